@@ -1,0 +1,40 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both stand on `make setup`.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11))' 2>/dev/null | grep True),$(p))))
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+
+.PHONY: setup check-java demo test lint format bench engines chaos smoke-4.1 clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@[ -n "$(PYTHON)" ] || { echo "Millpond needs Python 3.11 or newer on the PATH."; exit 1; }
+	@echo "Setting up $(VENV) (a few minutes the first time)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,report]'
+	@$(BIN)/python -m millpond.kernels
+	@touch $@
+
+check-java:
+	@java -version >/dev/null 2>&1 || { echo "Millpond needs Java 17 or newer on the PATH (or JAVA_HOME), as PySpark does."; exit 1; }
+
+demo: check-java setup
+	@$(BIN)/millpond demo
+
+test: check-java setup
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup
+	@$(BIN)/ruff check --fix-only -q .
+	@$(BIN)/ruff format -q .
+
+clean:
+	rm -rf $(VENV) .venv-flink .venv-spark-4.1 build dist src/*.egg-info
