@@ -1,0 +1,122 @@
+"""Spark's exactly-once ledger: `offsets/<batch>`, written before a batch runs, and `commits/<batch>`, written after.
+
+Millpond reads it at start and, to have Spark run a batch again, takes entries away and puts them back. Each change is
+journalled below `millpond/rolled-back/` first, so that a crash in between is undone by the next start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+
+from millpond.errors import StateDamagedError
+from millpond.files.filesystem import FileSystem
+
+Log = Literal["offsets", "commits"]
+
+_FOLDER = "millpond/rolled-back"
+_PENDING = f"{_FOLDER}/pending.json"
+
+
+class Ledger:
+    """The two logs of one query's checkpoint; `files` is the checkpoint location."""
+
+    def __init__(self, files: FileSystem) -> None:
+        self._files = files
+
+    def last(self, log: Log) -> int:
+        """The newest batch in a log, −1 if it is empty."""
+        names = (info.name.rpartition("/")[2] for info in self._files.list(f"{log}/"))
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def read(self, log: Log, batch: int) -> bytes | None:
+        """One entry's bytes, `None` if it is not there."""
+        if not any(info.name == f"{log}/{batch}" for info in self._files.list(f"{log}/")):
+            return None
+        return self._files.get(f"{log}/{batch}")
+
+    def put(self, log: Log, batch: int, entry: bytes) -> None:
+        """Write one entry."""
+        self._forget_checksum(log, batch)
+        self._files.put(f"{log}/{batch}", [entry])
+
+    def remove(self, log: Log, batch: int) -> None:
+        """Take one entry away; it may be gone already."""
+        self._forget_checksum(log, batch)
+        if any(info.name == f"{log}/{batch}" for info in self._files.list(f"{log}/")):
+            self._files.delete(f"{log}/{batch}")
+
+    def _forget_checksum(self, log: Log, batch: int) -> None:
+        # Hadoop's local file system keeps a checksum beside each file and refuses a file that does not match it.
+        if any(info.name == f"{log}/.{batch}.crc" for info in self._files.list(f"{log}/")):
+            self._files.delete(f"{log}/.{batch}.crc")
+
+
+class _RollBack(msgspec.Struct):
+    """What was taken out of the ledger: enough to put it back.
+
+    `again` is the batch that Spark is made to run; `commit` its entry in `commits/` (`None`: it had none, and the one
+    that the extra run makes must go again); `planned` the entry of the following batch in `offsets/`, if there was one.
+    """
+
+    again: int
+    commit: str | None
+    planned: str | None
+
+
+class RollBack:
+    """Makes Spark run one batch again, and puts the ledger back as it was."""
+
+    def __init__(self, files: FileSystem, ledger: Ledger) -> None:
+        self._files = files
+        self._ledger = ledger
+
+    def undo_interrupted(self) -> None:
+        """Finish what a start that crashed in the middle of a roll-back left behind."""
+        if any(info.name == _PENDING for info in self._files.list(f"{_FOLDER}/")):
+            try:
+                record = msgspec.json.decode(self._files.get(_PENDING), type=_RollBack)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise StateDamagedError(
+                    "The journal of an interrupted recovery cannot be read.",
+                    file=_PENDING,
+                    action="Restore offsets/ and commits/ from the copies beside it, then remove it.",
+                ) from error
+            self._restore(record)
+
+    @contextmanager
+    def again(self, batch: int) -> Iterator[None]:
+        """Within this context the ledger says that `batch` is planned and not committed, and that nothing follows it."""
+        commit, planned = self._ledger.read("commits", batch), self._ledger.read("offsets", batch + 1)
+        record = _RollBack(
+            again=batch,
+            commit=commit.decode() if commit is not None else None,
+            planned=planned.decode() if planned is not None else None,
+        )
+        self._files.put(_PENDING, [msgspec.json.encode(record)])
+        # The plan of the next batch goes first: with `commits/C` gone and `offsets/C+1` there, Spark skips to C+2.
+        self._ledger.remove("offsets", batch + 1)
+        self._ledger.remove("commits", batch)
+        try:
+            yield
+        finally:
+            self._restore(record)
+
+    def _restore(self, record: _RollBack) -> None:
+        if record.commit is None:
+            self._ledger.remove("commits", record.again)
+        elif self._ledger.read("commits", record.again) is None:
+            self._ledger.put("commits", record.again, record.commit.encode())
+        if record.planned is not None:
+            self._ledger.put("offsets", record.again + 1, record.planned.encode())
+        self._files.put(f"{_FOLDER}/batch-{record.again}.json", [self._files.get(_PENDING)])
+        self._files.delete(_PENDING)
+
+
+def batch_time(entry: bytes) -> int:
+    """The `batchTimestampMs` of an entry of `offsets/`: milliseconds since the epoch."""
+    return int(json.loads(entry.decode().splitlines()[1])["batchTimestampMs"])
