@@ -1,0 +1,102 @@
+"""How a row of state lies in memory and in files: fixed 8-byte words, the same everywhere.
+
+A row is `[hash, meta, null bits…, key columns…, value columns…]`. A `word` column takes one word, a `wide` one two
+(128-bit decimals), a `bytes` one two: length and first four bytes, then either the next eight bytes (length ≤ 12) or the
+offset of the whole value in the heap that accompanies the rows. (Umbra's string layout, which Arrow adopted as views.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["word", "wide", "bytes"]
+Words = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
+
+HASH = 0
+META = 1
+NULLS = 2
+
+INLINE = 12
+"""Values of at most this many bytes live inside the row."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A stored column: its name and how many words it takes."""
+
+    name: str
+    kind: Kind
+
+
+class TableSchema(msgspec.Struct, frozen=True):
+    """The stored columns of one table: the key, compared whole, and the value."""
+
+    keys: tuple[Column, ...]
+    values: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where each column of a `TableSchema` stands in a row.
+
+    Attributes:
+        width: words per row.
+        null_words: words of null bits, from word `NULLS` on; bit *i* set means column *i* (keys first) is null.
+        offsets: first word of each column, keys first.
+        key_start, key_stop: the words that hold the key columns (null bits excluded).
+        bytes_columns: offsets of the `bytes` columns, keys first; `key_bytes` says how many of them belong to the key.
+    """
+
+    schema: TableSchema
+    width: int = field(init=False)
+    null_words: int = field(init=False)
+    offsets: tuple[int, ...] = field(init=False)
+    key_start: int = field(init=False)
+    key_stop: int = field(init=False)
+    bytes_columns: tuple[int, ...] = field(init=False)
+    key_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        columns = self.schema.keys + self.schema.values
+        null_words = max(1, -(-len(columns) // 64))
+        offset = NULLS + null_words
+        offsets, blobs = [], []
+        key_stop = offset
+        for index, column in enumerate(columns):
+            offsets.append(offset)
+            if column.kind == "bytes":
+                blobs.append(offset)
+            offset += 1 if column.kind == "word" else 2
+            if index < len(self.schema.keys):
+                key_stop = offset
+        derived = {
+            "width": offset,
+            "null_words": null_words,
+            "offsets": tuple(offsets),
+            "key_start": NULLS + null_words,
+            "key_stop": key_stop,
+            "bytes_columns": tuple(blobs),
+            "key_bytes": sum(1 for c in self.schema.keys if c.kind == "bytes"),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+
+class Rows(NamedTuple):
+    """Rows of one layout and the heap that their long `bytes` values point into.
+
+    `words` has shape (rows, width); `heap` is a byte array. Whether rows are ordered by hash is for the holder to say.
+    """
+
+    words: Words
+    heap: Bytes
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self.words)
