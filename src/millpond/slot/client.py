@@ -1,0 +1,192 @@
+"""Finding a slot from a Spark worker or the driver: connect, or have the template fork it, or start the template."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+from millpond.errors import TransientError
+from millpond.slot.lifecycle import SlotDirectory
+from millpond.slot.processes import Process, owner
+from millpond.slot.protocol import (
+    Ask,
+    Connection,
+    Drain,
+    Drained,
+    Granted,
+    Held,
+    Hello,
+    PeerSilent,
+    Status,
+    Welcome,
+)
+from millpond.slot.task import PipeTask
+
+Versions = dict[tuple[int, int], int]
+"""Version by (operator, partition)."""
+
+
+class SlotFinder:
+    """Finds the slots of one application on this host, starting what does not run.
+
+    Args:
+        task: says where, how many, and how long to wait.
+        user: the process whose life the slots' lives depend on; default: the JVM above this process.
+    """
+
+    def __init__(self, task: PipeTask, user: Process | None = None) -> None:
+        self.task = task
+        self.directory = SlotDirectory.of(task)
+        self.user = user or owner()
+
+    def find(self, number: int) -> tuple[Connection, Process]:
+        """A connection to a slot that has answered, and the slot's process.
+
+        A slot that is dead is replaced; one that does not answer is killed and replaced.
+
+        Raises:
+            TransientError: no slot answered in time.
+        """
+        settings = self.task.settings
+        deadline = time.monotonic() + settings.start_timeout + settings.silence_timeout
+        self.directory.create()
+        self.directory.register(self.user)
+        name = f"slot-{number}"
+        while True:
+            hung = False
+            connection = None
+            try:
+                connection = self._open(name, settings.silence_timeout)
+                connection.send(Hello())
+                welcome: Welcome = connection.expect(Welcome)
+                return connection, welcome.process
+            except OSError as error:
+                hung = isinstance(error, PeerSilent | TimeoutError)
+                reason = error
+                if connection is not None:
+                    connection.close()
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"Slot {number} does not answer ({reason}).",
+                    action=f"See {self.directory.path / 'log'}.",
+                    query=self.task.query,
+                )
+            self.replace(number, self.directory.noted(name) if hung else None)
+
+    def replace(self, number: int, process: Process | None = None) -> Process:
+        """Have a slot forked; if `process` still holds the place, it is killed first.
+
+        Raises:
+            TransientError: the template cannot be started or does not answer.
+        """
+        settings = self.task.settings
+        deadline = time.monotonic() + settings.start_timeout
+        reason: object = None
+        while time.monotonic() < deadline:
+            try:
+                connection = self._open("template", settings.start_timeout)
+            except OSError as error:
+                reason = error
+                self._start_template()
+                continue
+            try:
+                connection.send(Ask(number, process))
+                granted: Granted = connection.expect(Granted)
+                return granted.process
+            except PeerSilent as error:
+                reason = error
+                hung = self.directory.noted("template")
+                if hung is not None:
+                    hung.kill()
+            except OSError as error:
+                reason = error
+            finally:
+                connection.close()
+        raise TransientError(
+            f"The template process that starts slots gives no answer ({reason}).",
+            action=f"See {self.directory.path / 'log'}.",
+            query=self.task.query,
+        )
+
+    def _open(self, name: str, silence: float) -> Connection:
+        return Connection(self.directory.connect(name, silence), silence)
+
+    def _start_template(self) -> None:
+        with self.directory.locked():
+            try:
+                self.directory.connect("template", 1.0).close()
+                return  # somebody else was faster
+            except TimeoutError:
+                return
+            except OSError:
+                pass
+            self.directory.register(self.user)
+            # The socket exists before the process does: whoever asks from now on waits in its queue.
+            listener = self.directory.listen("template")
+            try:
+                self._spawn(listener)
+            finally:
+                listener.close()
+
+    def _spawn(self, listener: socket.socket) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        log = os.open(self.directory.path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        try:
+            subprocess.Popen(
+                [sys.executable, "-m", self.task.template, str(self.directory.path), str(listener.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+                env=environment,
+            )
+        finally:
+            os.close(log)
+
+
+def drain(task: PipeTask, timeout: float) -> Versions:
+    """Have every slot on this host finish the query's pending commits and let go of its partitions.
+
+    Args:
+        task: any pipe task of the query.
+        timeout: seconds to wait for the store, per slot.
+
+    Returns:
+        The durable version of each partition that a slot held.
+
+    Raises:
+        MillpondError: a slot could not make everything durable; the commit's own error.
+    """
+    return _ask_all(task, Drain(task.query, timeout), Drained, timeout + task.settings.silence_timeout)
+
+
+def held_versions(task: PipeTask) -> Versions:
+    """The version of each of the query's partitions that a slot on this host holds (durable or not)."""
+    return _ask_all(task, Status(task.query), Held, task.settings.silence_timeout)
+
+
+def _ask_all(task: PipeTask, message: Drain | Status, answer: type[Drained] | type[Held], silence: float) -> Versions:
+    directory = SlotDirectory.of(task)
+    versions: Versions = {}
+    connections = []
+    try:
+        for name in sorted(directory.running()):
+            if name == "template":
+                continue
+            try:
+                connection = Connection(directory.connect(name, silence), silence)
+                connections.append(connection)
+                connection.send(message)
+            except ConnectionError:
+                continue  # it has just ended, having finished its commits
+        for connection in connections:
+            for operator, partition, version in connection.expect(answer).versions:
+                versions[operator, partition] = version
+    finally:
+        for connection in connections:
+            connection.close()
+    return versions

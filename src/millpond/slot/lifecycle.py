@@ -1,0 +1,208 @@
+"""The private directory in which one application's slots on one host live, and who may still need them.
+
+```
+<directory>/millpond-<uid>/<host>-<application>/      mode 0700
+    lock                 held while the template is started or the directory is swept
+    template.sock, template.pid
+    slot-<i>.sock, slot-<i>.pid
+    owners/<pid>-<start> one empty file per JVM that uses the slots
+    sealed/…, cache/…    sealed deltas not yet durable; cached files
+    log                  what template and slots say
+```
+
+Whoever runs here looks at `owners/` twice a second and ends when none of them is alive. Names hold the host and its
+process namespace, so that directories shared between containers are never misjudged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from millpond.slot.processes import Process, identify, namespace
+from millpond.slot.task import PipeTask
+
+POLL = 0.5
+"""Seconds between two looks at whether the application still lives."""
+
+_ADDRESS_LIMIT = 100
+
+
+class SlotDirectory:
+    """Paths, locks and registrations of one application on this host. Creating the object creates nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, task: PipeTask) -> SlotDirectory:
+        """The directory that serves this task's application on this host."""
+        return cls.named(task.settings.directory, task.application)
+
+    @classmethod
+    def named(cls, directory: str, application: str) -> SlotDirectory:
+        """The directory of an application below a host-local directory."""
+        return cls(Path(directory) / f"millpond-{os.getuid()}" / f"{_short(namespace())}-{_short(application)}")
+
+    def create(self) -> None:
+        """Make the directory, private to this user.
+
+        Raises:
+            PermissionError: it belongs to somebody else, or others may enter it.
+        """
+        for path in (self.path.parent, self.path):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stat = path.lstat()
+            if stat.st_uid != os.getuid() or stat.st_mode & 0o077 or path.is_symlink():
+                raise PermissionError(f"{path} is not private to user {os.getuid()}")
+        (self.path / "owners").mkdir(exist_ok=True)
+
+    # who needs it ---------------------------------------------------------------------------------------------
+
+    def register(self, process: Process) -> None:
+        """Keep the slots alive as long as this process lives."""
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path / "owners" / f"{process.pid}-{process.start}", os.O_CREAT | os.O_EXCL, 0o600))
+
+    def needed(self) -> bool:
+        """Whether a registered process still lives; forgets the dead."""
+        alive = False
+        for entry in self._entries("owners"):
+            pid, _, start = entry.name.partition("-")
+            if Process(int(pid), int(start)).alive():
+                alive = True
+            else:
+                entry.unlink(missing_ok=True)
+        return alive
+
+    # who runs here --------------------------------------------------------------------------------------------
+
+    def note(self, name: str, process: Process) -> None:
+        """Write down that `name` (`template`, `slot-0`) is this process."""
+        fresh = self.path / f"{name}.pid.{os.getpid()}"
+        fresh.write_bytes(msgspec.json.encode(process))
+        fresh.rename(self.path / f"{name}.pid")
+
+    def noted(self, name: str) -> Process | None:
+        """The process last written down as `name`, dead or alive."""
+        try:
+            return msgspec.json.decode((self.path / f"{name}.pid").read_bytes(), type=Process)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def running(self) -> dict[str, Process]:
+        """Template and slots that are alive, by name."""
+        found = {}
+        for entry in self._entries("."):
+            if entry.suffix == ".pid":
+                process = self.noted(entry.stem)
+                if process is not None and process.alive():
+                    found[entry.stem] = process
+        return found
+
+    def _entries(self, folder: str) -> list[Path]:
+        try:
+            return list((self.path / folder).iterdir())
+        except OSError:
+            return []
+
+    # sockets --------------------------------------------------------------------------------------------------
+
+    def listen(self, name: str) -> socket.socket:
+        """A listening socket at `name`, in place of whatever was there."""
+        fresh = f"{name}.sock.{os.getpid()}"
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with self._address(fresh) as address:
+            sock.bind(address)
+        sock.listen(1024)
+        (self.path / fresh).rename(self.path / f"{name}.sock")
+        return sock
+
+    def connect(self, name: str, timeout: float) -> socket.socket:
+        """A connection to `name`.
+
+        Raises:
+            OSError: nobody listens there (any more), or the queue stays full for `timeout` seconds.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout)
+        try:
+            with self._address(f"{name}.sock") as address:
+                sock.connect(address)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    @contextlib.contextmanager
+    def _address(self, file: str) -> Iterator[str]:
+        address = str(self.path / file)
+        if len(address.encode()) < _ADDRESS_LIMIT:
+            yield address
+            return
+        # The kernel takes 107 bytes: name the directory by a descriptor instead.
+        folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{folder}/{file}"
+        finally:
+            os.close(folder)
+
+    # starting and sweeping ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def locked(self, *, wait: bool = True) -> Iterator[bool]:
+        """Hold the directory's lock, which dies with its holder; False if somebody else holds it and `wait` is off."""
+        while True:
+            lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield False
+                    return
+                if not self._is_current(lock):
+                    if not wait:
+                        yield False
+                        return
+                    self.create()  # swept while we waited
+                    continue
+                yield True
+                return
+            finally:
+                os.close(lock)
+
+    def _is_current(self, lock: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(self.path / "lock"))
+        except OSError:
+            return False
+
+    def sweep(self) -> bool:
+        """Remove the directory if nobody needs it and nobody else runs in it; whether it was removed."""
+        try:
+            with self.locked(wait=False) as held:
+                if not held or self.needed() or set(self.running().values()) - {identify()}:
+                    return False
+                shutil.rmtree(self.path, ignore_errors=True)
+                return True
+        except OSError:
+            return False
+
+    def sweep_siblings(self) -> None:
+        """Remove what applications of this host that died without cleaning up have left."""
+        host = self.path.name.partition("-")[0]
+        for path in self._entries(".."):
+            if path.name.startswith(f"{host}-") and path.name != self.path.name:
+                SlotDirectory(path).sweep()
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,125 @@
+"""What runs in Spark's Python worker: a thin proxy that streams a partition to its slot and the answer back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.accumulators import AccumulatorParam
+
+from millpond.errors import MillpondError, TransientError
+from millpond.slot.client import SlotFinder
+from millpond.slot.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
+from millpond.slot.task import PipeTask
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+HASH_COLUMN = "__hash"
+MARK_COLUMN = "__mark"
+
+
+class PartitionDone(NamedTuple):
+    """What a pipe reports when a partition has given its last row of a batch."""
+
+    operator: int
+    batch: int
+    partition: int
+    metrics: dict[str, float]
+
+
+class Coverage(AccumulatorParam):  # type: ignore[misc]
+    """A Spark accumulator's behaviour: collects which partitions have run, and what they say of themselves."""
+
+    def zero(self, value: list[PartitionDone]) -> list[PartitionDone]:
+        """Nothing has run."""
+        return []
+
+    def addInPlace(self, value1: list[PartitionDone], value2: list[PartitionDone]) -> list[PartitionDone]:
+        """Both have run."""
+        value1.extend(value2)
+        return value1
+
+
+class Pipe:
+    """A function for `DataFrame.mapInArrow`: one operator's state and computation, elsewhere.
+
+    Input columns: `__hash`, `__mark`, then the operator's, in the order of its spec; output columns: the operator's.
+    The partition is told by the first row's hash, the batch by the task's local properties.
+
+    Args:
+        task: the operator.
+        coverage: accumulator (of `Coverage`) that learns which partitions have run in which batch.
+    """
+
+    def __init__(self, task: PipeTask, coverage: Accumulator[list[PartitionDone]] | None = None) -> None:
+        self.task = task
+        self.coverage = coverage
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Send everything to the partition's slot, then yield what it answers.
+
+        The slot sends its first row after all input is in and its state is sealed; a consumer may stop at any row.
+
+        Raises:
+            MillpondError: the slot's own error, or TransientError when the slot died or hangs.
+        """
+        batch = next((b for b in batches if b.num_rows), None)
+        if batch is None:
+            return  # without even its marker row this is none of the operator's partitions
+        partition = self.task.partition_of(batch.column(0)[0].as_py())
+        context: Any = TaskContext.get()
+        number = context.getLocalProperty("streaming.sql.batchId") if context else None
+        run = Run(
+            self.task,
+            partition,
+            None if number is None else int(number),
+            context.taskAttemptId() if context else 0,
+        )
+        finder = SlotFinder(self.task)
+        connection, process = finder.find(partition % self.task.slots)
+        try:
+            yield from self._converse(connection, run, batch, batches)
+        except MillpondError as error:
+            raise self._placed(error, run) from None
+        except PeerSilent as error:
+            # It must not come back to life and commit: the next attempt's slot starts from what it has sealed.
+            finder.replace(partition % self.task.slots, process)
+            hung = TransientError(
+                f"Slot process {process.pid} hung and was killed: {error}.",
+                action="The task may be tried again (local[N] never does: use local[N,4]).",
+            )
+            raise self._placed(hung, run) from error
+        except PeerGone as error:
+            died = TransientError(
+                f"Slot process {process.pid} died: {error}.",
+                action=f"See {finder.directory.path}/log. The task may be tried again (local[N] never does: use local[N,4]).",
+            )
+            raise self._placed(died, run) from error
+        finally:
+            connection.close()
+
+    def _placed(self, error: MillpondError, run: Run) -> MillpondError:
+        return error.at(
+            query=self.task.query, operator=str(self.task.operator), partition=run.partition, version=run.batch
+        )
+
+    def _converse(
+        self, connection: Connection, run: Run, batch: pa.RecordBatch, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        connection.send(run)
+        connection.send_schema(batch.schema)
+        connection.send_batch(batch)
+        for following in batches:
+            connection.send_batch(following)
+        connection.send_end()
+        while True:
+            kind, payload = connection.receive()
+            if kind is Kind.BATCH:
+                yield payload
+            elif isinstance(payload, Done):
+                if self.coverage is not None:
+                    self.coverage.add([PartitionDone(run.task.operator, payload.batch, run.partition, payload.metrics)])
+                return

@@ -1,0 +1,98 @@
+"""Identity of processes: a process id alone is reused, a process id with its start time is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process of this host, for all time.
+
+    Attributes:
+        pid: its process id.
+        start: when it started, in clock ticks since the machine booted.
+    """
+
+    pid: int
+    start: int
+
+    def alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        stat = _stat(self.pid)
+        return stat is not None and stat.start == self.start and stat.state not in "ZX"
+
+    def stopped(self) -> bool:
+        """Whether it is suspended (SIGSTOP)."""
+        stat = _stat(self.pid)
+        return stat is not None and stat.start == self.start and stat.state in "Tt"
+
+    def kill(self, timeout: float = 5.0) -> bool:
+        """Kill it (also when it is stopped) and wait until it is gone; False if it would not go."""
+        if not self.alive():
+            return True
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        deadline = time.monotonic() + timeout
+        while self.alive():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+
+class _Stat(msgspec.Struct, frozen=True):
+    name: str
+    state: str
+    parent: int
+    start: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    # The name stands in parentheses and may itself hold spaces and parentheses.
+    name, _, rest = text[text.index("(") + 1 :].rpartition(")")
+    fields = rest.split()
+    return _Stat(name=name, state=fields[0], parent=int(fields[1]), start=int(fields[19]))
+
+
+def identify(pid: int | None = None) -> Process:
+    """The process that now has this id (default: this process).
+
+    Raises:
+        ProcessLookupError: no such process.
+    """
+    pid = os.getpid() if pid is None else pid
+    stat = _stat(pid)
+    if stat is None:
+        raise ProcessLookupError(f"no process {pid}")
+    return Process(pid, stat.start)
+
+
+def owner() -> Process:
+    """The process whose life bounds that of the slots: the JVM above this Spark worker, else this process's parent."""
+    pid = os.getppid()
+    while pid > 1:
+        stat = _stat(pid)
+        if stat is None:
+            break
+        if stat.name == "java":
+            return Process(pid, stat.start)
+        pid = stat.parent
+    return identify(os.getppid())
+
+
+def namespace() -> str:
+    """What makes process ids comparable: the host and its process namespace."""
+    return f"{os.uname().nodename}/{os.readlink('/proc/self/ns/pid')}"

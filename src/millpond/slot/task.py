@@ -1,0 +1,87 @@
+"""What a pipe carries to wherever Spark runs it: everything a slot must know to serve one operator of one query."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any, Literal
+
+import msgspec
+
+from millpond.operators.spec import OperatorSpec
+
+KEY_GROUP_BITS = 15
+"""A key group is the top 15 bits of the key hash; a partition is a contiguous range of key groups."""
+
+
+class SlotSettings(msgspec.Struct, frozen=True):
+    """The settings that slots and pipes obey; times in seconds.
+
+    Attributes:
+        memory: bytes that one slot may hold for state, buffers and caches.
+        commit_mode: `async` lets commits lag by one batch, `sync` ends no batch before its own commit is durable.
+        directory: host-local directory below which sockets, sealed files and caches live.
+        cache_disk: bytes of local disk for cached files, per slot; 0 for as much as there is.
+        start_timeout: how long a slot may take to answer when it is asked for.
+        silence_timeout: how long a slot may give no sign of life before it counts as hung and is killed.
+        open_timeout: how long a partition waits for a commit that is on its way from another host.
+        attempt_timeout: how long an attempt waits for an earlier attempt at the same batch that still sends input.
+        commit_timeout: how long a batch waits for a commit to become durable.
+        exit_timeout: how long a slot whose application is gone goes on finishing pending commits.
+    """
+
+    memory: int = 1 << 30
+    commit_mode: Literal["async", "sync"] = "async"
+    directory: str = msgspec.field(default_factory=tempfile.gettempdir)
+    cache_disk: int = 0
+    start_timeout: float = 30.0
+    silence_timeout: float = 60.0
+    open_timeout: float = 30.0
+    attempt_timeout: float = 60.0
+    commit_timeout: float = 120.0
+    exit_timeout: float = 30.0
+
+
+class PipeTask(msgspec.Struct, frozen=True):
+    """One Millpond operator of one run of a query.
+
+    Attributes:
+        application: Spark's application id; slots are shared by its queries and executors on one host.
+        query: the streaming query's id (stable across restarts).
+        run: the id of this run.
+        operator: index of the operator in the query.
+        spec: what it computes.
+        partitions: number of partitions.
+        slots: number of slots per host; partition `p` is served by slot `p % slots`.
+        location: URL of the state; everything lies below its folder `millpond/`.
+        generation: the generation that this run writes.
+        offsets: URL of the query's offset log, which maps a batch's time to its id.
+        settings: what slots and pipes obey.
+        storage: options of the file system at `location`.
+        template: Python module that the template process runs.
+    """
+
+    application: str
+    query: str
+    run: str
+    operator: int
+    spec: OperatorSpec
+    partitions: int
+    slots: int
+    location: str
+    generation: int
+    offsets: str
+    settings: SlotSettings = SlotSettings()
+    storage: dict[str, Any] = {}
+    template: str = "millpond.slot.template"
+
+    def partition_of(self, key_hash: int) -> int:
+        """The partition that a key hash (signed or unsigned 64 bits) falls into."""
+        group = (key_hash & 0xFFFF_FFFF_FFFF_FFFF) >> (64 - KEY_GROUP_BITS)
+        return group * self.partitions >> KEY_GROUP_BITS
+
+    def hash_range(self, partition: int) -> tuple[int, int]:
+        """The interval `[low, high)` of unsigned key hashes that a partition holds; `high` may be 2⁶⁴."""
+        shift = 64 - KEY_GROUP_BITS
+        first = -(-(partition << KEY_GROUP_BITS) // self.partitions)
+        last = -(-((partition + 1) << KEY_GROUP_BITS) // self.partitions)
+        return first << shift, last << shift

@@ -1,0 +1,140 @@
+"""The template process: it has imported everything and loaded the kernels, and forks slots that start at once.
+
+It must never start a thread: a fork copies only the thread that calls it, with whatever locks the others hold.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from millpond.errors import TransientError
+from millpond.slot.lifecycle import POLL, SlotDirectory
+from millpond.slot.processes import Process, identify
+from millpond.slot.protocol import Ask, Connection, Granted
+
+Serve = Callable[[SlotDirectory, int, socket.socket], None]
+"""What a slot does with its directory, its number and its listening socket until it ends."""
+
+
+class Template:
+    """Answers the question for a slot, forking it if it does not run.
+
+    Args:
+        directory: where it works.
+        listener: its own listening socket.
+        serve: what a forked slot runs.
+    """
+
+    def __init__(self, directory: SlotDirectory, listener: socket.socket, serve: Serve) -> None:
+        self.directory = directory
+        self.listener = listener
+        self.serve = serve
+        self._ended = False
+
+    def run(self) -> None:
+        """Serve until the application is gone or SIGTERM comes; then wait for the slots that were forked here."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.directory.note("template", identify())
+        self.directory.sweep_siblings()
+        while not self._ended:
+            ready, _, _ = select.select([self.listener], [], [], POLL)
+            self._reap()
+            if ready:
+                self._answer()
+            elif not self.directory.needed():
+                break
+        self.listener.close()
+        while self._reap():
+            if not self.directory.needed():
+                self._kill_stopped()
+            time.sleep(POLL / 10)
+        self.directory.sweep()
+
+    def _end(self, *_: object) -> None:
+        self._ended = True
+
+    def _kill_stopped(self) -> None:
+        for process in self.directory.running().values():
+            if process.stopped():
+                process.kill()
+
+    def _reap(self) -> bool:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return False
+        return True
+
+    def _answer(self) -> None:
+        sock, _ = self.listener.accept()
+        connection = Connection(sock, silence=5.0)
+        try:
+            ask = connection.expect(Ask)
+            try:
+                connection.send(Granted(self._slot(ask, connection)))
+            except TransientError as error:
+                connection.send_error(error)
+        except OSError:
+            return  # the one who asked has gone, or says nothing
+        finally:
+            connection.close()
+
+    def _slot(self, ask: Ask, connection: Connection) -> Process:
+        name = f"slot-{ask.slot}"
+        current = self.directory.noted(name)
+        if current is not None and current.alive():
+            if current != ask.replace:
+                return current
+            # Dead for certain before its successor reads what it has sealed: it can commit nothing any more.
+            if not current.kill():
+                raise TransientError(f"Slot {ask.slot} (process {current.pid}) is hung and cannot be killed.")
+        listener = self.directory.listen(name)
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            self._become_slot(ask.slot, listener)
+        listener.close()
+        process = identify(pid)
+        self.directory.note(name, process)
+        return process
+
+    def _become_slot(self, number: int, listener: socket.socket) -> None:
+        code = 1
+        try:
+            self.listener.close()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self.serve(self.directory, number, listener)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def main(serve: Serve) -> None:
+    """Run as `python -m <module> DIRECTORY SOCKET-DESCRIPTOR`."""
+    directory = SlotDirectory(Path(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[2]))
+    os.chdir("/")
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every page that slots share with this process
+    Template(directory, listener, serve).run()
+
+
+if __name__ == "__main__":
+    from millpond.slot.server import serve
+
+    main(serve)
