@@ -1,0 +1,79 @@
+"""Merging runs, interval by interval of the hash axis, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from millpond.files.blocks import LAST_HASH, BlockSource, shape_of
+from millpond.kernels.gather import gather_rows
+from millpond.kernels.merge import merge_order
+from millpond.layout import RowLayout, Rows
+
+PIECE_ROWS = 65536
+
+
+def merge(
+    sources: Sequence[BlockSource],
+    layout: RowLayout,
+    *,
+    drop_tombstones: bool,
+    lowest: int = 0,
+    highest: int = LAST_HASH,
+    size: int = PIECE_ROWS,
+) -> Iterator[Rows]:
+    """The newest version of each key of some runs, in hash order.
+
+    Args:
+        sources: the runs, newest first; within one run each key occurs once.
+        layout: the layout of their rows.
+        drop_tombstones: leave out deleted keys; right only if no older run lies below.
+        lowest, highest: the interval of hashes wanted, both ends included.
+        size: rows in a piece, roughly; a piece never splits the rows of one hash.
+
+    Yields:
+        Non-empty pieces, each with its own compact heap.
+    """
+    shape = shape_of(layout)
+    current = lowest
+    while current <= highest:
+        boundary = _boundary(sources, current, highest, size)
+        pieces = []
+        for source in sources:
+            begin, end = source.index.span(current, boundary - 1)
+            pieces.append((begin, end, source.blocks(np.arange(begin, end))))
+        first = np.zeros(len(sources) + 1, np.int64)
+        np.cumsum([end - begin for begin, end, _ in pieces], out=first[1:])
+        if first[-1]:
+            rows_in = np.concatenate(
+                [np.diff(s.index.starts[b : e + 1]) for s, (b, e, _) in zip(sources, pieces, strict=True)]
+            )
+            words_at = np.concatenate([table.words_at[b:e] for b, e, table in pieces])
+            heap_at = np.concatenate([table.heap_at[b:e] for b, e, table in pieces])
+            room = int(rows_in.sum())
+            rows_at, heaps_at = np.empty(room, np.uint64), np.empty(room, np.uint64)
+            count = merge_order(
+                first, rows_in, words_at, heap_at, current, boundary - 1, *shape[:5], drop_tombstones, rows_at, heaps_at
+            )
+            if count:
+                yield Rows(*gather_rows(rows_at[:count], heaps_at[:count], shape.width, shape.blobs))
+        current = boundary
+
+
+def _boundary(sources: Sequence[BlockSource], current: int, highest: int, size: int) -> int:
+    """Where the interval that begins at `current` ends (excluded), so that it holds about `size` rows."""
+    begins = [source.index.span(current, highest)[0] for source in sources]
+    left = [s.index.rows - int(s.index.starts[b]) for s, b in zip(sources, begins, strict=True) if s.index.count]
+    total = max(sum(left), 1)
+    boundary = highest + 1
+    for source, begin in zip(sources, begins, strict=True):
+        index = source.index
+        if not index.count:
+            continue
+        share = max(1, size * (index.rows - int(index.starts[begin])) // total)
+        stop = int(np.searchsorted(index.starts, index.starts[begin] + share, "left"))
+        if stop < index.count:
+            boundary = min(boundary, int(index.fence[stop]))
+    # Rows of one hash may fill blocks: then the interval is that hash alone.
+    return max(boundary, current + 1)

@@ -1,0 +1,1 @@
+"""Where bytes live: the file layer and the formats of state files."""

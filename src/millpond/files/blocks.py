@@ -1,0 +1,197 @@
+"""A run as its readers see it: blocks of rows in hash order, wherever they lie.
+
+Kernels follow addresses, so a run in memory, in a mapped file and in a cache of fetched blocks is searched and merged by the
+same code. What differs is how blocks get their addresses: that is a `BlockSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels.bloom import LINE, build_filter, lines_for
+from millpond.kernels.gather import addresses, gather_rows
+from millpond.kernels.pointers import address
+from millpond.kernels.sort import order_by_hash
+from millpond.layout import HASH, RowLayout, Rows
+
+BLOCK_BYTES = 65536
+"""Bytes of row words in a block, at most."""
+
+LAST_HASH = (1 << 64) - 1
+
+
+class HashRange(NamedTuple):
+    """A contiguous range of 64-bit hashes: `lo` included, `hi` (at most 2⁶⁴) excluded."""
+
+    lo: int = 0
+    hi: int = LAST_HASH + 1
+
+
+class Shape(NamedTuple):
+    """A layout as kernels take it: where the key stands, and which words refer to the heap."""
+
+    width: int
+    null_mask: int
+    key_start: int
+    key_stop: int
+    references: NDArray[np.uint8]
+    blobs: NDArray[np.int64]
+
+
+@lru_cache(maxsize=256)
+def shape_of(layout: RowLayout) -> Shape:
+    """The kernels' view of a layout."""
+    references = np.zeros(layout.width, np.uint8)
+    references[[offset + 1 for offset in layout.bytes_columns]] = 1
+    return Shape(
+        layout.width,
+        (1 << len(layout.schema.keys)) - 1,
+        layout.key_start,
+        layout.key_stop,
+        references,
+        np.array(layout.bytes_columns, np.int64),
+    )
+
+
+def rows_per_block(layout: RowLayout) -> int:
+    """How many rows of a layout a block holds at most."""
+    return max(1, BLOCK_BYTES // (8 * layout.width))
+
+
+@dataclass(frozen=True, eq=False)
+class BlockIndex:
+    """What is known of a run's blocks without reading them.
+
+    Attributes:
+        fence: first hash of each block.
+        starts: rows before each block, and the number of rows at the end.
+        lines: lines of the bloom filter of each block.
+        highest: the run's highest hash (0 if it has no rows).
+    """
+
+    fence: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+    lines: NDArray[np.int32]
+    highest: int
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return len(self.fence)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.starts[-1])
+
+    def span(self, lowest: int, highest: int) -> tuple[int, int]:
+        """The blocks (first, one past the last) that may hold hashes from `lowest` to `highest`, both included."""
+        if highest < lowest or not self.count or lowest > self.highest:
+            return 0, 0
+        first = max(0, int(np.searchsorted(self.fence, np.uint64(lowest), "left")) - 1)
+        return first, max(first, int(np.searchsorted(self.fence, np.uint64(highest), "right")))
+
+
+class BlockTable(NamedTuple):
+    """Addresses of blocks, by block number; those that were not asked for may be 0. `pins` keeps the memory alive."""
+
+    words_at: NDArray[np.uint64]
+    heap_at: NDArray[np.uint64]
+    pins: Sequence[Any]
+
+
+class FilterTable(NamedTuple):
+    """Addresses of the filters of blocks (0: not asked for, or without one). `pins` keeps the memory alive."""
+
+    at: NDArray[np.uint64]
+    pins: Sequence[Any]
+
+
+class BlockSource(Protocol):
+    """Where the blocks of one run come from. Safe to use from several threads."""
+
+    layout: RowLayout
+    index: BlockIndex
+
+    @property
+    def resident(self) -> bool:
+        """Whether any number of blocks may be asked for at once without taking memory."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the source itself holds (caches shared with others not counted)."""
+
+    def blocks(self, wanted: NDArray[np.int64]) -> BlockTable:
+        """The addresses of some blocks (ascending numbers), brought in and checked as needed."""
+
+    def filters(self, wanted: NDArray[np.int64]) -> FilterTable:
+        """The addresses of the filters of some blocks (ascending numbers)."""
+
+    def close(self) -> None:
+        """Let go of files and memory; addresses given out stay valid as long as their pins."""
+
+
+class MemorySource:
+    """A hash-ordered run in memory.
+
+    Args:
+        rows: rows in hash order, each key once; not changed afterwards.
+        layout: their layout.
+        filtered: build a bloom filter (about 5 ns a row), for runs that will be searched.
+    """
+
+    resident = True
+
+    def __init__(self, rows: Rows, layout: RowLayout, *, filtered: bool = True) -> None:
+        words = np.ascontiguousarray(rows.words)
+        self.layout = layout
+        self.rows = Rows(words, np.ascontiguousarray(rows.heap))
+        starts = np.append(np.arange(0, len(words), rows_per_block(layout), dtype=np.int64), len(words))
+        lines = lines_for(np.diff(starts))
+        self.index = BlockIndex(
+            words[starts[:-1], HASH], starts, lines, int(words[-1, HASH]) if len(words) else 0
+        )
+        stride = 8 * layout.width
+        words_at = np.uint64(address(words)) + starts[:-1].astype(np.uint64) * np.uint64(stride)
+        heap_at = np.full(len(words_at), address(self.rows.heap), np.uint64)
+        self._table = BlockTable(words_at, heap_at, (self.rows,))
+        filter_at = np.zeros(len(words_at), np.uint64)
+        self._filter = np.zeros(0, np.uint64)
+        if filtered:
+            begins = np.append(0, np.cumsum(lines, dtype=np.int64)) * (LINE // 8)
+            self._filter = np.zeros(int(begins[-1]), np.uint64)
+            for block in range(len(lines)):
+                count = int(starts[block + 1] - starts[block])
+                build_filter(words_at[block], layout.width, count, lines[block], self._filter, begins[block])
+            filter_at = np.uint64(address(self._filter)) + begins[:-1].astype(np.uint64) * np.uint64(8)
+        self._filters = FilterTable(filter_at, (self._filter,))
+
+    @property
+    def memory(self) -> int:
+        """Bytes of rows, heap and filter."""
+        return self.rows.words.nbytes + self.rows.heap.nbytes + self._filter.nbytes
+
+    def blocks(self, wanted: NDArray[np.int64]) -> BlockTable:
+        """The addresses of all blocks."""
+        return self._table
+
+    def filters(self, wanted: NDArray[np.int64]) -> FilterTable:
+        """The addresses of all filters."""
+        return self._filters
+
+    def close(self) -> None:
+        """Nothing to let go of: the memory goes with the last reference."""
+
+
+def sort_rows(rows: Rows, layout: RowLayout) -> Rows:
+    """Rows in hash order with a compact heap (rows of one hash keep their order)."""
+    words = np.ascontiguousarray(rows.words)
+    _, order = order_by_hash(words[:, HASH])
+    rows_at, heaps_at = addresses(words, rows.heap)
+    return Rows(*gather_rows(rows_at[order], heaps_at, layout.width, shape_of(layout).blobs))

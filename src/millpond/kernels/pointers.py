@@ -1,0 +1,139 @@
+"""Reading and writing memory by address, for kernels that follow rows through several files and buffers.
+
+Runs lie in mapped files, cached blocks and plain arrays; a row's address is the one thing they have in common. An address is
+a `uint64`; every function takes a base address and a signed offset, so that kernels never mix signed and unsigned arithmetic
+(Numba would turn that into floating point).
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+_BYTE = ir.IntType(8)
+_WORD = ir.IntType(64)
+
+
+def _pointer(builder: Any, base: Any, offset: Any, scale: int, pointee: Any) -> Any:
+    scaled = builder.mul(offset, ir.Constant(_WORD, scale)) if scale != 1 else offset
+    return builder.inttoptr(builder.add(base, scaled), pointee.as_pointer())
+
+
+@intrinsic
+def word(typing_context: Any, base: Any, index: Any) -> Any:
+    """The 8-byte word number `index` from address `base` on; no alignment needed."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_pointer(builder, args[0], args[1], 8, _WORD), align=1)
+
+    return types.uint64(types.uint64, types.int64), generate
+
+
+@intrinsic
+def word_at(typing_context: Any, base: Any, offset: Any) -> Any:
+    """The 8-byte word that begins `offset` bytes after address `base`; no alignment needed."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_pointer(builder, args[0], args[1], 1, _WORD), align=1)
+
+    return types.uint64(types.uint64, types.int64), generate
+
+
+@intrinsic
+def put_word(typing_context: Any, base: Any, index: Any, value: Any) -> Any:
+    """Write the 8-byte word number `index` from address `base` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], _pointer(builder, args[0], args[1], 8, _WORD), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64, types.uint64), generate
+
+
+@intrinsic
+def step(typing_context: Any, base: Any, offset: Any) -> Any:
+    """Address `base` plus `offset` bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.add(args[0], args[1])
+
+    return types.uint64(types.uint64, types.int64), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, base: Any, offset: Any) -> Any:
+    """Ask the processor for the cache line `offset` bytes after address `base`; any address is allowed."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(builder, args[0], args[1], 1, _BYTE)
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTE.as_pointer()], kind)
+        builder.call(function, [pointer, *(ir.Constant(number, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64), generate
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
+    """Copy `size` bytes from address `source` to address `target`; they must not overlap."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointers = [builder.inttoptr(a, _BYTE.as_pointer()) for a in args[:2]]
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _BYTE.as_pointer(), _WORD, ir.IntType(1)])
+        function = builder.module.declare_intrinsic("llvm.memcpy", [_BYTE.as_pointer(), _BYTE.as_pointer(), _WORD], kind)
+        builder.call(function, [*pointers, args[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.int64), generate
+
+
+@njit(cache=True, nogil=True)
+def same_bytes(left: int, right: int, size: int) -> bool:
+    """Whether `size` > 8 bytes at two addresses are equal."""
+    whole = size >> 3
+    for i in range(whole):
+        if word(left, i) != word(right, i):
+            return False
+    return bool(word_at(left, size - 8) == word_at(right, size - 8))
+
+
+@njit(cache=True, nogil=True)
+def same_key(
+    left: int,
+    left_heap: int,
+    right: int,
+    right_heap: int,
+    null_mask: int,
+    key_start: int,
+    key_stop: int,
+    references: NDArray[np.uint8],
+) -> bool:
+    """Whether two rows (addresses of their words and of their heaps) have the same key; their hashes are not looked at."""
+    if (word(left, 2) ^ word(right, 2)) & null_mask != 0:
+        return False
+    for w in range(key_start, key_stop):
+        a = word(left, w)
+        b = word(right, w)
+        if references[w] != 0:
+            size = np.int64(word(left, w - 1) & np.uint64(0xFFFFFFFF))
+            if size > 12:
+                if not same_bytes(step(left_heap, np.int64(a)), step(right_heap, np.int64(b)), size):
+                    return False
+                continue
+        if a != b:
+            return False
+    return True
+
+
+def address(array: NDArray[Any]) -> int:
+    """The address of an array's first byte; whoever passes it to a kernel keeps the array alive."""
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,202 @@
+"""The immutable part of a table: hash-ordered runs, searched and scanned as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.compaction.merge import PIECE_ROWS, merge
+from millpond.files.blocks import BlockSource, HashRange, MemorySource, shape_of
+from millpond.kernels.bloom import admit
+from millpond.kernels.gather import gather_rows
+from millpond.kernels.pointers import address
+from millpond.kernels.search import DELETED, locate, probe, remaining
+from millpond.kernels.sort import order_by_hash
+from millpond.layout import HASH, RowLayout, Rows
+
+
+@dataclass(eq=False)
+class Query:
+    """Keys looked up together, in hash order, and what has been found of them so far.
+
+    Attributes:
+        keys: the key table; hashes: ascending; order: the row of the key table that each comes from.
+        found_at, found_heap: addresses of the rows found and of their heaps (0: not yet, `DELETED`: a tombstone).
+        pins: keeps what the addresses point to alive.
+    """
+
+    keys: Rows
+    hashes: NDArray[np.uint64]
+    order: NDArray[np.int64]
+    found_at: NDArray[np.uint64]
+    found_heap: NDArray[np.uint64]
+    pins: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, keys: Rows, pending: NDArray[np.int64]) -> Query:
+        """A query for some rows of a key table."""
+        if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
+            keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
+        hashes, order = order_by_hash(keys.words[pending, HASH])
+        count = len(hashes)
+        return cls(keys, hashes, pending[order], np.zeros(count, np.uint64), np.zeros(count, np.uint64))
+
+
+class Run:
+    """One immutable hash-ordered run, in memory or in a file."""
+
+    def __init__(self, source: BlockSource) -> None:
+        self.source = source
+        self.layout = source.layout
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, tombstones included."""
+        return self.source.index.rows
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the run holds."""
+        return self.source.memory
+
+    def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Look for the selected keys of a query, note what is found, and return those to seek in older runs."""
+        source = self.source
+        index = source.index
+        if not index.count or not len(select):
+            return select
+        wanted = query.hashes[select]
+        begin = int(np.searchsorted(wanted, index.fence[0], "left"))
+        end = int(np.searchsorted(wanted, np.uint64(index.highest), "right"))
+        inside = select[begin:end]
+        count = len(inside)
+        if not count:
+            return select
+        blocks = np.empty(count, np.int32)
+        locate(query.hashes, inside, count, index.fence, blocks)
+        admitted = np.empty(count, np.int32)
+        filters = source.filters(np.unique(blocks) if not source.resident else blocks)
+        count = admit(query.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
+        done = np.zeros(len(inside), np.uint8)
+        self._probe(query, inside, blocks, admitted[:count], done)
+        left = np.empty(len(inside), np.int32)
+        kept = remaining(inside, len(inside), done, left)
+        return np.concatenate([select[:begin], left[:kept], select[end:]])
+
+    def _probe(
+        self,
+        query: Query,
+        select: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        admitted: NDArray[np.int32],
+        done: NDArray[np.uint8],
+    ) -> None:
+        source = self.source
+        index = source.index
+        shape = shape_of(self.layout)
+        table = source.blocks(blocks)
+        query.pins.append(table.pins)
+        probe(
+            query.hashes,
+            select,
+            blocks,
+            admitted,
+            len(admitted),
+            index.fence,
+            index.starts,
+            table.words_at,
+            table.heap_at,
+            index.highest,
+            query.order,
+            address(query.keys.words),
+            query.keys.words.strides[0] // 8,
+            address(query.keys.heap),
+            shape.null_mask,
+            shape.key_start,
+            shape.key_stop,
+            shape.width,
+            shape.references,
+            query.found_at,
+            query.found_heap,
+            done,
+        )
+
+
+def memory_run(rows: Rows, layout: RowLayout, *, filtered: bool = True) -> Run:
+    """A run in memory: rows in hash order, each key once (see `sort_rows`)."""
+    return Run(MemorySource(rows, layout, filtered=filtered))
+
+
+class RunSet:
+    """The runs of one table, newest first.
+
+    Args:
+        layout: the layout of their rows.
+        runs: the runs, newest first.
+        range_: the hashes that the table is about; rows outside of it are not shown by scans.
+    """
+
+    def __init__(self, layout: RowLayout, runs: Sequence[Run] = (), range_: HashRange = HashRange()) -> None:  # noqa: B008
+        self.layout = layout
+        self.runs = tuple(runs)
+        self.range = range_
+
+    @property
+    def rows(self) -> int:
+        """Rows in all runs, older versions and tombstones included."""
+        return sum(run.rows for run in self.runs)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the runs hold."""
+        return sum(run.memory for run in self.runs)
+
+    def add(self, run: Run) -> None:
+        """Put a run in front: it is newer than all others."""
+        self.runs = (run, *self.runs)
+
+    def replace(self, old: Sequence[Run], new: Sequence[Run]) -> None:
+        """Put some runs in the place of neighbouring ones (a written file for its memory run, a merged run for its inputs)."""
+        at = self.runs.index(old[0])
+        if self.runs[at : at + len(old)] != tuple(old):
+            raise ValueError("the runs to replace are not neighbours of this set")
+        self.runs = (*self.runs[:at], *new, *self.runs[at + len(old) :])
+
+    def lookup(self, keys: Rows, pending: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
+        """Find the newest live version of some keys.
+
+        Args:
+            keys: rows of which the words hash, nulls and key columns are filled, in this set's layout.
+            pending: which of them to look for.
+
+        Returns:
+            The positions in `keys` that were found, in hash order, and their rows with a compact heap.
+        """
+        query = Query.of(keys, pending)
+        select = np.arange(len(query.hashes), dtype=np.int32)
+        for run in self.runs:
+            if not len(select):
+                break
+            select = run.search(query, select)
+        hits = np.flatnonzero(query.found_at > DELETED)
+        shape = shape_of(self.layout)
+        found = gather_rows(query.found_at[hits], query.found_heap[hits], shape.width, shape.blobs)
+        return query.order[hits], Rows(*found)
+
+    def scan(self, extra: Rows | None = None, size: int = PIECE_ROWS) -> Iterator[Rows]:
+        """All live rows in hash order, in pieces of about `size` rows.
+
+        Args:
+            extra: rows in hash order that are newer than every run, each key once.
+            size: rows in a piece, roughly.
+        """
+        sources = [run.source for run in self.runs]
+        if extra is not None:
+            sources.insert(0, MemorySource(extra, self.layout, filtered=False))
+        return merge(
+            sources, self.layout, drop_tombstones=True, lowest=self.range.lo, highest=self.range.hi - 1, size=size
+        )
