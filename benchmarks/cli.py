@@ -1,0 +1,173 @@
+"""The command line: `python -m benchmarks WORKLOAD --engines … --json FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.config import ENGINES, WORKLOADS, RunConfig
+from benchmarks.harness import FLINK_PYTHON, run
+from benchmarks.report import plot, print_table
+from benchmarks.result import Result, write
+
+QUERIES = ("q0", "q1", "q2", "q14", "q15", "q16", "q17", "q21", "q22")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def size(text: str) -> int:
+    """Bytes from `512m`, `2g`, `1000000`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)b?", text.strip().lower())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size; write it as 512m or 2g")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def count(text: str) -> int:
+    """A positive number, from `200000`, `200k` or `5m` (thousands and millions)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.strip().lower().replace("_", ""))
+    number = int(float(found[1]) * {"": 1, "k": 1_000, "m": 1_000_000}[found[2]]) if found else 0
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number; write it as 200000 or 200k")
+    return number
+
+
+def engines(text: str) -> list[str]:
+    """Engine names, separated by commas."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in ENGINES:
+            raise argparse.ArgumentTypeError(f"no engine '{name}'; there are {', '.join(ENGINES)}")
+    if not names:
+        raise argparse.ArgumentTypeError("name at least one engine")
+    return list(dict.fromkeys(names))
+
+
+def setting(text: str) -> tuple[str, str]:
+    """`KEY=VALUE`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE")
+    return key, value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments, with their defaults."""
+    p = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="The same rows through several engines, one after another, measured from outside.",
+    )
+    add = p.add_argument
+    add("workload", choices=WORKLOADS)
+    add("--query", choices=QUERIES, help="which query of nexmark")
+    add("--engines", type=engines, default=["millpond", "spark"], metavar="A,B", help=", ".join(ENGINES))
+    add("--rows-per-batch", type=count, default=1_000_000, metavar="N")
+    add("--keys", type=count, default=None, metavar="K", help="default: 5 m, read_write 10 m")
+    add("--key-type", choices=("long", "string"), default="long", help="string: 20 bytes")
+    add("--zipf", type=float, default=0.0, metavar="S", help="exponent; 0 = uniform keys")
+    add("--seed", type=int, default=1)
+    add("--seconds", type=float, default=60.0, help="to measure, after the batches left out")
+    add("--warmup-batches", type=int, default=10, help="first batches to leave out")
+    add("--max-batches", type=int, default=0, help="measure at most so many batches")
+    add("--preload", action="store_true", help="let the first rows bring every key once (left out as well)")
+    add("--event-rate", type=count, default=10_000, help="NEXMark events per second of event time")
+    add("--cores", type=count, default=2)
+    add("--partitions", type=count, default=2)
+    add("--driver-memory", default="4g", help="JVM heap of every engine")
+    add("--slot-memory", default="1g", help="Millpond's memory per slot")
+    add("--memory-limit", type=size, default=0, metavar="SIZE", help="for the whole process tree, page cache included")
+    add("--drop-cache", type=float, default=0.0, metavar="S", help="drop the state files' page cache every S seconds")
+    add("--store-latency", type=float, default=0.0, metavar="MS", help="of every request to Millpond's store")
+    add("--store-bandwidth", type=size, default=0, metavar="SIZE", help="bytes per second of Millpond's store")
+    add("--commit-mode", choices=("async", "sync"), default="async")
+    add("--restart", action="store_true", help="then kill, drop the page cache, and measure the first batch again")
+    add("--checkpoint-seconds", type=float, default=1.0, help="Flink's checkpoint interval")
+    add(
+        "--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="a further setting of the engines"
+    )
+    add("--json", type=Path, default=None, metavar="FILE", help="write the figures there")
+    add("--plot", type=Path, default=None, metavar="FILE", help="draw the batches there (PNG or HTML)")
+    add(
+        "--work",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="where checkpoints and logs go; default: a temporary folder",
+    )
+    add("--keep", action="store_true", help="leave checkpoints and logs")
+    return p
+
+
+def configs(arguments: argparse.Namespace) -> list[RunConfig]:
+    """One run per engine."""
+    work = (arguments.work or Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))).resolve()
+    keys = arguments.keys or (10_000_000 if arguments.workload == "read_write" else 5_000_000)
+    return [
+        RunConfig(
+            engine=engine,
+            workload=arguments.workload,
+            query=arguments.query or "",
+            work=str(work / engine),
+            rows_per_batch=arguments.rows_per_batch,
+            keys=keys,
+            seconds=arguments.seconds,
+            warmup_batches=arguments.warmup_batches,
+            max_batches=arguments.max_batches,
+            preload=arguments.preload,
+            key_type=arguments.key_type,
+            zipf=arguments.zipf,
+            seed=arguments.seed,
+            event_rate=arguments.event_rate,
+            partitions=arguments.partitions,
+            cores=arguments.cores,
+            driver_memory=arguments.driver_memory,
+            slot_memory=arguments.slot_memory,
+            memory_limit=arguments.memory_limit,
+            drop_cache=arguments.drop_cache,
+            store_latency_ms=arguments.store_latency,
+            store_bandwidth=arguments.store_bandwidth,
+            commit_mode=arguments.commit_mode,
+            restart=arguments.restart,
+            checkpoint_seconds=arguments.checkpoint_seconds,
+            settings=dict(arguments.set),
+        )
+        for engine in arguments.engines
+    ]
+
+
+def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse what contradicts itself, and engines that are not there."""
+    if arguments.workload == "nexmark" and arguments.query is None:
+        p.error(f"nexmark needs --query: {', '.join(QUERIES)}")
+    if arguments.workload != "nexmark" and arguments.query is not None:
+        p.error("--query belongs to nexmark")
+    if arguments.key_type == "string" and arguments.workload != "rmw":
+        p.error("--key-type string belongs to rmw")
+    if arguments.seconds <= 0:
+        p.error("--seconds must be positive")
+    if arguments.zipf < 0:
+        p.error("--zipf must not be negative")
+    if any(e.startswith("flink") for e in arguments.engines) and not FLINK_PYTHON.exists():
+        p.error("Flink is not installed here; `make engines` installs it")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the engines one after another, print the table, write JSON and plot. 1 if an engine failed."""
+    p = parser()
+    arguments = p.parse_args(argv)
+    check(p, arguments)
+    results: list[Result] = []
+    for config in configs(arguments):
+        print(f"{config.name} on {config.engine} …", file=sys.stderr, flush=True)
+        results.append(run(config, keep=arguments.keep))
+        if results[-1].error is not None:
+            print(f"{config.engine}: {results[-1].error}", file=sys.stderr, flush=True)
+        if arguments.json is not None:
+            write(arguments.json, results)
+    print_table(results)
+    if arguments.plot is not None:
+        plot(results, arguments.plot)
+    return 1 if any(r.error is not None for r in results) else 0

@@ -1,0 +1,77 @@
+"""What one run of one engine is asked to do; travels to the engine's process as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+ENGINES = ("millpond", "spark", "flink-rocksdb", "flink-forst")
+WORKLOADS = ("rmw", "read_write", "nexmark")
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine, one workload.
+
+    Attributes:
+        rows_per_batch: rows of every micro-batch, exactly.
+        keys: size of the key space (`rmw`, `read_write`).
+        seconds: how long to measure, after the batches left out.
+        warmup_batches: first batches left out of every figure.
+        max_batches: stop measuring after this many batches even if `seconds` have not passed; 0 = no limit.
+        preload: let the first `keys` rows bring every key once, so that the state is full before measuring starts.
+            The batches that do so are left out as well.
+        key_type: `long`, or `string` (20 bytes).
+        zipf: exponent of a Zipf distribution of the keys; 0 = uniform.
+        event_rate: NEXMark events per second of event time.
+        partitions: shuffle partitions (Flink: parallelism).
+        driver_memory, slot_memory: JVM heap and Millpond's memory per slot, as Spark writes sizes.
+        memory_limit: bytes that the whole process tree may use, page cache included; 0 = unlimited.
+        drop_cache: seconds between two drops of the page cache of the state's files; 0 = never.
+        store_latency_ms, store_bandwidth: what a request to Millpond's store costs; bytes per second, 0 = unlimited.
+        commit_mode: Millpond's `commit.mode`.
+        restart: after measuring, kill, drop the page cache, start again and measure the first batch.
+        checkpoint_seconds: Flink's checkpoint interval.
+        settings: further engine settings, passed as they are.
+        work: folder of the run: checkpoint, local files, logs.
+    """
+
+    engine: str
+    workload: str
+    work: str
+    query: str = ""
+    rows_per_batch: int = 1_000_000
+    keys: int = 5_000_000
+    seconds: float = 60.0
+    warmup_batches: int = 10
+    max_batches: int = 0
+    preload: bool = False
+    key_type: str = "long"
+    zipf: float = 0.0
+    seed: int = 1
+    event_rate: int = 10_000
+    partitions: int = 2
+    cores: int = 2
+    driver_memory: str = "4g"
+    slot_memory: str = "1g"
+    memory_limit: int = 0
+    drop_cache: float = 0.0
+    store_latency_ms: float = 0.0
+    store_bandwidth: int = 0
+    commit_mode: str = "async"
+    restart: bool = False
+    checkpoint_seconds: float = 1.0
+    settings: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The workload as people say it, e.g. `nexmark q17`."""
+        return f"{self.workload} {self.query}".strip()
+
+    @property
+    def preload_batches(self) -> int:
+        """How many batches it takes to bring every key once."""
+        return -(-self.keys // self.rows_per_batch) if self.preload and self.workload != "nexmark" else 0
+
+    @property
+    def left_out(self) -> int:
+        """How many first batches count in no figure."""
+        return max(self.warmup_batches, self.preload_batches)

@@ -1,0 +1,156 @@
+"""What runs in the process of the engines `spark` and `millpond`: one streaming query, observed until it is measured.
+
+Started by the harness as `python -m benchmarks.engine_spark CONFIG.json EVENTS.jsonl`. Events are one JSON object a
+line: `started`, `measuring`, `measured`, `stopped`, each with its time; the batches come with `measured`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from benchmarks.config import RunConfig
+from benchmarks.workloads import build
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+_ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
+PEER_SETTINGS = {
+    # Spark at its best: RocksDB, changelog instead of a snapshot per batch, no counting of rows (a lookup a row).
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    f"{_ROCKSDB}.changelogCheckpointing.enabled": "true",
+    f"{_ROCKSDB}.trackTotalNumberOfRows": "false",
+}
+
+
+def session(config: RunConfig) -> SparkSession:
+    """A local session with the settings of the engine asked for; temporary files stay below the run's folder."""
+    from pyspark.sql import SparkSession
+
+    work = Path(config.work)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": config.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={work / 'local'}",
+        "spark.local.dir": str(work / "local"),
+        "spark.sql.warehouse.dir": str(work / "warehouse"),
+        "spark.sql.shuffle.partitions": str(config.partitions),
+        "spark.sql.streaming.numRecentProgressUpdates": "100000",
+        "spark.ui.showConsoleProgress": "false",
+        **PEER_SETTINGS,
+    }
+    if config.engine == "millpond":
+        settings["spark.millpond.slot.memory"] = config.slot_memory
+        settings["spark.millpond.commit.mode"] = config.commit_mode
+        settings["spark.millpond.slots"] = str(config.cores)
+        settings["spark.millpond.onUnsupported"] = "error"
+        if config.store_latency_ms or config.store_bandwidth:
+            settings["spark.millpond.state.location"] = store_url(config)
+    builder = SparkSession.builder.master(f"local[{config.cores},4]").appName(f"benchmark-{config.engine}")
+    for key, value in {**settings, **config.settings}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def store_url(config: RunConfig) -> str:
+    """A store below the run's folder that answers as slowly as asked for."""
+    faults = {"latency_ms": f"{config.store_latency_ms:g}", "bandwidth": str(config.store_bandwidth)}
+    return f"faults+file:{Path(config.work) / 'store'}?{urlencode(faults)}"
+
+
+def start(spark: SparkSession, config: RunConfig) -> StreamingQuery:
+    """Start the query into the sink that keeps nothing."""
+    frame: DataFrame = build(spark, config)
+    if config.engine == "millpond":
+        import millpond
+
+        writer = millpond.writeStream(frame)
+    else:
+        writer = frame.writeStream
+    return (
+        writer.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(Path(config.work) / "checkpoint"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+
+
+def batches(query: StreamingQuery) -> list[dict[str, Any]]:
+    """The progress of every batch that had rows, as Spark reports it."""
+    return [p for p in (json.loads(p.json) for p in query.recentProgress) if p["numInputRows"] > 0]
+
+
+class Events:
+    """The line to the harness."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+
+    def send(self, kind: str, **fields: object) -> None:
+        self._file.write(json.dumps({"event": kind, "time": time.time(), **fields}) + "\n")
+
+
+def observe(query: StreamingQuery, config: RunConfig, events: Events, left_out: int) -> None:
+    """Let the query run until it has been measured for long enough."""
+    deadline: float | None = None
+    while query.isActive:
+        time.sleep(0.1)
+        last = query.lastProgress
+        done = -1 if last is None else int(last["batchId"])
+        if deadline is None and done + 1 >= left_out:
+            deadline = time.time() + config.seconds
+            events.send("measuring")
+        if deadline is not None:
+            enough = config.max_batches and done + 1 >= left_out + config.max_batches
+            # Slow engines get three batches at least: a median of fewer says nothing.
+            if enough or (time.time() >= deadline and done >= left_out + 2):
+                break
+    if (failure := query.exception()) is not None:
+        raise failure
+    events.send("measured", batches=batches(query))
+
+
+def main(arguments: list[str]) -> int:
+    """Run one engine; `--restarted` measures the first batches of a restart instead."""
+    config = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=RunConfig)
+    events = Events(Path(arguments[1]))
+    restarted = "--restarted" in arguments
+    spark = session(config)
+    events.send("session")
+    query = start(spark, config)
+    events.send("started", version=f"Spark {spark.version}")
+    if restarted:
+        while query.isActive and len(found := batches(query)) < 3:
+            time.sleep(0.05)
+        if (failure := query.exception()) is not None:
+            raise failure
+        events.send("measured", batches=found)
+    else:
+        observe(query, config, events, config.left_out)
+        if config.restart:
+            # The harness kills everything here, in mid-stream.
+            query.awaitTermination()
+    query.stop()
+    events.send("stopped")
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    sys.exit(main(sys.argv[1:]))

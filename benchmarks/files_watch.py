@@ -1,0 +1,57 @@
+"""How much state lies where, and how many objects were put."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+def tree_bytes(folder: Path) -> int:
+    """Allocated bytes of all files below a folder; hard links count once."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(root, name))
+            except FileNotFoundError:
+                continue
+            if (identity := (found.st_dev, found.st_ino)) not in seen:
+                seen.add(identity)
+                total += found.st_blocks * 512
+    return total
+
+
+class PutCounter:
+    """Counts the objects that appear below some folders, by looking again and again.
+
+    Retained versions outlive the interval by far, so what is written and deleted between two looks is only what was
+    never an object: temporary names, which are not counted.
+    """
+
+    def __init__(self, folders: list[Path], interval: float = 2.0) -> None:
+        self._folders = folders
+        self._seen: set[str] = set()
+        self._stop = threading.Event()
+        self._interval = interval
+        self._thread = threading.Thread(target=self._watch, name="put-counter", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._interval):
+            self.look()
+
+    def look(self) -> int:
+        """Look now; return how many objects have been seen so far."""
+        for folder in self._folders:
+            for root, _, names in os.walk(folder):
+                self._seen.update(
+                    os.path.join(root, n) for n in names if not n.startswith(".") and ".tmp" not in n and "#" not in n
+                )
+        return len(self._seen)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._stop.set()
+        self._thread.join()

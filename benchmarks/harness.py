@@ -1,0 +1,254 @@
+"""Runs one engine in a process tree of its own, measures it from outside, and kills what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.config import RunConfig
+from benchmarks.files_watch import PutCounter, tree_bytes
+from benchmarks.limits import MemoryGroup, drop_page_cache
+from benchmarks.process import ProcessTree
+from benchmarks.result import Batch, Machine, Restart, Result, Spread
+
+_ROOT = Path(__file__).resolve().parent.parent
+FLINK_PYTHON = _ROOT / ".venv-flink" / "bin" / "python"
+# An engine that says nothing for so long has hung.
+SILENCE_SECONDS = 900.0
+
+
+class EngineFailed(Exception):
+    """The engine's process ended without having measured; the message ends with its log's last lines."""
+
+
+class EngineRun:
+    """One start of an engine's process, and the events it has sent.
+
+    Args:
+        config: what to run.
+        restarted: measure the first batches on an existing checkpoint.
+        group: memory limit to run under, if any.
+    """
+
+    def __init__(self, config: RunConfig, *, restarted: bool = False, group: MemoryGroup | None = None) -> None:
+        work = Path(config.work)
+        name = "restarted" if restarted else "first"
+        self.log = work / f"{name}.log"
+        self._events_path = work / f"{name}.jsonl"
+        self._events_path.write_text("")
+        config_path = work / "config.json"
+        config_path.write_bytes(msgspec.json.encode(config))
+        self.events: dict[str, dict[str, Any]] = {}
+        self._read = 0
+        flink = config.engine.startswith("flink")
+        python, module = (str(FLINK_PYTHON), "engine_flink") if flink else (sys.executable, "engine_spark")
+        script = [str(_ROOT / "benchmarks" / "engine_flink.py")] if flink else ["-m", f"benchmarks.{module}"]
+        command = [python, *script, str(config_path), str(self._events_path), *(["--restarted"] if restarted else [])]
+        self.tree = ProcessTree(
+            command,
+            log=self.log,
+            env=_environment(config),
+            cwd=work,
+            cgroup=group.entrance if group is not None else None,
+        )
+
+    def poll(self) -> dict[str, dict[str, Any]]:
+        """Read new events; the latest of each kind is kept."""
+        text = self._events_path.read_text()
+        complete = text.rfind("\n") + 1
+        for line in text[self._read : complete].splitlines():
+            event = json.loads(line)
+            self.events[event["event"]] = event
+        self._read = complete
+        return self.events
+
+    def wait(
+        self, kind: str, timeout: float = SILENCE_SECONDS, each: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        """Wait for an event, calling `each` meanwhile.
+
+        Raises:
+            EngineFailed: the process ended first, or said nothing for too long.
+        """
+        deadline = time.monotonic() + timeout
+        while kind not in self.poll():
+            if not self.tree.running() and kind not in self.poll():
+                raise EngineFailed(
+                    f"ended with status {self.tree.process.returncode} before '{kind}'; {self.log}:\n{self.tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"no '{kind}' within {timeout:.0f} s; {self.log}:\n{self.tail()}")
+            if each is not None:
+                each()
+            time.sleep(0.2)
+        return self.events[kind]
+
+    def tail(self, lines: int = 25) -> str:
+        """The end of the log."""
+        with suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+
+def _environment(config: RunConfig) -> dict[str, str]:
+    work = Path(config.work)
+    local = work / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    paths = [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+        "TMPDIR": str(local),
+        "XDG_RUNTIME_DIR": str(local),
+    }
+
+
+def state_folders(config: RunConfig) -> list[Path]:
+    """Where an engine's durable state lies."""
+    work = Path(config.work)
+    if config.engine == "millpond":
+        return [work / "checkpoint" / "millpond", work / "store"]
+    return [work / "checkpoint" / "state"] if config.engine == "spark" else [work / "checkpoint"]
+
+
+def run(config: RunConfig, *, keep: bool = False) -> Result:
+    """Measure one engine. What goes wrong in it becomes `Result.error`.
+
+    Args:
+        keep: leave the run's folder; else it is removed, logs included, unless the run failed.
+    """
+    work = Path(config.work)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    result = _blank(config)
+    group: MemoryGroup | None = None
+    try:
+        if config.memory_limit:
+            try:
+                group = MemoryGroup(config.memory_limit)
+            except OSError as error:
+                result.extra["memory_limit"] = f"no control group ({error}); page cache dropped every second instead"
+                config = msgspec.structs.replace(config, drop_cache=config.drop_cache or 1.0)
+        _measure(config, result, group)
+    except EngineFailed as error:
+        result.error = str(error)
+    finally:
+        if group is not None:
+            group.close()
+    if not keep and result.error is None:
+        shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def _blank(config: RunConfig) -> Result:
+    return Result(
+        engine=config.engine,
+        workload=config.workload,
+        query=config.query,
+        rows_per_batch=config.rows_per_batch,
+        keys=config.keys,
+        key_type=config.key_type,
+        zipf=config.zipf,
+        seed=config.seed,
+        partitions=config.partitions,
+        left_out=config.left_out,
+        memory_limit_bytes=config.memory_limit,
+        machine=Machine.here(),
+    )
+
+
+def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> None:
+    run = EngineRun(config, group=group)
+    puts = PutCounter(state_folders(config))
+    try:
+        last_drop = time.monotonic()
+
+        def each() -> None:
+            nonlocal last_drop
+            if config.drop_cache and time.monotonic() - last_drop >= config.drop_cache:
+                drop_page_cache(Path(config.work))
+                last_drop = time.monotonic()
+
+        run.wait("measuring", timeout=SILENCE_SECONDS + config.left_out * 60, each=each)
+        puts_before = puts.look()
+        measured = run.wait("measured", timeout=SILENCE_SECONDS + config.seconds, each=each)
+        result.puts = puts.look() - puts_before
+        _sizes(config, result)
+        _summarise(config, result, run, measured)
+        if group is not None:
+            result.memory_group_peak_bytes = group.peak()
+        if config.restart:
+            run.tree.kill()
+            result.restart = _restart(config, result, group)
+        else:
+            run.wait("stopped", timeout=120)
+            run.tree.close(linger=20)
+    finally:
+        puts.close()
+        run.tree.kill()
+
+
+def _sizes(config: RunConfig, result: Result) -> None:
+    result.state_store_bytes = sum(tree_bytes(folder) for folder in state_folders(config))
+    result.state_disk_bytes = tree_bytes(Path(config.work) / "local")
+
+
+def _summarise(config: RunConfig, result: Result, run: EngineRun, measured: dict[str, Any]) -> None:
+    result.version = str(run.events.get("started", {}).get("version", ""))
+    result.extra |= measured.get("extra", {})
+    batches = [to_batch(raw, config) for raw in measured["batches"]][config.left_out :]
+    if not batches:
+        raise EngineFailed(f"no batch was measured; {run.log}:\n{run.tail()}")
+    start, end = batches[0].start, batches[-1].start + batches[-1].ms / 1000
+    result.batches = batches
+    result.rows = sum(b.rows for b in batches)
+    result.seconds = round(end - start, 3)
+    result.rows_per_second = round(result.rows / (end - start))
+    result.batch_ms = Spread.of([b.ms for b in batches])
+    result.commit_ms = Spread.of([b.commit_ms for b in batches if b.commit_ms is not None])
+    result.cpu_seconds_per_million_rows = round(run.tree.cpu_between(start, end) / result.rows * 1e6, 3)
+    result.memory_peak_bytes = max((s.memory for s in run.tree.samples), default=0)
+    result.memory_anonymous_peak_bytes = max((s.anonymous for s in run.tree.samples), default=0)
+
+
+def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
+    """A batch from Spark's progress report."""
+    start = datetime.fromisoformat(progress["timestamp"]).timestamp()
+    commit: float | None = None
+    if config.engine == "spark":
+        operators = progress["stateOperators"]
+        if operators:
+            # Spark adds up over the partitions' tasks, which run side by side.
+            commit = sum(o["commitTimeMs"] for o in operators) / max(1, min(config.partitions, config.cores))
+    else:
+        commit = progress.get("observedMetrics", {}).get("millpond", {}).get("commit_wait_ms")
+    return Batch(start, float(progress["durationMs"]["triggerExecution"]), int(progress["numInputRows"]), commit)
+
+
+def _restart(config: RunConfig, result: Result, group: MemoryGroup | None) -> Restart:
+    drop_page_cache(Path(config.work))
+    run = EngineRun(config, restarted=True, group=group)
+    try:
+        measured = run.wait("measured")
+        batches = [to_batch(b, config) for b in measured["batches"]]
+        steady = result.batch_ms.p50 if result.batch_ms is not None else 0.0
+        first = batches[0]
+        return Restart(
+            first_batch_ms=first.ms,
+            second_batch_ms=batches[1].ms if len(batches) > 1 else None,
+            extra_ms=round(first.ms - steady, 1),
+            ready_s=round(first.start + first.ms / 1000 - float(run.events["session"]["time"]), 3),
+        )
+    finally:
+        run.tree.kill()

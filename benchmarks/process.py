@@ -1,0 +1,151 @@
+"""A process tree that is started, sampled and killed whole.
+
+The caller becomes the *subreaper* of what it starts (prctl(2)): a process that detaches itself — Millpond's slots do,
+they outlive Spark's workers — becomes a child of the caller and stays inside the tree, for measuring as for killing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PSS = re.compile(rb"^(Pss|Pss_Anon):\s+(\d+) kB", re.MULTILINE)
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The tree at one moment: CPU seconds used since its start, memory in bytes (0 where only CPU was sampled)."""
+
+    time: float
+    cpu: float
+    memory: int = 0
+    anonymous: int = 0
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans among this process's descendants (Linux; elsewhere nothing happens)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def proportional_memory(pid: int) -> tuple[int, int]:
+    """Bytes of one process with shared pages shared out (PSS): all of them, and those not backed by a file."""
+    try:
+        found = dict(_PSS.findall(Path(f"/proc/{pid}/smaps_rollup").read_bytes()))
+    except OSError:
+        return 0, 0
+    return int(found.get(b"Pss", 0)) * 1024, int(found.get(b"Pss_Anon", 0)) * 1024
+
+
+class ProcessTree:
+    """A command and everything it starts, however detached.
+
+    Args:
+        command, env, cwd: as for `subprocess.Popen`.
+        log: file that takes standard output and standard error.
+        cgroup: `cgroup.procs` file that the command enters before it runs, if any.
+        interval: seconds between CPU samples; memory is read every fourth time, because reading it costs more.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        cgroup: Path | None = None,
+        interval: float = 0.5,
+    ) -> None:
+        become_subreaper()
+        self._before = {p.pid for p in psutil.Process().children(recursive=True)}
+        self._seen: dict[int, float] = {}
+        self._interval = interval
+        self._stop = threading.Event()
+        self.samples: list[Sample] = []
+        if cgroup is not None:
+            command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup), *command]
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                list(command),
+                env=dict(env or os.environ),
+                cwd=cwd,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._thread = threading.Thread(target=self._watch, name="sampler", daemon=True)
+        self._thread.start()
+
+    def members(self) -> list[psutil.Process]:
+        """The processes that live now."""
+        return [p for p in psutil.Process().children(recursive=True) if p.pid not in self._before]
+
+    def running(self) -> bool:
+        """Whether the command itself still runs."""
+        return self.process.poll() is None
+
+    def sample(self, *, memory: bool) -> Sample:
+        """Measure the tree once. CPU of processes that have ended counts as last seen."""
+        total = anonymous = 0
+        for member in self.members():
+            with suppress(psutil.Error):
+                times = member.cpu_times()
+                self._seen[member.pid] = times.user + times.system
+                if memory:
+                    pss, anon = proportional_memory(member.pid)
+                    total += pss
+                    anonymous += anon
+        return Sample(time.time(), sum(self._seen.values()), total, anonymous)
+
+    def _watch(self) -> None:
+        turn = 0
+        while not self._stop.wait(self._interval):
+            self.samples.append(self.sample(memory=turn % 4 == 0))
+            turn += 1
+
+    def cpu_between(self, start: float, end: float) -> float:
+        """CPU seconds used between two times of the wall clock, interpolated between samples."""
+        return self._cpu_at(end) - self._cpu_at(start)
+
+    def _cpu_at(self, moment: float) -> float:
+        before = Sample(0.0, 0.0)
+        for sample in self.samples:
+            if sample.time >= moment:
+                if before.time == 0.0:
+                    return sample.cpu
+                share = (moment - before.time) / (sample.time - before.time)
+                return before.cpu + share * (sample.cpu - before.cpu)
+            before = sample
+        return before.cpu
+
+    def kill(self) -> None:
+        """End every member with SIGKILL, and wait until none is left."""
+        deadline = time.monotonic() + 30
+        while (members := self.members()) and time.monotonic() < deadline:
+            for member in members:
+                with suppress(psutil.Error):
+                    member.send_signal(signal.SIGKILL)
+            psutil.wait_procs(members, timeout=2)
+        self.close()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Stop sampling, after giving detached members `linger` seconds to end by themselves."""
+        deadline = time.monotonic() + linger
+        while self.members() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._stop.set()
+        self._thread.join()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=0.1)

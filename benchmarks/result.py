@@ -1,0 +1,131 @@
+"""What was measured, as one JSON object per engine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Median, 99th percentile and maximum, in milliseconds."""
+
+    p50: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread | None:
+        """Of measured values; None of none."""
+        if not values:
+            return None
+        p50, p99 = np.percentile(np.array(values), [50, 99])
+        return cls(round(float(p50), 2), round(float(p99), 2), round(max(values), 2))
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One measured batch: its start (seconds since the epoch), its duration, its rows, its visible commit time."""
+
+    start: float
+    ms: float
+    rows: int
+    commit_ms: float | None = None
+
+
+class Restart(msgspec.Struct, frozen=True):
+    """A restart after SIGKILL, page cache dropped.
+
+    Attributes:
+        first_batch_ms: the first batch after it. The JVM is cold then, for every engine.
+        second_batch_ms: the one after.
+        extra_ms: the first batch's time beyond a steady batch's median before the kill.
+        ready_s: from the start of the query to the end of its first batch.
+    """
+
+    first_batch_ms: float
+    second_batch_ms: float | None
+    extra_ms: float
+    ready_s: float
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where it was measured."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    python: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine."""
+        lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+        model = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+        )
+        return cls(model, os.cpu_count() or 1, psutil.virtual_memory().total, platform.python_version())
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """One engine's figures. Batches left out of them: `left_out`.
+
+    Attributes:
+        rows_per_second: rows of the measured batches ÷ wall time from the first one's start to the last one's end.
+        batch_ms: micro-batch times. Flink has none; its checkpoints' end-to-end times stand in `commit_ms`.
+        commit_ms: the part of a batch spent waiting for state to become durable. Spark: state commit time per
+            partition; Millpond: the wait for the commit behind; Flink: checkpoint duration, beside the processing.
+        cpu_seconds_per_million_rows: of all processes.
+        memory_peak_bytes: proportional set size of all processes, mapped files included, sampled.
+        memory_anonymous_peak_bytes: the same without what is backed by files.
+        memory_group_peak_bytes: with `--memory-limit`: as the kernel counted it, page cache included.
+        state_disk_bytes, state_store_bytes: working files on local disk; files in the checkpoint or store.
+        puts: objects written to the store during the measured batches (new names seen).
+        extra: what only this engine reports.
+        error: why there are no figures.
+    """
+
+    engine: str
+    workload: str
+    query: str = ""
+    version: str = ""
+    rows_per_batch: int = 0
+    keys: int = 0
+    key_type: str = "long"
+    zipf: float = 0.0
+    seed: int = 1
+    partitions: int = 2
+    left_out: int = 0
+    seconds: float = 0.0
+    rows: int = 0
+    rows_per_second: float = 0.0
+    batch_ms: Spread | None = None
+    commit_ms: Spread | None = None
+    cpu_seconds_per_million_rows: float | None = None
+    memory_peak_bytes: int = 0
+    memory_anonymous_peak_bytes: int = 0
+    memory_group_peak_bytes: int = 0
+    memory_limit_bytes: int = 0
+    state_disk_bytes: int = 0
+    state_store_bytes: int = 0
+    puts: int = 0
+    restart: Restart | None = None
+    batches: list[Batch] = []
+    extra: dict[str, Any] = {}
+    machine: Machine | None = None
+    error: str | None = None
+
+
+def write(path: Path, results: list[Result]) -> None:
+    """Write a JSON array, one object per engine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+
+
+def read(path: Path) -> list[Result]:
+    """Read what `write` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=list[Result])
