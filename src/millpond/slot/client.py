@@ -83,7 +83,7 @@ class SlotFinder:
             TransientError: the template cannot be started or does not answer.
         """
         settings = self.task.settings
-        deadline = time.monotonic() + settings.start_timeout
+        deadline = time.monotonic() + 2 * settings.start_timeout  # once to find a hung template, once to start another
         reason: object = None
         while time.monotonic() < deadline:
             try:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HASH_COLUMN = "__hash"
 MARK_COLUMN = "__mark"
 
+_AGAIN = "The task may be tried again (local[N] never does: use local[N,4])."
+
 
 class PartitionDone(NamedTuple):
     """What a pipe reports when a partition has given its last row of a batch."""
@@ -89,13 +91,13 @@ class Pipe:
             finder.replace(partition % self.task.slots, process)
             hung = TransientError(
                 f"Slot process {process.pid} hung and was killed: {error}.",
-                action="The task may be tried again (local[N] never does: use local[N,4]).",
+                action=_AGAIN,
             )
             raise self._placed(hung, run) from error
         except PeerGone as error:
             died = TransientError(
                 f"Slot process {process.pid} died: {error}.",
-                action=f"See {finder.directory.path}/log. The task may be tried again (local[N] never does: use local[N,4]).",
+                action=f"{_AGAIN} See {finder.directory.path}/log.",
             )
             raise self._placed(died, run) from error
         finally:

@@ -1,0 +1,94 @@
+import dataclasses
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import millpond.slot.client as client
+from millpond.operators.spec import DeduplicateSpec, Field
+from millpond.slot.lifecycle import SlotDirectory
+from millpond.slot.processes import identify
+from millpond.slot.task import PipeTask, SlotSettings
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mp"))
+    yield path
+    for directory in path.glob("millpond-*/*"):
+        for process in SlotDirectory(directory).running().values():
+            process.kill()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def task(folder: Path) -> PipeTask:
+    return PipeTask(
+        application="app-1",
+        query="query-1",
+        run="run-1",
+        operator=0,
+        spec=DeduplicateSpec(columns=(Field("k", "bigint"),), keys=(0,)),
+        partitions=4,
+        slots=2,
+        location=str(folder / "state"),
+        generation=1,
+        offsets=str(folder / "offsets"),
+        settings=SlotSettings(directory=str(folder), silence_timeout=2.0, start_timeout=20.0),
+        template="tests.slot.echo",
+    )
+
+
+@pytest.fixture
+def owned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots started from this process belong to this process."""
+    monkeypatch.setattr(client, "owner", identify)
+
+
+@dataclasses.dataclass
+class FakeContext:
+    """What a pipe asks of Spark's TaskContext."""
+
+    batch: int | None = 0
+    attempt: int = 0
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return str(self.batch) if name == "streaming.sql.batchId" and self.batch is not None else None
+
+    def taskAttemptId(self) -> int:
+        return self.attempt
+
+
+def key_hash(partition: int, partitions: int, low: int = 0) -> int:
+    """A hash (signed) that falls into a partition."""
+    group = -(-(partition << 15) // partitions)
+    value = (group << 49) | low
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def rows(partition: int = 0, *, partitions: int = 4, count: int = 10, name: str = "k") -> pa.RecordBatch:
+    """One batch: the marker row, then `count` rows of the partition."""
+    hashes = [key_hash(partition, partitions, i) for i in range(count + 1)]
+    return pa.RecordBatch.from_pydict(
+        {
+            "__hash": pa.array(hashes, pa.int64()),
+            "__mark": pa.array([True] + [False] * count),
+            name: pa.array([None, *range(count)], pa.int64()),
+        }
+    )
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def with_tests_on_path() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -1,0 +1,53 @@
+"""A template whose slots do nothing but hand rows back, after all of them are in; commands come as column names."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from millpond.errors import StateDamagedError
+from millpond.slot.lifecycle import SlotDirectory
+from millpond.slot.protocol import Done, Run
+from millpond.slot.server import Answer, Slot
+from millpond.slot.template import main
+
+
+class Echo:
+    def __init__(self, directory: SlotDirectory, number: int) -> None:
+        self.directory = directory
+        self.number = number
+        self.versions: dict[tuple[int, int], int] = {}
+
+    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None]) -> Answer:
+        rows = []
+        for batch in batches:
+            command = batch.schema.names[-1]
+            if command == "fail":
+                raise StateDamagedError("made to fail", file="x.run")
+            if command == "crash":
+                raise ZeroDivisionError("made to crash")
+            if command == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if command == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if command == "wait":
+                threading.Event().wait(2.5)
+            rows.append(batch)
+        self.versions[run.task.operator, run.partition] = (run.batch or 0) + 1
+        yield from rows
+        return Done(batch=run.batch or 0, metrics={"rows": float(sum(b.num_rows for b in rows)), "pid": os.getpid()})
+
+    def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
+        return self.held(query)
+
+    def held(self, query: str) -> list[tuple[int, int, int]]:
+        return [(operator, partition, version) for (operator, partition), version in self.versions.items()]
+
+    def close(self) -> None:
+        (self.directory.path.parent / f"closed-{self.number}").touch()
+
+
+if __name__ == "__main__":
+    main(lambda directory, number, listener: Slot(directory, listener, Echo(directory, number)).run())

@@ -1,0 +1,234 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import millpond.slot.pipe as pipe_module
+from millpond.errors import MillpondError, StateDamagedError, TransientError
+from millpond.slot.client import SlotFinder, drain, held_versions
+from millpond.slot.lifecycle import SlotDirectory
+from millpond.slot.pipe import Pipe
+from millpond.slot.processes import Process, identify
+from millpond.slot.task import PipeTask
+
+from .conftest import FakeContext, rows, wait_until, with_tests_on_path
+
+pytestmark = pytest.mark.usefixtures("owned")
+
+
+def _run(task: PipeTask, *batches, batch=0):
+    return list(Pipe(task)(iter(batches)))
+
+
+@pytest.fixture(autouse=True)
+def context(monkeypatch):
+    monkeypatch.setattr(pipe_module.TaskContext, "get", staticmethod(lambda: FakeContext(3)))
+
+
+def test_rows_go_through_a_slot_that_is_started_on_demand(task):
+    started = time.monotonic()
+    batch = rows(1)
+    assert _run(task, batch, batch) == [batch, batch]
+    assert time.monotonic() - started < 5
+    again = time.monotonic()
+    assert _run(task, batch) == [batch]
+    assert time.monotonic() - again < 0.5
+    assert set(SlotDirectory.of(task).running()) == {"template", "slot-1"}
+    assert held_versions(task) == {(0, 1): 4}
+    assert drain(task, 5.0) == {(0, 1): 4}
+
+
+def test_a_pipe_without_any_row_does_nothing(task):
+    assert _run(task) == []
+    assert _run(task, rows(0).slice(0, 0)) == []
+    assert not SlotDirectory.of(task).path.exists()
+
+
+def test_many_pipes_at_once_start_one_template_and_one_process_per_slot(task):
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda p: _run(task, rows(p % 4)), range(16)))
+    assert all(len(answer) == 1 for answer in answers)
+    running = SlotDirectory.of(task).running()
+    assert set(running) == {"template", "slot-0", "slot-1"}
+    ours = _session(running["template"].pid)
+    assert sorted(ours) == sorted(p.pid for p in running.values())
+
+
+def _session(leader: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getsid(int(entry.name)) == leader:
+                    found.append(int(entry.name))
+            except ProcessLookupError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "text"),
+    [("fail", StateDamagedError, "made to fail"), ("crash", MillpondError, "ZeroDivisionError")],
+)
+def test_the_slots_error_is_raised_in_the_pipe_with_its_place(task, command, kind, text):
+    many = [rows(2, name=command, count=50_000)] * 40
+    with pytest.raises(kind, match=text) as caught:
+        _run(task, *many)
+    assert (caught.value.query, caught.value.operator, caught.value.partition) == ("query-1", "0", 2)
+    assert len(_run(task, rows(2))) == 1
+
+
+def test_a_dead_slot_is_replaced(task):
+    with pytest.raises(TransientError, match="died"):
+        _run(task, rows(0, name="die"))
+    before = SlotDirectory.of(task).noted("slot-0")
+    assert len(_run(task, rows(0))) == 1
+    after = SlotDirectory.of(task).noted("slot-0")
+    assert after != before
+    assert not before.alive()
+
+
+def test_a_slot_stopped_in_the_middle_is_killed_before_it_is_replaced(task):
+    with pytest.raises(TransientError, match=r"hung and was killed.*partition 0"):
+        _run(task, rows(0, name="stop"))
+    assert len(_run(task, rows(0))) == 1
+
+
+def test_a_slot_stopped_between_batches_is_replaced_within_the_attempt(task):
+    _run(task, rows(0))
+    stopped = SlotDirectory.of(task).noted("slot-0")
+    os.kill(stopped.pid, signal.SIGSTOP)
+    assert len(_run(task, rows(0))) == 1
+    assert not stopped.alive()
+
+
+def test_a_slot_that_works_long_is_not_taken_for_hung(task):
+    assert len(_run(task, rows(0, name="wait"))) == 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_template_is_replaced_and_slots_live_on(task, how):
+    task = msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, start_timeout=4.0))
+    _run(task, rows(0))
+    running = SlotDirectory.of(task).running()
+    os.kill(running["template"].pid, how)
+    assert len(_run(task, rows(0))) == 1
+    assert len(_run(task, rows(1))) == 1
+    after = SlotDirectory.of(task).running()
+    assert after["slot-0"] == running["slot-0"]
+    assert after["template"] != running["template"]
+
+
+def test_a_consumer_that_stops_early_harms_nothing(task):
+    for _ in range(3):
+        output = Pipe(task)(iter([rows(0, count=100_000)] * 20))
+        next(output)
+        output.close()
+    assert len(_run(task, rows(0))) == 1
+
+
+def test_two_executors_share_slots_until_the_last_one_goes(task, folder):
+    sleepers = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2)]
+    try:
+        for sleeper in sleepers:
+            connection, process = SlotFinder(task, identify(sleeper.pid)).find(0)
+            connection.close()
+        sleepers[0].kill()
+        sleepers[0].wait()
+        directory = SlotDirectory.of(task)
+        wait_until(lambda: len(list((directory.path / "owners").iterdir())) == 1)
+        assert process.alive()
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+    wait_until(lambda: not directory.path.exists())
+    assert not process.alive()
+    assert (directory.path.parent / "closed-0").exists()
+
+
+_DRIVER = """
+import subprocess, sys
+sys.stdin.readline()
+subprocess.run([sys.executable, "-c", sys.argv[1]])
+"""
+
+
+def _worker(task: PipeTask) -> str:
+    return f"""
+import pickle
+import millpond.slot.pipe as p
+from tests.slot.conftest import FakeContext, rows
+p.TaskContext.get = staticmethod(lambda: FakeContext(0))
+print(sum(b.num_rows for b in p.Pipe(pickle.loads({__import__("pickle").dumps(task)!r}))(iter([rows(0), rows(0)]))), flush=True)
+import time; time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("stop_a_slot", [False, True])
+def test_nothing_is_left_when_the_driver_is_killed(task, stop_a_slot):
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER, _worker(task)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=with_tests_on_path(),
+        text=True,
+    )
+    driver.stdin.write("go\n")
+    driver.stdin.flush()
+    assert driver.stdout.readline() == "22\n"
+    directory = SlotDirectory.of(task)
+    running = directory.running()
+    worker = int(Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()[0])
+    if stop_a_slot:
+        os.kill(running["slot-0"].pid, signal.SIGSTOP)
+    driver.kill()
+    driver.wait()
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: not any(p.alive() for p in running.values()), timeout=5)
+    wait_until(lambda: not directory.path.exists())
+
+
+def test_a_slot_ends_on_sigterm_and_a_new_one_takes_over(task):
+    _run(task, rows(0))
+    slot = SlotDirectory.of(task).noted("slot-0")
+    os.kill(slot.pid, signal.SIGTERM)
+    wait_until(lambda: not slot.alive())
+    assert (SlotDirectory.of(task).path.parent / "closed-0").exists()
+    assert len(_run(task, rows(0))) == 1
+
+
+def test_what_dead_applications_left_is_removed(task, folder):
+    other = SlotDirectory.named(str(folder), "app-0")
+    other.create()
+    other.register(Process(1, 1))
+    other.listen("slot-0").close()
+    other.note("slot-0", Process(1, 1))
+    _run(task, rows(0))
+    wait_until(lambda: not other.path.exists())
+    assert SlotDirectory.of(task).path.exists()
+
+
+def test_a_directory_that_is_not_private_is_refused(task, folder):
+    path = SlotDirectory.of(task).path
+    path.mkdir(parents=True)
+    path.parent.chmod(0o777)
+    with pytest.raises(PermissionError, match="not private"):
+        _run(task, rows(0))
+
+
+def test_paths_longer_than_a_socket_address_work(task, folder):
+    deep = folder / ("d" * 120)
+    deep.mkdir()
+    task = msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, directory=str(deep)))
+    try:
+        assert len(_run(task, rows(0))) == 1
+    finally:
+        for process in SlotDirectory.of(task).running().values():
+            process.kill()
