@@ -1,0 +1,150 @@
+"""Millpond's settings: Spark settings named `spark.millpond.*`, read once when a query starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from millpond.errors import SettingError
+
+PREFIX = "spark.millpond."
+KEY_GROUP_BITS = 15
+"""The key space is divided into 2¹⁵ key groups; a partition is a contiguous range of them."""
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of one query.
+
+    Attributes:
+        enabled: whether Millpond runs anything at all.
+        state_location: URL below which state lives; None for the query's checkpoint.
+        partitions: number of state partitions; None for `spark.sql.shuffle.partitions`.
+        slots: slots per host; None for one per core.
+        slot_memory: bytes that each slot may hold (outside the executors' memory).
+        cache_disk: bytes of local disk for cached state files, per slot; 0 for as much as there is.
+        commit_mode: `async` lets a commit lag by one batch, `sync` waits for it; None lets the query decide.
+        compaction: `local` merges state files beside the query, `off` does not.
+        on_unsupported: `spark` leaves unsupported operators to Spark with a warning, `error` refuses the query.
+        explain: what to print at start: `none`, `fallback` (operators that stay on Spark) or `all`.
+        key_groups: always 2¹⁵.
+        batch_rows: rows of one Arrow batch between Spark and the pipe.
+    """
+
+    enabled: bool = True
+    state_location: str | None = None
+    partitions: int | None = None
+    slots: int | None = None
+    slot_memory: int = 1 << 30
+    cache_disk: int = 0
+    commit_mode: Literal["async", "sync"] | None = None
+    compaction: str = "local"
+    on_unsupported: str = "spark"
+    explain: str = "fallback"
+    key_groups: int = 1 << KEY_GROUP_BITS
+    batch_rows: int = 100_000
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `512`, `64k`, `100 MB`, `1g`.
+
+    Raises:
+        ValueError: the text is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("a size such as 512m or 1g")
+    return int(match[1]) * _UNITS[match[2].lower()]
+
+
+def _boolean(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return text.strip().lower() == "true"
+
+
+def _positive(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise ValueError("a whole number above 0")
+    return int(text)
+
+
+def _partitions(text: str) -> int:
+    number = _positive(text)
+    if number > 1 << KEY_GROUP_BITS:
+        raise ValueError(f"a whole number from 1 to {1 << KEY_GROUP_BITS}, the number of key groups")
+    return number
+
+
+def _memory(text: str) -> int:
+    number = parse_size(text)
+    if number < 16 << 20:
+        raise ValueError("a size of at least 16m")
+    return number
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a URL")
+    return text.strip()
+
+
+def _one_of(*choices: str) -> Any:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in choices:
+            raise ValueError(" or ".join(choices))
+        return text.strip().lower()
+
+    return parse
+
+
+def _key_groups(text: str) -> int:
+    if text.strip() != str(1 << KEY_GROUP_BITS):
+        raise ValueError(f"{1 << KEY_GROUP_BITS}, the only number of key groups in this version")
+    return int(text)
+
+
+_KNOWN: dict[str, tuple[str, Any]] = {
+    "enabled": ("enabled", _boolean),
+    "state.location": ("state_location", _text),
+    "partitions": ("partitions", _partitions),
+    "slots": ("slots", _positive),
+    "slot.memory": ("slot_memory", _memory),
+    "cache.disk": ("cache_disk", parse_size),
+    "commit.mode": ("commit_mode", _one_of("async", "sync")),
+    "compaction": ("compaction", _one_of("local", "off")),
+    "onUnsupported": ("on_unsupported", _one_of("spark", "error")),
+    "explain": ("explain", _one_of("none", "fallback", "all")),
+    "keyGroups": ("key_groups", _key_groups),
+    "batch.rows": ("batch_rows", _positive),
+}
+
+
+def read_settings(conf: Mapping[str, str]) -> Settings:
+    """The settings among Spark settings; others than `spark.millpond.*` are ignored.
+
+    Args:
+        conf: Spark settings by full name.
+
+    Raises:
+        SettingError: a setting is unknown or malformed; the message lists the known ones.
+    """
+    values: dict[str, Any] = {}
+    for name, text in conf.items():
+        if not name.startswith(PREFIX):
+            continue
+        known = _KNOWN.get(name.removeprefix(PREFIX))
+        listing = "Known settings: " + ", ".join(PREFIX + key for key in sorted(_KNOWN)) + "."
+        if known is None:
+            raise SettingError(f"{name} is not a setting of Millpond.", action=listing)
+        field, parse = known
+        try:
+            values[field] = parse(text)
+        except ValueError as error:
+            raise SettingError(f"{name} is {text!r}, but has to be {error}.", action=listing) from None
+    return Settings(**values)

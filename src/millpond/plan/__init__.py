@@ -1,0 +1,1 @@
+"""Reads Spark's plan, decides what runs on Millpond, transplants it."""

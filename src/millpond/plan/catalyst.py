@@ -1,0 +1,283 @@
+"""Spark's plans and expressions as Python objects: the only file that touches JVM objects.
+
+`Node` and `Expression` wrap Catalyst trees read-only; `Catalyst` builds new ones. Everything else in this package works
+on these wrappers, so that another plan reader (Spark Connect's protobuf plans) could stand here one day.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DataType, StructType
+
+_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+
+WATERMARK_DELAY = "spark.watermarkDelayMs"
+TIME_WINDOW = "spark.timeWindow"
+SESSION_WINDOW = "spark.sessionWindow"
+
+
+def _items(scala_seq: Any) -> list[Any]:
+    """A Scala sequence as a Python list."""
+    return [scala_seq.apply(index) for index in range(scala_seq.size())]
+
+
+class _Tree:
+    """What plans and expressions have in common."""
+
+    def __init__(self, java: Any) -> None:
+        self.java = java
+
+    @cached_property
+    def kind(self) -> str:
+        """The simple name of the node's class, e.g. `Aggregate`."""
+        return str(self.java.getClass().getSimpleName()).removesuffix("$")
+
+    def __str__(self) -> str:
+        return str(self.java.toString())
+
+
+class Expression(_Tree):
+    """A resolved Catalyst expression."""
+
+    @cached_property
+    def children(self) -> list[Expression]:
+        """The operands."""
+        return [Expression(child) for child in _items(self.java.children())]
+
+    @cached_property
+    def type(self) -> str:
+        """The data type as DDL, e.g. `decimal(10,2)`."""
+        return str(self.java.dataType().catalogString())
+
+    @cached_property
+    def data_type(self) -> DataType:
+        """The data type as PySpark's object, nullability of nested fields included."""
+        return StructType.fromJson(
+            {
+                "type": "struct",
+                "fields": [
+                    {"name": "c", "type": json.loads(self.java.dataType().json()), "nullable": True, "metadata": {}},
+                ],
+            }
+        )[0].dataType
+
+    @property
+    def nullable(self) -> bool:
+        """Whether the value can be null."""
+        return bool(self.java.nullable())
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same input always gives the same value."""
+        return bool(self.java.deterministic())
+
+    @property
+    def foldable(self) -> bool:
+        """Whether the value is a constant."""
+        return bool(self.java.foldable())
+
+    @property
+    def name(self) -> str:
+        """The name of a named expression; otherwise its SQL text."""
+        return str(self.java.name()) if self.kind in ("Alias", "AttributeReference") else str(self.java.sql())
+
+    @cached_property
+    def expr_id(self) -> int:
+        """The identity of a named expression within the session."""
+        return int(self.java.exprId().id())
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Field metadata of a named expression."""
+        return dict(json.loads(self.java.metadata().json()))
+
+    @cached_property
+    def canonical(self) -> Any:
+        """A JVM object that equals that of every expression with the same meaning over the same attributes."""
+        return self.java.canonicalized()
+
+    def means(self, other: Expression) -> bool:
+        """Whether both compute the same thing from the same attributes."""
+        return bool(self.canonical.equals(other.canonical))
+
+    def walk(self) -> Iterator[Expression]:
+        """This expression and everything below it, top down."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def get(self, method: str) -> Any:
+        """A field of the JVM object as a Python value, expressions wrapped, options opened; None where it has none."""
+        try:
+            value = getattr(self.java, method)()
+        except Py4JError:  # versions of Spark differ in their fields
+            return None
+        name = getattr(getattr(value, "getClass", lambda: None)(), "getName", lambda: "")()
+        if name == "scala.None$":
+            return None
+        if name == "scala.Some":
+            value = value.get()
+        return value
+
+    def expression(self, method: str) -> Expression | None:
+        """A field of the JVM object that is an expression."""
+        value = self.get(method)
+        return None if value is None else Expression(value)
+
+
+class Node(_Tree):
+    """A node of an analysed logical plan."""
+
+    @cached_property
+    def children(self) -> list[Node]:
+        """The nodes below."""
+        return [Node(child) for child in _items(self.java.children())]
+
+    @cached_property
+    def output(self) -> list[Expression]:
+        """The columns that the node produces."""
+        return [Expression(attribute) for attribute in _items(self.java.output())]
+
+    @property
+    def streaming(self) -> bool:
+        """Whether anything below is a stream."""
+        return bool(self.java.isStreaming())
+
+    @property
+    def expressions(self) -> list[Expression]:
+        """The expressions that the node itself holds."""
+        return [Expression(expression) for expression in _items(self.java.expressions())]
+
+    def list(self, method: str) -> list[Expression]:
+        """A field of the JVM object that is a sequence of expressions."""
+        return [Expression(expression) for expression in _items(getattr(self.java, method)())]
+
+    def walk(self) -> Iterator[Node]:
+        """This node and everything below it, top down (subqueries excluded)."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True)
+class Catalyst:
+    """Makes plans and expressions in one session's JVM.
+
+    Attributes:
+        spark: a classic (py4j) session.
+    """
+
+    spark: SparkSession
+
+    def _class(self, name: str) -> Any:
+        found: Any = self.spark._jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def _seq(self, items: Sequence[Any], *, indexed: bool = False) -> Any:
+        array = self._class("java.util.ArrayList")()
+        for item in items:
+            array.add(item)
+        scala = self._class("scala.jdk.javaapi.CollectionConverters").asScala(array)
+        return scala.toIndexedSeq() if indexed else scala.toSeq()
+
+    def analyzed(self, df: DataFrame) -> Node:
+        """The analysed plan of a DataFrame, common table expressions inlined where Spark's optimiser would."""
+        plan = Node(df._jdf.queryExecution().analyzed())
+        return self._inline(plan) if any(node.kind == "WithCTE" for node in plan.walk()) else plan
+
+    def _inline(self, plan: Node) -> Node:
+        rule = self._class("org.apache.spark.sql.catalyst.optimizer.InlineCTE")
+        for flags in (3, 2, 1):  # the versions differ in how many flags the rule has; all are false by default
+            try:
+                return Node(rule(*[False] * flags).apply(plan.java))
+            except Py4JError as error:
+                if "does not exist" not in str(error):
+                    raise
+        return plan
+
+    def dataframe(self, plan: Node) -> DataFrame:
+        """The DataFrame of a plan."""
+        dataset = self._class("org.apache.spark.sql.classic.Dataset")
+        return DataFrame(dataset.ofRows(self.spark._jsparkSession, plan.java), self.spark)
+
+    def with_children(self, tree: Node, children: Sequence[Node]) -> Node:
+        """The same node over other children."""
+        return Node(tree.java.withNewChildren(self._seq([child.java for child in children], indexed=True)))
+
+    def with_operands(self, expression: Expression, operands: Sequence[Expression]) -> Expression:
+        """The same expression over other operands."""
+        return Expression(expression.java.withNewChildren(self._seq([o.java for o in operands], indexed=True)))
+
+    def alias(self, expression: Expression, name: str) -> Expression:
+        """`expression AS name`, under a new identity."""
+        fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
+        return self._alias(expression, name, fresh, self._seq([]), None)
+
+    def stand_in(self, expression: Expression, old: Expression) -> Expression:
+        """`expression` under the name, identity, qualifier and metadata of `old`, so that nodes above never notice.
+
+        The metadata carries the watermark's delay to stateful operators above.
+        """
+        return self._alias(expression, old.name, old.java.exprId(), old.java.qualifier(), old.java.metadata())
+
+    def _alias(self, expression: Expression, name: str, expr_id: Any, qualifier: Any, metadata: Any) -> Expression:
+        option = self._class("scala.Option").apply(metadata)
+        alias = self._class(f"{_EXPRESSIONS}.Alias")
+        return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
+
+    def not_null(self, expression: Expression) -> Expression:
+        """`expression`, declared never null."""
+        return Expression(self._class(f"{_EXPRESSIONS}.KnownNotNull")(expression.java))
+
+    def project(self, named: Sequence[Expression], child: Node) -> Node:
+        """`SELECT named FROM child`."""
+        return Node(self._class(f"{_LOGICAL}.Project")(self._seq([n.java for n in named]), child.java))
+
+    def streaming_rows(self, values: Sequence[int], name: str) -> DataFrame:
+        """A bigint column of constant rows that takes part in every micro-batch (a streaming `LocalRelation`)."""
+        rows = self.spark.sql("VALUES " + ", ".join(f"({value}L)" for value in values) + f" AS t({name})")
+        optimized = Node(rows._jdf.queryExecution().optimizedPlan())
+        (local,) = (node.java for node in optimized.walk() if node.kind == "LocalRelation")
+        relation = self._class(f"{_LOGICAL}.LocalRelation")
+        return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
+
+    def check_streaming(self, plan: Node, output_mode: str) -> None:
+        """Spark's own check of what a stream may do; raises Spark's own error."""
+        modes = self._class("org.apache.spark.sql.streaming.OutputMode")
+        mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode.lower()]()
+        checker = self._class("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
+        checker.checkForStreaming(plan.java, mode)
+
+    def without_distincts(self, plan: Node) -> Node:
+        """The plan with every DISTINCT aggregate of a streaming `Aggregate` made an ordinary one."""
+        children = [self.without_distincts(child) for child in plan.children]
+        if any(new is not old for new, old in zip(children, plan.children, strict=True)):
+            plan = self.with_children(plan, children)
+        if plan.kind != "Aggregate" or not plan.streaming:
+            return plan
+        results = [self._plain(result) for result in plan.list("aggregateExpressions")]
+        java = plan.java
+        copy = [java.groupingExpressions(), self._seq([result.java for result in results]), java.child()]
+        try:
+            return Node(java.copy(*copy, java.hint()))
+        except Py4JError:  # an Aggregate without a hint: Spark 4.0's
+            return Node(java.copy(*copy))
+
+    def _plain(self, expression: Expression) -> Expression:
+        if expression.kind == "AggregateExpression":
+            java = expression.java
+            kind = self._class(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
+            return Expression(kind(java.aggregateFunction(), java.mode(), False, java.filter(), java.resultId()))
+        if not expression.children:
+            return expression
+        return self.with_operands(expression, [self._plain(child) for child in expression.children])

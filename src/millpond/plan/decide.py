@@ -1,0 +1,178 @@
+"""Decides, for every stateful operator of a query, whether it runs on Millpond or stays on Spark, and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec
+from millpond.plan.aggregate import Derived, Reading, Unsupported, read_aggregate, unique
+from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.reasons import Reason
+from millpond.plan.support import hashable
+
+_OTHER_STATE = {
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithState",
+    "TransformWithStateInPandas": "transformWithStateInPandas",
+    "GlobalLimit": "a limit on a stream",
+}
+"""Nodes that hold state on streams and are always left to Spark → how to call them."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One stateful operator of the query.
+
+    Attributes:
+        title: what it is, for people.
+        spec: what a slot computes, if it runs on Millpond.
+        index: its number among the query's Millpond operators, bottom up, left to right; None on Spark.
+        reading: what to project around it.
+        reason: why it stays on Spark.
+    """
+
+    title: str
+    spec: OperatorSpec | None = None
+    index: int | None = None
+    reading: Reading | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A plan node with what was decided about it and about the nodes below."""
+
+    node: Node
+    children: tuple[Decided, ...]
+    operator: Operator | None = None
+
+    def operators(self) -> Iterator[Operator]:
+        """All stateful operators, bottom up, left to right."""
+        for child in self.children:
+            yield from child.operators()
+        if self.operator is not None:
+            yield self.operator
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about one query.
+
+    Attributes:
+        root: the decided plan.
+        output_mode: `append`, `update` or `complete`.
+        operators: the query's stateful operators, bottom up, left to right.
+    """
+
+    root: Decided
+    output_mode: str
+    operators: tuple[Operator, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operators", tuple(self.root.operators()))
+
+    @property
+    def ours(self) -> list[Operator]:
+        """The operators that run on Millpond, by index."""
+        return [operator for operator in self.operators if operator.spec is not None]
+
+    @property
+    def theirs(self) -> list[Operator]:
+        """The operators that stay on Spark."""
+        return [operator for operator in self.operators if operator.spec is None]
+
+    @property
+    def specs(self) -> list[OperatorSpec]:
+        """What the slots compute, by operator index."""
+        return [operator.spec for operator in self.operators if operator.spec is not None]
+
+
+def decide(df: DataFrame, output_mode: str = "append") -> Decision:
+    """Decide where each stateful operator of a streaming DataFrame runs."""
+    return Decision(_Decider(output_mode.lower()).visit(Catalyst(df.sparkSession).analyzed(df)), output_mode.lower())
+
+
+class _Decider:
+    def __init__(self, output_mode: str) -> None:
+        self.output_mode = output_mode
+        self.count = 0
+
+    def visit(self, node: Node) -> Decided:
+        children = tuple(self.visit(child) for child in node.children)
+        return Decided(node, children, self._operator(node) if node.streaming else None)
+
+    def _operator(self, node: Node) -> Operator | None:
+        if node.kind == "Join" and all(child.streaming for child in node.children):
+            return Operator("stream-stream join", reason=Reason("MP-OPERATOR", "a stream-stream join"))
+        if node.kind in _OTHER_STATE:
+            title = _OTHER_STATE[node.kind]
+            return Operator(title, reason=Reason("MP-OPERATOR", title))
+        reader: dict[str, Callable[[Node], tuple[Reading, OperatorSpec]]]
+        reader = {"Aggregate": self._aggregate, "Deduplicate": self._deduplicate, "Distinct": self._distinct}
+        if node.kind not in reader:
+            return None
+        title = describe(node)
+        try:
+            reading, spec = reader[node.kind](node)
+        except Unsupported as unsupported:
+            return Operator(title, reason=unsupported.reason)
+        self.count += 1
+        return Operator(title, spec, self.count - 1, reading)
+
+    def _aggregate(self, node: Node) -> tuple[Reading, AggregateSpec]:
+        reading = read_aggregate(node)
+        if self.output_mode == "append":
+            raise Unsupported(Reason("MP-MODE", self.output_mode))
+        return reading, reading.spec(self.output_mode)
+
+    def _distinct(self, node: Node) -> tuple[Reading, AggregateSpec]:
+        """`SELECT DISTINCT` is a grouping by all columns without functions, in Spark and here."""
+        reading = Reading()
+        names: set[str] = set()
+        for attribute in node.output:
+            _check_key(attribute)
+            reading.raw.append(attribute)
+            column = Field(unique(attribute.name, names), attribute.type)
+            reading.keys.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
+        reading.set_hash([key.field.name for key in reading.keys])
+        if self.output_mode == "append":
+            raise Unsupported(Reason("MP-MODE", self.output_mode))
+        return reading, reading.spec(self.output_mode)
+
+    def _deduplicate(self, node: Node) -> tuple[Reading, DeduplicateSpec]:
+        reading = Reading()
+        names: set[str] = set()
+        keys = node.list("keys")
+        for attribute in node.output:
+            reading.raw.append(attribute)
+            column = Field(unique(attribute.name, names), attribute.type)
+            reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
+        positions = []
+        for key in keys:
+            _check_key(key)
+            positions.append(next(i for i, attribute in enumerate(node.output) if attribute.expr_id == key.expr_id))
+        reading.set_hash([reading.inputs[position].field.name for position in positions])
+        return reading, DeduplicateSpec(tuple(column.field for column in reading.inputs), tuple(positions))
+
+
+def _check_key(attribute: Expression) -> None:
+    if WATERMARK_DELAY in attribute.metadata:
+        raise Unsupported(Reason("MP-EVENT-TIME", attribute.name))
+    if not hashable(attribute.data_type):
+        raise Unsupported(Reason("MP-KEY-TYPE", f"{attribute.name} ({attribute.type})"))
+
+
+def describe(node: Node) -> str:
+    """An operator in a few words."""
+    if node.kind == "Aggregate":
+        keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
+        return f"aggregate by {keys}" if keys else "aggregate"
+    if node.kind == "Deduplicate":
+        return "deduplicate by " + ", ".join(key.name for key in node.list("keys"))
+    return "distinct"

@@ -1,0 +1,35 @@
+"""Why a stateful operator stays on Spark: stable codes, one sentence each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REASONS = {
+    "MP-MODE": "output mode {detail} needs a watermark to close groups, which Spark's own state store handles",
+    "MP-EVENT-TIME": "it groups by event time ({detail}), whose state expires with the watermark",
+    "MP-FUNCTION": "the aggregate function {detail} is not supported",
+    "MP-KEY-TYPE": "the key {detail} has a type that cannot be a key",
+    "MP-INPUT-TYPE": "{detail} has a type that is not supported",
+    "MP-KEYS": "it has more key columns than the supported 64 ({detail})",
+    "MP-OPERATOR": "{detail} is not supported",
+    "MP-ABOVE": "a stateful operator above it stays on Spark and would count its updates twice",
+    "MP-CTE": "it stands in a common table expression that is evaluated once for several readers",
+    "MP-TRIGGER": "the trigger {detail} runs without micro-batch commits",
+    "MP-OFF": "spark.millpond.enabled is false",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A stable code and what it is about.
+
+    Attributes:
+        code: a key of `REASONS`.
+        detail: the part of the query that it is about.
+    """
+
+    code: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.code}: {REASONS[self.code].format(detail=self.detail)}"

@@ -1,0 +1,130 @@
+"""Rewrites a query so that its stateful operators run in slots: projection, key hash, markers, exchange, pipe.
+
+DESIGN §2: each chosen node becomes child → projection and key hash → marker rows → exchange by hash range → pipe →
+projection under the old identities, so that no node above it notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from millpond.operators.spec import OperatorSpec
+from millpond.plan.aggregate import Derived, quoted, rewrite
+from millpond.plan.catalyst import Catalyst, Expression, Node
+from millpond.plan.decide import Decided, Decision, Operator
+
+KEY_GROUP_BITS = 15
+_TIME_BITS = 64 - KEY_GROUP_BITS
+
+Pipe = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class PipeFactory(Protocol):
+    """Makes the function that runs in Spark's worker for one operator."""
+
+    def __call__(self, operator: int, spec: OperatorSpec) -> Pipe:
+        """The picklable pipe of operator number `operator`."""
+
+
+def transplant(df: DataFrame, decision: Decision, partitions: int, pipes: PipeFactory) -> DataFrame:
+    """The same query with the decided operators in slots.
+
+    Args:
+        df: the user's DataFrame, from which `decision` was made.
+        decision: what `decide` said.
+        partitions: how many partitions the state has.
+        pipes: makes each operator's pipe.
+    """
+    surgeon = _Surgeon(Catalyst(df.sparkSession), partitions, pipes)
+    return surgeon.catalyst.dataframe(surgeon.visit(decision.root))
+
+
+class _Surgeon:
+    def __init__(self, catalyst: Catalyst, partitions: int, pipes: PipeFactory) -> None:
+        self.catalyst = catalyst
+        self.partitions = partitions
+        self.pipes = pipes
+
+    def visit(self, decided: Decided) -> Node:
+        children = [self.visit(child) for child in decided.children]
+        operator = decided.operator
+        if operator is not None and operator.spec is not None:
+            return self._replace(decided.node, operator, children[0])
+        if all(new is old.node for new, old in zip(children, decided.children, strict=True)):
+            return decided.node
+        return self.catalyst.with_children(decided.node, children)
+
+    def _replace(self, node: Node, operator: Operator, child: Node) -> Node:
+        assert operator.reading is not None
+        assert operator.spec is not None
+        assert operator.index is not None
+        reading = operator.reading
+        columns = reading.keys + reading.inputs
+        prepared = self._prepare(child, reading.raw, columns, reading.hash)
+        types = [reading.raw[key.raw[0]].data_type for key in reading.keys]
+        names = [key.field.name for key in reading.keys]
+        if node.kind == "Deduplicate":
+            names = [column.field.name for column in reading.inputs]
+            types = [raw.data_type for raw in reading.raw]
+        else:
+            names += [f"call{index}" for index in range(len(reading.aggregates))]
+            types += [aggregate.data_type for aggregate in reading.aggregates]
+        schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
+        pipe = self.pipes(operator.index, operator.spec)
+        piped = self._exchange(prepared).mapInArrow(pipe, schema)
+        return self._reattach(node, reading.raw, reading.aggregates, self.catalyst.analyzed(piped))
+
+    def _prepare(self, child: Node, raw: list[Expression], columns: list[Derived], hash_: str) -> DataFrame:
+        """Project what the operator needs: Spark evaluates the expressions, then the key hash over their values."""
+        aliases = [self.catalyst.alias(expression, f"raw{index}") for index, expression in enumerate(raw)]
+        projected = self.catalyst.dataframe(self.catalyst.project(aliases, child))
+        named = projected.select(
+            *(F.expr(c.sql.format(*(f"raw{r}" for r in c.raw))).alias(c.field.name) for c in columns)
+        )
+        return named.select(F.expr(hash_).alias("__hash"), F.lit(False).alias("__mark"), *_columns(named))
+
+    def _exchange(self, prepared: DataFrame) -> DataFrame:
+        """Add one marker row per partition and batch, and send every row to its hash's partition."""
+        low = [-(-(p << KEY_GROUP_BITS) // self.partitions) << _TIME_BITS for p in range(self.partitions)]
+        signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
+        now = F.unix_millis(F.current_timestamp())
+        markers = self.catalyst.streaming_rows(signed, "low").select(
+            F.col("low").bitwiseOR(now).alias("__hash"),
+            F.lit(True).alias("__mark"),
+            *(F.lit(None).cast(f.dataType).alias(f.name) for f in prepared.schema.fields[2:]),
+        )
+        partition = F.expr(
+            f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {self.partitions}L, {KEY_GROUP_BITS}) as int)"
+        )
+        return prepared.union(markers).repartitionById(self.partitions, partition)
+
+    def _reattach(self, node: Node, raw: list[Expression], aggregates: list[Expression], piped: Node) -> Node:
+        """Put the node's results, computed from the pipe's output, under their old names and identities."""
+        if node.kind != "Aggregate":
+            pairs = zip(piped.output, node.output, strict=True)
+            return self.catalyst.project([self.catalyst.stand_in(self._as(new, old), old) for new, old in pairs], piped)
+        groupings = node.list("groupingExpressions")
+        known = list(zip(groupings + aggregates, piped.output, strict=True))
+
+        def replace(expression: Expression) -> Expression | None:
+            return next((self._as(new, old) for old, new in known if old.means(expression)), None)
+
+        results = []
+        for result in node.list("aggregateExpressions"):
+            value = result.children[0] if result.kind == "Alias" else result
+            results.append(self.catalyst.stand_in(rewrite(self.catalyst, value, replace), result))
+        return self.catalyst.project(results, piped)
+
+    def _as(self, new: Expression, old: Expression) -> Expression:
+        """The pipe's column with the nullability that the plan knew."""
+        return new if old.nullable else self.catalyst.not_null(new)
+
+
+def _columns(df: DataFrame) -> list[str]:
+    return [quoted(name) for name in df.columns]

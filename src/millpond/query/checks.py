@@ -1,0 +1,76 @@
+"""What is refused before a query starts, because it would give wrong results or break the state later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from millpond.errors import SettingError, UsageError
+from millpond.plan.catalyst import Catalyst
+from millpond.plan.decide import Decision
+
+TESTED = ("4.1", "4.2", "4.3")
+"""The versions of Spark that Millpond is tested with."""
+
+log = logging.getLogger("millpond")
+
+
+def check_session(df: DataFrame) -> None:
+    """Refuse Spark Connect and untested versions of Spark.
+
+    Raises:
+        UsageError: saying which sessions and versions work.
+    """
+    if not hasattr(df, "_jdf") or type(df).__module__.startswith("pyspark.sql.connect"):
+        raise UsageError(
+            "Millpond reads the query's plan in the driver's JVM, which a Spark Connect session does not offer.",
+            action="Use a classic session: SparkSession.builder.master(…).getOrCreate(), without remote().",
+        )
+    version = df.sparkSession.version
+    if ".".join(version.split(".")[:2]) not in TESTED:
+        raise UsageError(
+            f"Millpond was never tested with Spark {version} (PySpark {pyspark.__version__}).",
+            action=f"Use one of the tested versions: {', '.join(f'{v}.x' for v in TESTED)}.",
+        )
+
+
+def check_stream(df: DataFrame, decision: Decision) -> None:
+    """Have Spark check the query as the user wrote it, with its output mode; the errors are Spark's.
+
+    The one thing allowed beyond Spark's rules is DISTINCT in aggregates that Millpond runs.
+    """
+    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
+        return
+    catalyst = Catalyst(df.sparkSession)
+    plan = decision.root.node
+    if any(getattr(call, "distinct", False) for spec in decision.specs for call in getattr(spec, "calls", ())):
+        plan = catalyst.without_distincts(plan)
+    catalyst.check_streaming(plan, decision.output_mode)
+
+
+def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> None:
+    """Refuse settings that Spark would refuse for a stateful query but accepts for one that looks stateless.
+
+    Raises:
+        UsageError: asynchronous progress tracking.
+        SettingError: too few retained batches.
+    """
+    if (option("asyncProgressTrackingEnabled") or "false").lower() == "true":
+        raise UsageError(
+            "Asynchronous progress tracking leaves batches out of Spark's commit log, which the state follows.",
+            action="Remove the option asyncProgressTrackingEnabled.",
+        )
+    retained = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
+    if retained < 2:
+        raise SettingError(
+            f"spark.sql.streaming.minBatchesToRetain is {retained}, but a restart may need the batch before the last.",
+            action="Set it to 2 or more (Spark's default is 100).",
+        )
+    if spark.sparkContext.master.startswith("local[") and "," not in spark.sparkContext.master:
+        log.warning(
+            "%s never tries a failed task again; a slot that dies ends the query (local[N,4] retries)",
+            spark.sparkContext.master,
+        )

@@ -1,0 +1,201 @@
+"""`millpond.writeStream(df)`: Spark's `DataStreamWriter`, whose `start()` and `toTable()` run the transplanted query.
+
+Every call goes to Spark's own writer first, so that its errors stay Spark's, and is recorded; at the end the calls are
+made again on the writer of the transplanted DataFrame.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from millpond.conf import Settings, read_settings
+from millpond.errors import UnsupportedError
+from millpond.plan.decide import Decision, decide
+from millpond.plan.transplant import transplant
+from millpond.query.checks import check_session, check_stream, check_writer
+from millpond.query.locations import choose_checkpoint
+from millpond.query.tasks import pipe_tasks
+from millpond.slot.pipe import Coverage, Pipe
+
+log = logging.getLogger("millpond")
+
+_STARTING = threading.RLock()
+"""Session settings are changed for the moment of a start; two starts must not see each other's."""
+
+
+_AROUND_START = {
+    # Spark checked the query that the user wrote; the transplanted one looks stateless and would be judged as such.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
+}
+
+
+@contextmanager
+def _settings(spark: SparkSession, wanted: dict[str, Any]) -> Iterator[None]:
+    """Change session settings for a moment: a starting query copies its session and keeps them."""
+    with _STARTING:
+        before = {name: spark.conf.get(name, None) for name in wanted}
+        explicit = spark.conf.getAll
+        try:
+            for name, value in wanted.items():
+                spark.conf.set(name, str(value))
+            yield
+        finally:
+            for name, value in before.items():
+                if name in explicit and value is not None:
+                    spark.conf.set(name, value)
+                else:
+                    spark.conf.unset(name)
+
+
+def _recorded(name: str) -> Callable[..., StreamWriter]:
+    original = getattr(DataStreamWriter, name)
+
+    @functools.wraps(original)
+    def call(self: StreamWriter, *args: Any, **kwargs: Any) -> StreamWriter:
+        original(self, *args, **kwargs)
+        self._calls.append((name, args, kwargs))
+        return self
+
+    return call
+
+
+class StreamWriter(DataStreamWriter):  # type: ignore[misc]
+    """A `DataStreamWriter` that runs the query's supported stateful operators on Millpond.
+
+    Args:
+        df: a streaming DataFrame of a classic session.
+
+    Raises:
+        UsageError: the session is a Spark Connect session, or its version of Spark was never tested.
+    """
+
+    def __init__(self, df: DataFrame) -> None:
+        check_session(df)
+        super().__init__(df)
+        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    outputMode = _recorded("outputMode")
+    format = _recorded("format")
+    option = _recorded("option")
+    options = _recorded("options")
+    partitionBy = _recorded("partitionBy")
+    clusterBy = _recorded("clusterBy")
+    queryName = _recorded("queryName")
+    trigger = _recorded("trigger")
+    foreach = _recorded("foreach")
+    foreachBatch = _recorded("foreachBatch")
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Start the query, as `DataStreamWriter.start` does.
+
+        Raises:
+            SettingError: a `spark.millpond.*` setting is unknown or malformed.
+            UnsupportedError: an operator is not supported and `onUnsupported` is `error`.
+            UsageError: the query is set up in a way that would break its state.
+        """
+        self._apply(format, outputMode, partitionBy, queryName, options)
+        return self._launch(lambda writer: DataStreamWriter.start(writer, path))
+
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Start the query into a table, as `DataStreamWriter.toTable` does; raises what `start` raises."""
+        self._apply(format, outputMode, partitionBy, queryName, options)
+        return self._launch(lambda writer: DataStreamWriter.toTable(writer, tableName))
+
+    def _apply(self, format_: Any, output_mode: Any, partition_by: Any, query_name: Any, options: Any) -> None:
+        self.options(**options)
+        for method, value in (
+            (self.outputMode, output_mode),
+            (self.partitionBy, partition_by),
+            (self.format, format_),
+            (self.queryName, query_name),
+        ):
+            if value is not None:
+                method(value)
+
+    def _launch(self, launch: Callable[[DataStreamWriter], StreamingQuery]) -> StreamingQuery:
+        settings = read_settings(self._spark.conf.getAll)
+        if not settings.enabled:
+            return launch(self)
+        decision = decide(self._df, self._said("outputMode") or "append")
+        self._report(decision, settings)
+        if not decision.ours:
+            return launch(self)
+        check_stream(self._df, decision)
+        check_writer(self._spark, self._option)
+        checkpoint = choose_checkpoint(
+            self._spark, self._sink(), self._said("queryName"), self._option("checkpointLocation")
+        )
+        if checkpoint is None:
+            return launch(self)  # Spark asks for a checkpoint location in its own words
+        tasks = pipe_tasks(self._spark, decision, settings, checkpoint)
+        coverage = self._spark.sparkContext.accumulator([], Coverage())
+        frame = transplant(self._df, decision, tasks[0].partitions, lambda index, _: Pipe(tasks[index], coverage))
+        writer = frame.writeStream
+        for name, args, kwargs in self._calls:
+            getattr(writer, name)(*args, **kwargs)
+        writer.option("checkpointLocation", checkpoint)
+        batch_rows = {"spark.sql.execution.arrow.maxRecordsPerBatch": settings.batch_rows}
+        with _settings(self._spark, _AROUND_START | batch_rows):
+            return launch(writer)
+
+    def _report(self, decision: Decision, settings: Settings) -> None:
+        for operator in decision.theirs:
+            if settings.on_unsupported == "error":
+                raise UnsupportedError(
+                    f"The operator '{operator.title}' is not supported: {operator.reason}.",
+                    action="Change the query, or set spark.millpond.onUnsupported=spark to leave it to Spark.",
+                )
+            if settings.explain != "none":
+                log.warning("'%s' stays on Spark's state store: %s", operator.title, operator.reason)
+
+    def _sink(self) -> str:
+        """The sink's format, by which Spark chooses what may do without a checkpoint location."""
+        names = [name for name, _, _ in self._calls if name in ("format", "foreach", "foreachBatch")]
+        return str(self._said("format")) if names and names[-1] == "format" else names[-1] if names else ""
+
+    def _said(self, method: str) -> Any:
+        """The argument of the last call of a one-argument method, None without a call."""
+        values = [[*args, *kwargs.values()][0] for name, args, kwargs in self._calls if name == method]
+        return values[-1] if values else None
+
+    def _option(self, name: str) -> str | None:
+        """The value of a writer's option, as Spark sees it: names ignore case, the last one counts."""
+        found = None
+        for method, args, kwargs in self._calls:
+            if method == "option":
+                pair = dict(zip(("key", "value"), args, strict=False)) | kwargs
+                given = {pair["key"]: pair["value"]}
+            elif method == "options":
+                given = kwargs
+            else:
+                continue
+            for key, value in given.items():
+                if key.lower() == name.lower() and value is not None:
+                    found = str(value)
+        return found
