@@ -1,0 +1,230 @@
+"""A query's checkpoint as a slot sees it: open partitions at a version, read deltas, put commits.
+
+Which manifests count is decided by the generation: its own commits, and the exact manifests that its base names.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from millpond.checkpoint.commit import (
+    CommitHeader,
+    commit_name,
+    encode_commit,
+    header_end,
+    parse_commit_name,
+    read_header,
+    resolve,
+    version_prefix,
+)
+from millpond.checkpoint.documents import damaged
+from millpond.checkpoint.generation import Base, Generation, Tip, check_fence, read_base, read_claim
+from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, checksum
+from millpond.errors import MillpondError, StateDamagedError, TransientError
+from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
+
+_HEADERS = 256
+"""Headers kept in memory: partitions of one slot share commit objects, so opening them reads each header once."""
+
+_REMEMBERED = 4
+"""Final manifests kept per partition for the children that are computed from them."""
+
+_READAHEAD = 4
+"""Deltas that `read_deltas` fetches ahead of its consumer."""
+
+
+class Checkpoint:
+    """The checkpoint of one query, written to by one generation. Thread-safe.
+
+    Args:
+        files: the location's `millpond/` folder (`join_url(location, "millpond")`).
+        generation: the run's number; it must have a base (the driver writes it before the query starts).
+        poll: seconds between looks at the store while waiting for a commit of another slot.
+    """
+
+    def __init__(self, files: FileSystem, generation: int, *, poll: float = 0.05) -> None:
+        self.files = files
+        self.claim: Generation = read_claim(files, generation)
+        self.base: Base = read_base(files, generation)
+        self._poll = poll
+        self._lock = threading.Lock()
+        self._headers: OrderedDict[str, CommitHeader] = OrderedDict()
+        self._known: dict[tuple[int, int], OrderedDict[str, PartitionManifest]] = defaultdict(OrderedDict)
+
+    @property
+    def generation(self) -> int:
+        """The number of the generation that this run writes."""
+        return self.claim.number
+
+    def open_partition(self, operator: int, partition: int, version: int, *, wait: float = 0.0) -> PartitionManifest:
+        """The state of a partition at a version: this generation's own commit, else the base's.
+
+        Version 0, and a base version without a tip, give a manifest without tables (and with `id` ""): empty state.
+
+        Args:
+            operator, partition, version: what to open.
+            wait: seconds to wait for a commit that may be on its way from another slot.
+
+        Raises:
+            FencedError: a newer generation exists.
+            TransientError: the version is not there after `wait` seconds, or two commits of it contradict each other;
+                in both cases a restart of the query repairs it.
+            StateDamagedError: a file of it is missing, cut short or altered.
+        """
+        check_fence(self.files, self.generation)
+        deadline = time.monotonic() + wait
+        while True:
+            own = self.commits_of(operator, partition, version)
+            if len({manifest.lineage for manifest in own}) > 1:
+                raise TransientError(
+                    "Two attempts of one batch saw different input, so its state is not certain.",
+                    action="Restart the query: it repeats the batch. (A query whose input is not repeatable needs "
+                    "spark.millpond.commit.mode=sync.)",
+                    operator=str(operator),
+                    partition=partition,
+                    version=version,
+                    file=self.files.locate(version_prefix(version)),
+                )
+            if own:
+                return self._remember(own[0])
+            if version == 0 or self.base.has(version):
+                tip = self.base.tip(operator, partition, version)
+                return self._remember(self._read_tip(tip, operator, partition, version))
+            if time.monotonic() >= deadline:
+                raise TransientError(
+                    "This version of the state is not durable.",
+                    action="Restart the query: it repeats the batch that made it.",
+                    operator=str(operator),
+                    partition=partition,
+                    version=version,
+                    file=self.files.locate(version_prefix(version)),
+                )
+            time.sleep(min(self._poll, max(0.0, deadline - time.monotonic())))
+
+    def commits_of(self, operator: int, partition: int, version: int) -> list[PartitionManifest]:
+        """All intact manifests of a place and version that this generation has put, each `id` once."""
+        found: dict[str, PartitionManifest] = {}
+        for info in self.files.list(f"{version_prefix(version)}{self.generation:06d}-"):
+            try:
+                header = self._header(info)
+            except MissingFileError:
+                continue  # collected meanwhile
+            except StateDamagedError:
+                continue  # a torn put that was never acknowledged; were it needed, the version would be missing
+            for manifest in header.manifests:
+                if manifest.place == (operator, partition):
+                    found.setdefault(manifest.id, manifest)
+        return list(found.values())
+
+    def read_delta(self, ref: DeltaRef) -> Buffer:
+        """The bytes of a delta, as sealed.
+
+        Raises:
+            StateDamagedError: missing, cut short or altered.
+        """
+        data = self.files.get_range(ref.commit, ref.offset, ref.length)
+        if checksum([data]) != ref.checksum:
+            raise damaged(self.files.locate(ref.commit), "is altered")
+        return data
+
+    def read_deltas(self, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:
+        """The bytes of several deltas, in order; a few are fetched ahead."""
+        with ThreadPoolExecutor(_READAHEAD, thread_name_prefix="millpond-deltas") as pool:
+            ahead = [pool.submit(self.read_delta, ref) for ref in refs[:_READAHEAD]]
+            for index in range(len(refs)):
+                data = ahead.pop(0).result()
+                if index + _READAHEAD < len(refs):
+                    ahead.append(pool.submit(self.read_delta, refs[index + _READAHEAD]))
+                yield data
+
+    def parent_of(self, manifest: PartitionManifest) -> PartitionManifest | None:
+        """The final manifest that `manifest` was computed from, if it is durable."""
+        version = manifest.version - 1
+        empty = PartitionManifest(manifest.operator, manifest.partition, version)
+        if manifest.parent is None:
+            return empty
+        with self._lock:
+            known = self._known[manifest.place].get(manifest.parent)
+        if known is not None:
+            return known
+        tip = self.base.tip(*manifest.place, version)
+        if tip is not None and tip.id == manifest.parent:
+            return self._read_tip(tip, *manifest.place, version)
+        for found in self.commits_of(*manifest.place, version):
+            if found.id == manifest.parent:
+                return found
+        return None
+
+    def put_commit(self, slot: str, number: int, group: Sequence[tuple[Sealed, PartitionManifest]]) -> str:
+        """Put one commit object over sealed deltas of one version, each with its parent's final manifest.
+
+        The manifests are durable when this returns; they are acknowledged only after `check_fence`.
+
+        Args:
+            slot: uuid of the slot.
+            number: of the object among the slot's; a name that holds anything else is left alone and raises.
+            group: see `encode_commit`.
+
+        Returns:
+            The name of the object.
+
+        Raises:
+            AlreadyExistsError: the name holds other bytes: a put of ours that was torn. Use another number.
+        """
+        pieces, header = encode_commit(self.generation, slot, group)
+        name = commit_name(header.version, self.generation, slot, number)
+        try:
+            self.files.put(name, pieces, create=True)
+        except AlreadyExistsError:
+            if not self._holds(name, pieces):
+                raise
+        for manifest in resolve(header, name, header_end(pieces)).manifests:
+            self._remember(manifest)
+        return name
+
+    def check_fence(self) -> None:
+        """Raise `FencedError` if a newer generation exists."""
+        check_fence(self.files, self.generation)
+
+    def _holds(self, name: str, pieces: Sequence[Buffer]) -> bool:
+        data = self.files.get(name)
+        length = sum(memoryview(piece).nbytes for piece in pieces)
+        return memoryview(data).nbytes == length and checksum([data]) == checksum(pieces)
+
+    def _read_tip(self, tip: Tip | None, operator: int, partition: int, version: int) -> PartitionManifest:
+        if tip is None:
+            return PartitionManifest(operator, partition, version)
+        try:
+            for manifest in self._header(FileInfo(tip.commit, -1, 0.0)).manifests:
+                if manifest.id == tip.id:
+                    return manifest
+        except MillpondError as error:
+            raise error.at(operator=str(operator), partition=partition, version=version) from None
+        raise damaged(self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}")
+
+    def _header(self, info: FileInfo) -> CommitHeader:
+        with self._lock:
+            known = self._headers.get(info.name)
+            if known is not None:
+                self._headers.move_to_end(info.name)
+                return known
+        header = read_header(self.files, info.name, info.size if info.size >= 0 else None)
+        if (header.version, header.generation) != parse_commit_name(info.name):
+            raise damaged(self.files.locate(info.name), "does not hold what its name says")
+        with self._lock:
+            self._headers[info.name] = header
+            while len(self._headers) > _HEADERS:
+                self._headers.popitem(last=False)
+        return header
+
+    def _remember(self, manifest: PartitionManifest) -> PartitionManifest:
+        with self._lock:
+            known = self._known[manifest.place]
+            known[manifest.id] = manifest
+            while len(known) > _REMEMBERED:
+                known.popitem(last=False)
+        return manifest

@@ -1,0 +1,160 @@
+"""The format of commit objects and of sealed files on local disk: a checked header, then the deltas.
+
+    0   8 bytes   magic `MILLCMIT`
+    8   u32       format version
+    12  u32       length of the header
+    16  u64       XXH3 of bytes 0–15 and the header
+    24            header (`CommitHeader`, msgpack)
+    …             deltas, in the order of the header's manifests and their tables
+
+All numbers are little-endian. A delta that lies in the object itself is named in the header with an empty `commit` and
+an offset from the end of the header, so that the same bytes can be put under any name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+from millpond.checkpoint.documents import FORMAT, damaged, newer
+from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, TableState, checksum
+from millpond.files.filesystem import Buffer, FileSystem
+
+MAGIC = b"MILLCMIT"
+FIRST_READ = 1 << 16
+"""Bytes of an object that are read at once to get at its header; most headers are shorter."""
+
+_PREFIX = struct.Struct("<8sII")
+_CHECK = struct.Struct("<Q")
+_START = _PREFIX.size + _CHECK.size
+
+
+class CommitHeader(msgspec.Struct, frozen=True):
+    """What a commit object says about itself; `payload` is the length of all deltas in it."""
+
+    generation: int
+    slot: str
+    version: int
+    payload: int
+    manifests: tuple[PartitionManifest, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(CommitHeader)
+
+
+def commit_name(version: int, generation: int, slot: str, number: int) -> str:
+    """`commits/<version>-<generation>-<slot>.<number>`; sorts by version, then generation."""
+    return f"{version_prefix(version)}{generation:06d}-{slot}.{number}"
+
+
+def version_prefix(version: int) -> str:
+    """What the names of all commits of a version start with."""
+    return f"commits/{version:012d}-"
+
+
+def parse_commit_name(name: str) -> tuple[int, int]:
+    """Version and generation of a commit's name."""
+    version, generation, _ = name.removeprefix("commits/").split("-", 2)
+    return int(version), int(generation)
+
+
+def encode_commit(
+    generation: int, slot: str, group: Sequence[tuple[Sealed, PartitionManifest]]
+) -> tuple[list[Buffer], CommitHeader]:
+    """The pieces of a commit object over `group`: sealed deltas, each with the manifest it was computed from.
+
+    Each table's deltas become those of the parent behind `flushed`, then its own. All of `group` have one version.
+    """
+    pieces: list[Buffer] = []
+    manifests = []
+    offset = 0
+    for sealed, parent in group:
+        tables = {}
+        for name, table in sealed.manifest.tables.items():
+            before = parent.tables[name].deltas if name in parent.tables else ()
+            kept = tuple(delta for delta in before if delta.version > table.runs.flushed)
+            own = sealed.pieces.get(name, [])
+            length = sum(memoryview(piece).nbytes for piece in own)
+            if length:
+                kept += (DeltaRef("", offset, length, sealed.manifest.version, checksum(own)),)
+                pieces.extend(own)
+                offset += length
+            tables[name] = TableState(table.runs, kept)
+        manifests.append(msgspec.structs.replace(sealed.manifest, tables=tables))
+    version = group[0][0].manifest.version
+    header = CommitHeader(generation, slot, version, offset, tuple(manifests))
+    body = _encoder.encode(header)
+    prefix = _PREFIX.pack(MAGIC, FORMAT, len(body))
+    return [prefix + _CHECK.pack(_header_checksum(prefix, body)) + body, *pieces], header
+
+
+def resolve(header: CommitHeader, name: str, start: int) -> CommitHeader:
+    """The header with its own deltas named: object `name`, offsets from its beginning (`start`: end of the header)."""
+
+    def located(delta: DeltaRef) -> DeltaRef:
+        return msgspec.structs.replace(delta, commit=name, offset=delta.offset + start) if not delta.commit else delta
+
+    manifests = tuple(
+        msgspec.structs.replace(
+            manifest,
+            tables={
+                key: TableState(table.runs, tuple(map(located, table.deltas))) for key, table in manifest.tables.items()
+            },
+        )
+        for manifest in header.manifests
+    )
+    return msgspec.structs.replace(header, manifests=manifests)
+
+
+def header_end(pieces: Sequence[Buffer]) -> int:
+    """Where the deltas start in the object that `encode_commit` made."""
+    return memoryview(pieces[0]).nbytes
+
+
+def read_header(files: FileSystem, name: str, size: int | None = None) -> CommitHeader:
+    """Read and check the header of the commit object `name`; its deltas are resolved to that name.
+
+    Args:
+        files: where it lies.
+        name: of the object.
+        size: its length, if known from a listing.
+
+    Raises:
+        StateDamagedError: cut short or altered (deltas are checked when they are read, their length already here).
+        StateIncompatibleError: written by a newer Millpond.
+        MissingFileError: not there.
+    """
+    url = files.locate(name)
+    size = files.size(name) if size is None else size
+    if size < _START:
+        raise damaged(url, "is cut short")
+    first = memoryview(files.get_range(name, 0, min(size, FIRST_READ)))
+    magic, form, length = _PREFIX.unpack_from(first)
+    if magic != MAGIC:
+        raise damaged(url, "is not a commit")
+    if form > FORMAT:
+        raise newer(url, form, FORMAT)
+    end = _START + length
+    if end > size:
+        raise damaged(url, "is cut short")
+    body = first[_START:end] if end <= len(first) else memoryview(files.get_range(name, _START, length))
+    (expected,) = _CHECK.unpack_from(first, _PREFIX.size)
+    if _header_checksum(bytes(first[: _PREFIX.size]), body) != expected:
+        raise damaged(url, "is altered")
+    try:
+        header = _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise damaged(url, f"cannot be read: {error}") from error
+    if end + header.payload != size:
+        raise damaged(url, "is cut short" if end + header.payload > size else "has bytes at its end that do not belong")
+    return resolve(header, name, end)
+
+
+def _header_checksum(prefix: bytes, body: Buffer) -> int:
+    digest = xxhash.xxh3_64(prefix)
+    digest.update(body)
+    return digest.intdigest()

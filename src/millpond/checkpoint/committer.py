@@ -1,0 +1,322 @@
+"""The committer: makes sealed versions durable behind the batch's back (MiSA §4.2–4.5).
+
+A background thread groups what is sealed into one commit object per version, puts it with put-if-absent, checks that no
+newer generation exists, and only then acknowledges. It never waits for a partition. A put that fails is repeated with
+backoff; one whose outcome is not known (a time-out, a name that is suddenly taken) is settled by reading it back.
+The thread leaves a heartbeat; whoever waits for it watches that, and replaces a thread that died or is stuck in a put:
+its put, should it still take effect, has the same name and the same bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from millpond.checkpoint.checkpoint import Checkpoint
+from millpond.checkpoint.commit import commit_name
+from millpond.checkpoint.manifest import PartitionManifest, Sealed
+from millpond.checkpoint.sealed import SealedFiles
+from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.files.filesystem import AlreadyExistsError
+
+Key = tuple[int, int, int]
+
+_SLOWEST = 1 << 20
+"""Bytes a second below which a put counts as stuck."""
+
+
+@dataclass
+class CommitterStats:
+    """What the committer has done; for progress reports."""
+
+    commits: int = 0
+    versions: int = 0
+    bytes: int = 0
+    retries: int = 0
+    restarts: int = 0
+    seconds: float = 0.0
+    """From taking a group to its acknowledgement, of the last commit."""
+
+
+class Committer:
+    """Makes sealed versions durable. Thread-safe.
+
+    Args:
+        checkpoint: where commits go.
+        slot: uuid of the slot.
+        sealed: the slot's local files; what is durable is removed from them.
+        limit: seconds of failing after which waiters get an error (the committer keeps trying).
+        stuck: seconds after which a put that has not returned is taken over by a new thread (more for large ones).
+        backoff: first and longest pause between tries, in seconds; a random half of it is jitter.
+        threaded: run in a thread; without, the caller drives it by `step()` (tests).
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        slot: str,
+        sealed: SealedFiles,
+        *,
+        limit: float = 120.0,
+        stuck: float = 20.0,
+        backoff: tuple[float, float] = (0.05, 5.0),
+        threaded: bool = True,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.slot = slot
+        self.stats = CommitterStats()
+        self._sealed = sealed
+        self._limit = limit
+        self._stuck = stuck
+        self._backoff = backoff
+        self._threaded = threaded
+        self.heartbeat = time.monotonic()
+        self._changed = threading.Condition()
+        self._pending: dict[str, Sealed] = {}  # by manifest id, in the order of submission
+        self._unsure: set[str] = set()  # of those, adopted ones: they may be durable already
+        self._group: _Group | None = None
+        self._latest: dict[Key, str] = {}  # id of the newest seal of a version
+        self._durable: dict[tuple[int, int], int] = {}
+        self._lost: dict[str, TransientError] = {}
+        self._fenced: FencedError | None = None
+        self._failure: MillpondError | None = None
+        self._failing_since: float | None = None
+        self._tries = 0
+        self._number = 0
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def opened(self, manifest: PartitionManifest) -> None:
+        """Note that a version came from the store, so it is durable."""
+        with self._changed:
+            self._durable[manifest.place] = max(manifest.version, self._durable.get(manifest.place, 0))
+
+    def submit(self, sealed: Sealed, *, adopted: bool = False) -> None:
+        """Hand over a sealed version (as `SealedFiles.write` or `adopt` returned it); returns at once.
+
+        Args:
+            sealed: what to make durable. Its parent must be durable or submitted before.
+            adopted: it comes from a dead slot, which may have put it already: look first.
+
+        Raises:
+            FencedError: a newer run has taken over.
+        """
+        with self._changed:
+            if self._fenced is not None:
+                raise self._fenced
+            self._pending[sealed.manifest.id] = sealed
+            self._latest[sealed.key] = sealed.manifest.id
+            if adopted:
+                self._unsure.add(sealed.manifest.id)
+            if self._threaded and self._thread is None:
+                self._start_thread()
+            self._changed.notify_all()
+
+    def wait_durable(self, operator: int, partition: int, version: int, timeout: float | None = None) -> None:
+        """Return once the newest seal of this version is acknowledged; at once for version 0 and what was `opened`.
+
+        Args:
+            operator, partition, version: what to wait for.
+            timeout: seconds; None leaves it to the committer's `limit` of failing.
+
+        Raises:
+            TransientError: time is up, or the store has failed for too long (names the file and the failure).
+            FencedError: a newer run has taken over.
+        """
+        key = (operator, partition, version)
+        try:
+            self._wait(lambda: self._is_durable(key), timeout)
+        except MillpondError as error:
+            raise error.at(operator=str(operator), partition=partition, version=version) from None
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Return once everything submitted is acknowledged; raises as `wait_durable` does."""
+        self._wait(lambda: not self._pending, timeout)
+
+    def close(self) -> None:
+        """End the thread after its present try; what is not durable stays in the sealed files."""
+        with self._changed:
+            self._closed.set()
+            self._changed.notify_all()
+
+    def step(self) -> bool:
+        """One try to commit one group, in the calling thread; False when nothing is sealed."""
+        group = self._take_group()
+        if group is None:
+            return False
+        try:
+            self._commit(group)
+        except FencedError as error:
+            with self._changed:
+                self._fenced = error
+                self._changed.notify_all()
+        except Exception as error:  # the committer outlives every failure; waiters decide when it is too much
+            self._failed(error)
+        return True
+
+    def _take_group(self) -> _Group | None:
+        with self._changed:
+            self.heartbeat = time.monotonic()
+            if self._group is None and self._pending:
+                version = min(sealed.manifest.version for sealed in self._pending.values())
+                members = [sealed for sealed in self._pending.values() if sealed.manifest.version == version]
+                self._group = _Group(self._number, members, self.heartbeat)
+            return self._group
+
+    def _commit(self, group: _Group) -> None:
+        ready = []
+        for sealed in group.members:
+            if sealed.manifest.id in self._unsure and self._is_stored(sealed.manifest):
+                continue
+            parent = self.checkpoint.parent_of(sealed.manifest)
+            if parent is None:
+                self._lose(sealed)
+            else:
+                ready.append((sealed, parent))
+        if ready:
+            try:
+                self.checkpoint.put_commit(self.slot, group.number, ready)
+            except AlreadyExistsError:
+                self._next_number(group)  # a torn put of ours lies there
+                raise
+        self.heartbeat = time.monotonic()
+        self.checkpoint.check_fence()
+        self._acknowledge(group, sum(sealed.bytes for sealed, _ in ready))
+
+    def _acknowledge(self, group: _Group, size: int) -> None:
+        with self._changed:
+            if self._group is not group:
+                return  # another thread took over and has done this
+            self._group = None
+            self._next_number(group)
+            self._failure = self._failing_since = None
+            self._tries = 0
+            for sealed in group.members:
+                manifest = sealed.manifest
+                self._pending.pop(manifest.id, None)
+                self._unsure.discard(manifest.id)
+                if manifest.id not in self._lost:
+                    self._durable[manifest.place] = max(manifest.version, self._durable.get(manifest.place, 0))
+                    self._latest.pop((*manifest.place, manifest.version - 2), None)
+            self.stats.commits += 1
+            self.stats.versions += len(group.members)
+            self.stats.bytes += size
+            self.stats.seconds = time.monotonic() - group.started
+            self._changed.notify_all()
+        for sealed in group.members:
+            with suppress(MillpondError):  # a file that stays is found durable by whoever adopts it
+                self._sealed.remove(sealed)
+
+    def _is_stored(self, manifest: PartitionManifest) -> bool:
+        found = self.checkpoint.commits_of(*manifest.place, manifest.version)
+        return any(other.id == manifest.id for other in found)
+
+    def _lose(self, sealed: Sealed) -> None:
+        manifest = sealed.manifest
+        with self._changed:
+            self._lost[manifest.id] = TransientError(
+                "The version that this one was computed from is lost.",
+                action="Restart the query: it repeats the batch.",
+            )
+
+    def _next_number(self, group: _Group) -> None:
+        with self._changed:
+            self._number = max(self._number, group.number + 1)
+            group.number = self._number
+
+    def _failed(self, error: Exception) -> None:
+        with self._changed:
+            if not isinstance(error, MillpondError):
+                error = TransientError(f"The committer failed: {error!r}.", action="Try again.")
+            self._failure = error
+            now = time.monotonic()
+            if self._failing_since is None:
+                self._failing_since = now
+            self.stats.retries += 1
+            self._tries += 1
+            first, longest = self._backoff
+            pause = min(longest, first * 2 ** min(self._tries, 20)) * random.uniform(0.5, 1.0)
+            self.heartbeat = now
+            self._changed.notify_all()
+        self._closed.wait(pause)
+
+    def _is_durable(self, key: Key) -> bool:
+        identity = self._latest.get(key)
+        if identity is not None:
+            if identity in self._lost:
+                raise self._lost[identity]
+            return identity not in self._pending
+        if key[2] == 0 or self._durable.get(key[:2], 0) >= key[2]:
+            return True
+        raise TransientError("This slot has not sealed the version.", action="Restart the query.")
+
+    def _wait(self, done: Callable[[], bool], timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not done():
+                if self._fenced is not None:
+                    raise self._fenced
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise self._overdue(f"A commit is not durable after {timeout:g} s")
+                self._watch(now)
+                if self._failing_since is not None and now - self._failing_since > self._limit:
+                    raise self._overdue(f"Commits have failed for {now - self._failing_since:.0f} s")
+                if self._threaded:
+                    self._changed.wait(min(0.5, self._stuck / 4, max(0.0, (deadline or now + 1) - now)))
+                else:
+                    self.step()
+
+    def _watch(self, now: float) -> None:
+        """Replace the thread if it died or if its put does not return (MiSA §4.5)."""
+        if not self._threaded or not self._pending:
+            return
+        alive = self._thread is not None and self._thread.is_alive()
+        size = sum(sealed.bytes for sealed in self._group.members) if self._group else 0
+        late = now - self.heartbeat > self._stuck + size / _SLOWEST
+        if alive and not (late and self._group):
+            return
+        if self._failing_since is None:
+            self._failing_since = self.heartbeat
+        self._failure = TransientError("A put does not return." if alive else "The committer's thread died.")
+        self.stats.restarts += 1
+        self._start_thread()
+
+    def _overdue(self, what: str) -> TransientError:
+        version = min((sealed.manifest.version for sealed in self._pending.values()), default=0)
+        number = self._group.number if self._group else self._number
+        name = commit_name(version, self.checkpoint.generation, self.slot, number)
+        reason = f": {self._failure.message}" if self._failure else "."
+        return TransientError(
+            what + reason,
+            action="Check the store at spark.millpond.state.location, then restart the query.",
+            file=self.checkpoint.files.locate(name),
+        )
+
+    def _start_thread(self) -> None:
+        self.heartbeat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="millpond-committer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._changed:
+                while self._thread is me and not self._pending and not self._closed.is_set():
+                    self._changed.wait()
+                if self._thread is not me or self._closed.is_set() or self._fenced is not None:
+                    return
+            self.step()
+
+
+@dataclass
+class _Group:
+    """What goes into one commit object: sealed versions that are repeated together until they are settled."""
+
+    number: int
+    members: list[Sealed]
+    started: float

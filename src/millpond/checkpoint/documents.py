@@ -1,0 +1,58 @@
+"""Small JSON files with a checksum: a line of JSON, then a line `xxh3:<16 hex digits>` over the first."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from millpond.errors import StateDamagedError, StateIncompatibleError
+from millpond.files.filesystem import FileSystem
+
+FORMAT = 1
+"""Format version of the checkpoint; every document has it as `format`."""
+
+Document = TypeVar("Document", bound=msgspec.Struct)
+
+
+def write_document(files: FileSystem, name: str, document: msgspec.Struct, *, create: bool = False) -> None:
+    """Put `document` under `name`; see `FileSystem.put` for `create`."""
+    body = msgspec.json.encode(document)
+    files.put(name, [body, b"\nxxh3:%016x\n" % xxhash.xxh3_64_intdigest(body)], create=create)
+
+
+def read_document(files: FileSystem, name: str, kind: type[Document]) -> Document:
+    """Read and check a document.
+
+    Raises:
+        StateDamagedError: cut short or altered; `MissingFileError` (one of its kind) when it is not there.
+        StateIncompatibleError: written by a newer Millpond.
+    """
+    url = files.locate(name)
+    body, _, check = bytes(memoryview(files.get(name))).partition(b"\n")
+    if check != b"xxh3:%016x\n" % xxhash.xxh3_64_intdigest(body):
+        raise damaged(url, "is cut short or altered")
+    fields: Any = msgspec.json.decode(body)
+    if isinstance(fields, dict) and fields.get("format", FORMAT) > FORMAT:
+        raise newer(url, fields["format"], FORMAT)
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise damaged(url, f"cannot be read: {error}") from error
+
+
+def damaged(url: str, how: str) -> StateDamagedError:
+    """The error for a checkpoint file that is not what was written."""
+    return StateDamagedError(
+        f"A checkpoint file {how}.", action="Restore it from a backup, or go back to an earlier batch.", file=url
+    )
+
+
+def newer(url: str, found: int, known: int) -> StateIncompatibleError:
+    """The error for a file of a format that this version does not know."""
+    return StateIncompatibleError(
+        f"A checkpoint file has format {found}; this version of Millpond reads up to {known}.",
+        action="Use the version of Millpond that wrote it, or a newer one.",
+        file=url,
+    )

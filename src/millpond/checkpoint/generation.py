@@ -1,0 +1,153 @@
+"""Generations: each run of a query claims the next number and thereby fences the runs before it.
+
+`generations/<n>.json` is the claim, put-if-absent before anything is listed; from then on no older run acknowledges a
+commit. `generations/<n>.base.json` follows once recovery has chosen what to start from: it names, version by version,
+the exact manifests that this generation builds on, so a commit of an older run that arrives late is never looked at.
+A claim without a base belongs to a run that died before it began; recovery skips it.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import msgspec
+
+from millpond.checkpoint.documents import FORMAT, read_document, write_document
+from millpond.errors import FencedError, TransientError
+from millpond.files.filesystem import AlreadyExistsError, FileSystem
+
+FOLDER = "generations/"
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A claim.
+
+    Attributes:
+        number: 1, 2, …
+        run: names the run that claimed it, for messages.
+        key_groups: number of key groups of the query.
+        ranges: the key groups [first, stop) of each partition, in order.
+        created: seconds since the epoch.
+        format: of the checkpoint.
+    """
+
+    number: int
+    run: str
+    key_groups: int
+    ranges: tuple[tuple[int, int], ...]
+    created: float
+    format: int = FORMAT
+
+    @property
+    def partitions(self) -> int:
+        """Number of partitions."""
+        return len(self.ranges)
+
+
+class Tip(msgspec.Struct, frozen=True):
+    """A durable manifest: its place, `id` and `lineage`, and the commit object that holds it."""
+
+    operator: int
+    partition: int
+    id: str
+    lineage: int
+    commit: str
+
+
+class BaseVersion(msgspec.Struct, frozen=True):
+    """A version that is durable in every partition; a partition without a tip is empty at it."""
+
+    version: int
+    tips: tuple[Tip, ...]
+
+
+class Base(msgspec.Struct, frozen=True):
+    """What a generation builds on: one or several durable versions, ascending."""
+
+    generation: int
+    operators: int
+    versions: tuple[BaseVersion, ...]
+    format: int = FORMAT
+
+    def tip(self, operator: int, partition: int, version: int) -> Tip | None:
+        """The tip of a partition at a version, or None when the base does not name one."""
+        for base in self.versions:
+            if base.version == version:
+                for tip in base.tips:
+                    if (tip.operator, tip.partition) == (operator, partition):
+                        return tip
+        return None
+
+    def has(self, version: int) -> bool:
+        """Whether the version is part of the base."""
+        return any(base.version == version for base in self.versions)
+
+
+def split_key_groups(key_groups: int, partitions: int) -> tuple[tuple[int, int], ...]:
+    """The contiguous ranges with `partition = key_group * partitions // key_groups`."""
+    bounds = [-(-p * key_groups // partitions) for p in range(partitions + 1)]
+    return tuple(pairwise(bounds))
+
+
+def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 << 15) -> Generation:
+    """Claim the next generation. From its return on, every older run is fenced (it finishes no commit any more)."""
+    number = max(numbers(files), default=0) + 1
+    failures = 5
+    while True:
+        generation = Generation(number, run, key_groups, split_key_groups(key_groups, partitions), time.time())
+        try:
+            write_document(files, claim_name(number), generation, create=True)
+        except AlreadyExistsError:
+            number += 1  # another run was faster
+        except TransientError:
+            if failures == 0:
+                raise
+            failures -= 1
+            number += 1  # whether it took effect is not known; a claim without a base does no harm
+        else:
+            return generation
+
+
+def write_base(files: FileSystem, base: Base) -> None:
+    """Write what the generation builds on; slots can open it from then on."""
+    check_fence(files, base.generation)
+    write_document(files, base_name(base.generation), base)
+
+
+def read_claim(files: FileSystem, number: int) -> Generation:
+    """Read a claim."""
+    return read_document(files, claim_name(number), Generation)
+
+
+def read_base(files: FileSystem, number: int) -> Base:
+    """Read what a generation builds on."""
+    return read_document(files, base_name(number), Base)
+
+
+def numbers(files: FileSystem, after: int = 0) -> list[int]:
+    """The claimed generations behind `after`, ascending."""
+    start = claim_name(after) if after else ""
+    found = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER, after=start))
+    return sorted({int(name[:6]) for name in found if name[:6].isdigit() and int(name[:6]) > after})
+
+
+def check_fence(files: FileSystem, number: int) -> None:
+    """Raise `FencedError` if a newer generation exists."""
+    later = numbers(files, after=number)
+    if later:
+        raise FencedError(
+            f"Generation {later[-1]} of the query has taken over from generation {number}.",
+            action="Stop this run; only the newest run of a query may write its checkpoint.",
+            file=files.locate(claim_name(later[-1])),
+        )
+
+
+def claim_name(number: int) -> str:
+    """The object of a claim."""
+    return f"{FOLDER}{number:06d}.json"
+
+
+def base_name(number: int) -> str:
+    """The object that says what a generation builds on."""
+    return f"{FOLDER}{number:06d}.base.json"

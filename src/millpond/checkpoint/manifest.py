@@ -1,0 +1,130 @@
+"""The nouns of a checkpoint: what one version of one partition consists of.
+
+A manifest is complete: whoever holds the newest one needs no older one to read the state. A version *v* is the state
+after batch *v − 1*.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import xxhash
+
+from millpond.files.filesystem import Buffer
+from millpond.files.refs import TableManifest
+
+
+class DeltaRef(msgspec.Struct, frozen=True):
+    """Where the delta of one table that made `version` lies: `length` bytes from `offset` in the object `commit`."""
+
+    commit: str
+    offset: int
+    length: int
+    version: int
+    checksum: int
+
+
+class TableState(msgspec.Struct, frozen=True):
+    """One table at one version: its runs, and the deltas (oldest first) of the versions behind `runs.flushed`."""
+
+    runs: TableManifest
+    deltas: tuple[DeltaRef, ...] = ()
+
+
+class PartitionManifest(msgspec.Struct, frozen=True):
+    """One version of one partition of one operator.
+
+    Attributes:
+        id: names this seal, unique for ever; the same in every commit object that holds it.
+        parent: the `id` that this version was computed from; None for the first version.
+        lineage: checksum over the inputs of all batches up to this version. Two manifests of one version with the same
+            lineage are interchangeable, whoever computed them.
+        input_checksum, input_rows: order-independent checksum and count of the rows of batch `version - 1`.
+        tables: by name; the state at this version.
+        metrics: figures that the slot wants to keep.
+    """
+
+    operator: int
+    partition: int
+    version: int
+    id: str = ""
+    parent: str | None = None
+    lineage: int = 0
+    input_checksum: int = 0
+    input_rows: int = 0
+    tables: dict[str, TableState] = {}
+    metrics: dict[str, Any] = {}
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Operator and partition."""
+        return self.operator, self.partition
+
+
+@dataclass
+class Sealed:
+    """A version that is computed but not yet durable: its manifest without deltas, and the pieces of its own deltas."""
+
+    manifest: PartitionManifest
+    pieces: dict[str, list[Buffer]]
+    bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bytes = sum(memoryview(p).nbytes for pieces in self.pieces.values() for p in pieces)
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Operator, partition and version."""
+        return self.manifest.operator, self.manifest.partition, self.manifest.version
+
+
+def seal(
+    parent: PartitionManifest,
+    tables: Mapping[str, tuple[TableManifest, Sequence[Buffer]]],
+    *,
+    input_checksum: int,
+    input_rows: int,
+    metrics: Mapping[str, Any] | None = None,
+) -> Sealed:
+    """The next version of a partition.
+
+    Args:
+        parent: what it was computed from: the manifest that `Checkpoint.open_partition` gave, or that of the `Sealed`
+            before. (The deltas of the parent are looked up at commit time; those in `parent` are not used.)
+        tables: by name, the runs as of now and the pieces of the sealed delta, in order; they must not change any more.
+        input_checksum, input_rows: order-independent checksum (unsigned 64 bits) and number of the batch's input rows.
+        metrics: plain values to keep in the manifest.
+    """
+    version = parent.version + 1
+    manifest = PartitionManifest(
+        operator=parent.operator,
+        partition=parent.partition,
+        version=version,
+        id=uuid.uuid4().hex,
+        parent=parent.id or None,
+        lineage=_lineage(parent.lineage, version, input_checksum, input_rows),
+        input_checksum=input_checksum,
+        input_rows=input_rows,
+        tables={name: TableState(runs) for name, (runs, _) in tables.items()},
+        metrics=dict(metrics or {}),
+    )
+    return Sealed(manifest, {name: list(pieces) for name, (_, pieces) in tables.items()})
+
+
+def checksum(pieces: Sequence[Buffer]) -> int:
+    """XXH3 (64 bits) of the pieces in order; releases the interpreter lock."""
+    if len(pieces) == 1:
+        return xxhash.xxh3_64_intdigest(memoryview(pieces[0]).cast("B"))
+    digest = xxhash.xxh3_64()
+    for piece in pieces:
+        digest.update(memoryview(piece).cast("B"))
+    return digest.intdigest()
+
+
+def _lineage(parent: int, version: int, input_checksum: int, input_rows: int) -> int:
+    words = b"".join(w.to_bytes(8, "little") for w in (parent, version, input_checksum, input_rows))
+    return xxhash.xxh3_64_intdigest(words)

@@ -1,0 +1,166 @@
+"""A store that is slow, fails, stalls, tears and repeats writes, by a seed: part of the test kit.
+
+`faults+<location>?latency_ms=23&bandwidth_mb=100&fail=0.05&torn=0.02&repeat=0.02&stall=0.01&stall_s=2&seed=7` can stand
+in `spark.millpond.state.location`, so that slots in other processes meet the same troubles. (23 ms a request is object
+storage, 1.5 ms HDFS: Flink 2.0, Table 1.)
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from millpond.errors import SettingError, TransientError
+from millpond.files.filesystem import Buffer, FileInfo, FileSystem, open_filesystem
+
+T = TypeVar("T")
+
+
+class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What goes wrong, and how often (probabilities per request).
+
+    Attributes:
+        latency_ms: added to every request.
+        bandwidth_mb: megabytes (10⁶) a second, shared by all requests of the process; 0 is unlimited.
+        fail: a request raises `TransientError`, half of the time after it took effect.
+        torn: a put leaves a truncated object, or none, and raises `TransientError`.
+        repeat: a put is sent twice; with `create`, the second finds the first's object.
+        stall, stall_s: a request takes that many seconds longer.
+        seed: of the choices.
+    """
+
+    latency_ms: float = 0.0
+    bandwidth_mb: float = 0.0
+    fail: float = 0.0
+    torn: float = 0.0
+    repeat: float = 0.0
+    stall: float = 0.0
+    stall_s: float = 30.0
+    seed: int = 0
+
+
+class FaultyFiles:
+    """A file system in front of `inner` that does `faults`; counts requests by kind in `requests`."""
+
+    def __init__(self, inner: FileSystem, faults: Faults) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.faults = faults
+        self.requests: dict[str, int] = {}
+        self._random = random.Random(faults.seed)
+        self._lock = threading.Lock()
+        self._free = 0.0
+
+    def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
+        """See `FileSystem.put`."""
+        size = sum(memoryview(piece).nbytes for piece in data)
+        if self._chance(self.faults.torn):
+            self._tear(name, data, size, create)
+            raise self._failure(name, "a put was torn")
+        again = self._chance(self.faults.repeat)
+
+        def act() -> None:
+            for _ in range(2 if again else 1):
+                self.inner.put(name, data, create=create, sync=sync)
+
+        self._request("put", name, act, size)
+
+    def get(self, name: str) -> Buffer:
+        """See `FileSystem.get`."""
+        data = self._request("get", name, lambda: self.inner.get(name))
+        self._transfer(memoryview(data).nbytes)
+        return data
+
+    def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        """See `FileSystem.get_range`."""
+        return self._request("get", name, lambda: self.inner.get_range(name, offset, length), length)
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """See `FileSystem.get_ranges`; one request, as near ranges are fetched together."""
+        return self._request("get", name, lambda: self.inner.get_ranges(name, ranges), sum(n for _, n in ranges))
+
+    def size(self, name: str) -> int:
+        """See `FileSystem.size`."""
+        return self._request("head", name, lambda: self.inner.size(name))
+
+    def exists(self, name: str) -> bool:
+        """See `FileSystem.exists`."""
+        return self._request("head", name, lambda: self.inner.exists(name))
+
+    def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        """See `FileSystem.list`."""
+        return self._request("list", prefix, lambda: self.inner.list(prefix, after=after))
+
+    def rename(self, src: str, dst: str) -> None:
+        """See `FileSystem.rename`."""
+        self._request("rename", src, lambda: self.inner.rename(src, dst))
+
+    def delete(self, name: str) -> None:
+        """See `FileSystem.delete`."""
+        self._request("delete", name, lambda: self.inner.delete(name))
+
+    def locate(self, name: str) -> str:
+        """See `FileSystem.locate`."""
+        return self.inner.locate(name)
+
+    def _request(self, kind: str, name: str, act: Callable[[], T], size: int = 0) -> T:
+        with self._lock:
+            self.requests[kind] = self.requests.get(kind, 0) + 1
+        time.sleep(self.faults.latency_ms / 1e3)
+        if self._chance(self.faults.stall):
+            time.sleep(self.faults.stall_s)
+        self._transfer(size)
+        failing = self._chance(self.faults.fail)
+        if failing and self._chance(0.5):
+            raise self._failure(name, f"a {kind} failed")
+        result = act()
+        if failing:
+            raise self._failure(name, f"a {kind} failed, though it took effect")
+        return result
+
+    def _transfer(self, size: int) -> None:
+        if not size or not self.faults.bandwidth_mb:
+            return
+        with self._lock:
+            self._free = max(self._free, time.monotonic()) + size / (self.faults.bandwidth_mb * 1e6)
+            until = self._free
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    def _tear(self, name: str, data: Sequence[Buffer], size: int, create: bool) -> None:
+        with self._lock:
+            keep = self._random.randrange(-1, max(1, size))
+        if keep >= 0:
+            whole = b"".join(bytes(memoryview(piece)) for piece in data)
+            self._request("put", name, lambda: self.inner.put(name, [whole[:keep]], create=create), keep)
+
+    def _chance(self, probability: float) -> bool:
+        if probability <= 0:
+            return False
+        with self._lock:
+            return self._random.random() < probability
+
+    def _failure(self, name: str, what: str) -> TransientError:
+        return TransientError(f"Injected: {what}.", action="Try again.", file=self.locate(name))
+
+
+def open_faults(url: str, **options: Any) -> FaultyFiles:
+    """Open a `faults+<location>?<faults>` URL.
+
+    Raises:
+        SettingError: a fault is unknown or malformed.
+    """
+    location, _, query = url.removeprefix("faults+").partition("?")
+    try:
+        faults = msgspec.convert(dict(parse_qsl(query, strict_parsing=bool(query))), Faults, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise SettingError(
+            f"The faults of {url!r} are malformed: {error}.",
+            action=f"Known ones: {', '.join(Faults.__struct_fields__)}.",
+        ) from error
+    return FaultyFiles(open_filesystem(location, **options), faults)

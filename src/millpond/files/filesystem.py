@@ -1,0 +1,128 @@
+"""The file layer: named immutable objects below one location, wherever that location is.
+
+`open_filesystem` picks a backend by URL; everything above works with names relative to the location and never learns
+where the bytes live (Flink 2.0 §5.1, the unified file system). The one primitive that commits stand on is
+`put(..., create=True)`: of all writers in all processes, exactly one succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from millpond.errors import MillpondError, SettingError, StateDamagedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as Buffer
+else:
+    Buffer = object  # anything with the buffer protocol: bytes, memoryview, a contiguous array
+
+
+class AlreadyExistsError(MillpondError, FileExistsError):
+    """`put(create=True)` found an object under the name; `file` is its full URL."""
+
+    code = "ALREADY_EXISTS"
+
+
+class MissingFileError(StateDamagedError):
+    """No object has this name; `file` is its full URL."""
+
+    code = "STATE_FILE_MISSING"
+
+
+class FileInfo(NamedTuple):
+    """One object of a listing: name below the location, bytes, seconds since the epoch by the store's clock."""
+
+    name: str
+    size: int
+    modified: float
+
+
+@runtime_checkable
+class FileSystem(Protocol):
+    """Named objects below one location. Thread-safe; names are relative, with `/` between folders.
+
+    Failures of the store are `TransientError`, refused access is `SettingError`, a name that is not there is
+    `MissingFileError`; each names the full URL.
+    """
+
+    url: str
+    """The location, for messages."""
+
+    def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
+        """Write the pieces of `data`, in order, as one object; readers see all of it or nothing.
+
+        Args:
+            create: put-if-absent; raises `AlreadyExistsError` when the name is taken. Atomic between processes.
+            sync: return only when the object survives a power cut (object stores always do).
+        """
+
+    def get(self, name: str) -> Buffer:
+        """The whole object."""
+
+    def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        """`length` bytes from `offset`; `StateDamagedError` if the object ends before that."""
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """Several `(offset, length)` ranges of one object, near ones fetched together."""
+
+    def size(self, name: str) -> int:
+        """Bytes of the object."""
+
+    def exists(self, name: str) -> bool:
+        """Whether the object is there."""
+
+    def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        """All objects whose name starts with `prefix` (any string) and sorts behind `after`, sorted by name."""
+
+    def rename(self, src: str, dst: str) -> None:
+        """Move an object, replacing `dst`. Atomic on `file:`; elsewhere a copy and a delete."""
+
+    def delete(self, name: str) -> None:
+        """Delete an object; one that is not there is deleted already."""
+
+    def locate(self, name: str) -> str:
+        """The full URL of a name, for messages."""
+
+
+def open_filesystem(url: str, **options: Any) -> FileSystem:
+    """Open the location `url`.
+
+    Args:
+        url: a plain path or `file:` URL; `memory:name` (shared by all who open the same name in one process); `s3://`,
+            `gs://`, `az://` and what else obstore knows; or `faults+<any of these>?latency_ms=…` (`files/faults.py`).
+        options: passed to obstore's `from_url` for remote stores (`config`, `client_options`, `retry_config`).
+
+    Raises:
+        SettingError: the scheme is unknown or the URL malformed.
+    """
+    from millpond.files.local import LocalFiles
+    from millpond.files.objects import ObjectFiles, memory_files
+
+    if url.startswith("faults+"):
+        from millpond.files.faults import open_faults
+
+        return open_faults(url, **options)
+    scheme, colon, rest = url.partition(":")
+    if not colon or "/" in scheme:
+        return LocalFiles(url)
+    if scheme == "file":
+        return LocalFiles(_local_path(url, rest))
+    if scheme == "memory":
+        return memory_files(rest.strip("/"))
+    return ObjectFiles.from_url(url, **options)
+
+
+def join_url(url: str, name: str) -> str:
+    """The location `name` below `url`, whatever its scheme (the query of a `faults+` URL stays at the end)."""
+    path, mark, query = url.partition("?") if url.startswith("faults+") else (url, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
+def _local_path(url: str, rest: str) -> str:
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise SettingError(f"{url!r} names another host.", action="Write file:///path or a plain path.")
+        return slash + path
+    return rest

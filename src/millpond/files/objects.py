@@ -1,0 +1,164 @@
+"""The backend for object stores and memory: obstore, with names below a prefix and errors that say what to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import obstore
+from obstore import exceptions
+from obstore.store import MemoryStore, ObjectStore, from_url
+
+from millpond.errors import SettingError, StateDamagedError, TransientError
+from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError
+
+KNOWN_SCHEMES = "a path, file:, memory:, s3:, gs:, az: or faults+<one of these>"
+
+_memories: dict[str, MemoryStore] = {}
+_memories_lock = threading.Lock()
+
+
+class ObjectFiles:
+    """Objects of an obstore store below `prefix`; `url` is what messages call the location."""
+
+    def __init__(self, store: ObjectStore, url: str, prefix: str = "") -> None:
+        self.store = store
+        self.url = url.rstrip("/")
+        self._prefix = prefix + "/" if prefix else ""
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> ObjectFiles:
+        """Open a remote store by URL through obstore."""
+        try:
+            return cls(from_url(url, **options), url)
+        except (exceptions.BaseError, ValueError) as error:
+            raise SettingError(
+                f"The state location {url!r} cannot be opened: {_first_line(error)}.",
+                action=f"Use {KNOWN_SCHEMES} in spark.millpond.state.location.",
+            ) from error
+
+    def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
+        """See `FileSystem.put`; object stores acknowledge only what is durable, so `sync` changes nothing."""
+        with self._errors(name):
+            body = data[0] if len(data) == 1 else iter(data)
+            if create:
+                obstore.put(self.store, self._prefix + name, body, mode="create")
+            else:
+                obstore.put(self.store, self._prefix + name, body)
+
+    def get(self, name: str) -> Buffer:
+        """See `FileSystem.get`."""
+        with self._errors(name):
+            return obstore.get(self.store, self._prefix + name).bytes()
+
+    def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        """See `FileSystem.get_range`."""
+        return self.get_ranges(name, [(offset, length)])[0]
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """See `FileSystem.get_ranges`."""
+        with self._errors(name):
+            found = obstore.get_ranges(
+                self.store, self._prefix + name, starts=[o for o, _ in ranges], lengths=[n for _, n in ranges]
+            )
+        for piece, (offset, length) in zip(found, ranges, strict=True):
+            if len(piece) != length:
+                raise cut_short(self.locate(name), offset + length)
+        return list(found)
+
+    def size(self, name: str) -> int:
+        """See `FileSystem.size`."""
+        with self._errors(name):
+            return obstore.head(self.store, self._prefix + name)["size"]
+
+    def exists(self, name: str) -> bool:
+        """See `FileSystem.exists`."""
+        try:
+            self.size(name)
+        except MissingFileError:
+            return False
+        return True
+
+    def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        """See `FileSystem.list`; stores list by folder, so the rest of `prefix` is compared here."""
+        folder = (self._prefix + prefix).rpartition("/")[0]
+        # An object named exactly like the prefix belongs to it: start one character earlier.
+        offset = self._prefix + (after if after >= prefix else prefix[:-1])
+        cut = len(self._prefix)
+        with self._errors(prefix):
+            found = [
+                FileInfo(meta["path"][cut:], meta["size"], meta["last_modified"].timestamp())
+                for chunk in obstore.list(self.store, folder or None, offset=offset or None)
+                for meta in chunk
+            ]
+        return sorted(info for info in found if info.name.startswith(prefix) and info.name > after)
+
+    def rename(self, src: str, dst: str) -> None:
+        """See `FileSystem.rename`."""
+        with self._errors(src):
+            obstore.rename(self.store, self._prefix + src, self._prefix + dst)
+
+    def delete(self, name: str) -> None:
+        """See `FileSystem.delete`."""
+        try:
+            with self._errors(name):
+                obstore.delete(self.store, self._prefix + name)
+        except MissingFileError:
+            pass
+
+    def locate(self, name: str) -> str:
+        """See `FileSystem.locate`."""
+        return f"{self.url}/{name}"
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise missing(self.locate(name)) from error
+        except exceptions.AlreadyExistsError as error:
+            raise taken(self.locate(name)) from error
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:
+            raise SettingError(
+                f"The store refuses access: {_first_line(error)}.",
+                action="Check the credentials and rights on spark.millpond.state.location.",
+                file=self.locate(name),
+            ) from error
+        except (exceptions.BaseError, OSError) as error:
+            if "range" in _first_line(error).lower():
+                raise cut_short(self.locate(name)) from error
+            raise TransientError(
+                f"The store failed: {_first_line(error)}.", action="Try again.", file=self.locate(name)
+            ) from error
+
+
+def memory_files(name: str) -> ObjectFiles:
+    """The in-memory location `name`; its first path segment names the store, the rest is a folder in it."""
+    bucket, _, prefix = name.partition("/")
+    with _memories_lock:
+        store = _memories.setdefault(bucket, MemoryStore())
+    return ObjectFiles(store, f"memory:{name}", prefix)
+
+
+def missing(url: str) -> MissingFileError:
+    """The error for a name that is not there."""
+    return MissingFileError("A state file is missing.", action="Restore it from a backup of the location.", file=url)
+
+
+def taken(url: str) -> AlreadyExistsError:
+    """The error for put-if-absent on a name that is taken."""
+    return AlreadyExistsError("An object with this name exists.", file=url)
+
+
+def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:
+    """The error for an object that ends before what is asked of it."""
+    until = f" before byte {wanted}" if wanted is not None else ""
+    return StateDamagedError(
+        f"A state file ends{until} too early.", action="Restore it from a backup of the location.", file=url
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].rstrip(".")

@@ -1,0 +1,30 @@
+"""Names of files in manifests: what a store hands out and a checkpoint keeps, neither knowing the other."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RunRef(msgspec.Struct, frozen=True):
+    """A run file of one table.
+
+    Attributes:
+        name: the file, below the state location.
+        rows, bytes: what it holds and how long the file is.
+        first, last: lowest and highest hash among its rows, both included.
+        flushed: the version up to which deltas are covered by this run and those behind it.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    first: int
+    last: int
+    flushed: int
+
+
+class TableManifest(msgspec.Struct, frozen=True):
+    """The runs of one table, newest first; deltas of versions up to `flushed` are covered by them."""
+
+    runs: tuple[RunRef, ...] = ()
+    flushed: int = 0
