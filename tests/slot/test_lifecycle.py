@@ -1,4 +1,5 @@
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -166,7 +167,8 @@ import pickle
 import millpond.slot.pipe as p
 from tests.slot.conftest import FakeContext, rows
 p.TaskContext.get = staticmethod(lambda: FakeContext(0))
-print(sum(b.num_rows for b in p.Pipe(pickle.loads({__import__("pickle").dumps(task)!r}))(iter([rows(0), rows(0)]))), flush=True)
+task = pickle.loads({pickle.dumps(task)!r})
+print(sum(b.num_rows for b in p.Pipe(task)(iter([rows(0), rows(0)]))), flush=True)
 import time; time.sleep(600)
 """
 

@@ -1,0 +1,149 @@
+"""A 64-bit digest of each row over Arrow columns, column by column, for checksums that do not depend on row order.
+
+Kernels read Arrow buffers by address; a validity address of 0 means that nothing is null. Null values mix in a constant
+of their own, whatever the buffer holds under them.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from millpond.kernels.pointers import byte_at, word, word_at
+
+_STATE = types.Array(types.uint64, 1, "C")
+_U64 = types.uint64
+_I64 = types.int64
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xFF51AFD7ED558CCD)
+_SECOND = np.uint64(0xC4CEB9FE1A85EC53)
+_NULL = np.uint64(0xA0761D6478BD642F)
+_ONE = np.uint64(1)
+_33 = np.uint64(33)
+_29 = np.uint64(29)
+_35 = np.uint64(35)
+
+
+@njit(inline="always")
+def _mix(state: np.uint64, value: np.uint64) -> np.uint64:
+    state = (state ^ value) * _MULTIPLIER
+    return (state << _29) | (state >> _35)
+
+
+@njit(inline="always")
+def _is_null(validity: int, index: int) -> bool:
+    return validity != np.uint64(0) and (byte_at(validity, index >> 3) >> np.uint8(index & 7)) & np.uint8(1) == 0
+
+
+@njit(types.void(_STATE, _U64, _I64, _U64, _I64), cache=True, nogil=True)
+def mix_fixed(state: NDArray[np.uint64], values: int, size: int, validity: int, offset: int) -> None:
+    """Mix in a column of `size`-byte values (1, 2, 4, or a multiple of 8); row 0 is value number `offset`."""
+    words = size >> 3
+    for i in range(state.size):
+        at = i + offset
+        if _is_null(validity, at):
+            state[i] = _mix(state[i], _NULL)
+        elif words == 1:
+            state[i] = _mix(state[i], word(values, at))
+        elif words > 1:
+            for w in range(words):
+                state[i] = _mix(state[i], word(values, at * words + w))
+        else:
+            value = np.uint64(0)
+            for b in range(size):
+                value |= np.uint64(byte_at(values, at * size + b)) << np.uint64(8 * b)
+            state[i] = _mix(state[i], value)
+
+
+@njit(types.void(_STATE, _U64, _U64, _I64), cache=True, nogil=True)
+def mix_bits(state: NDArray[np.uint64], values: int, validity: int, offset: int) -> None:
+    """Mix in a column of bits; row 0 is bit number `offset`."""
+    for i in range(state.size):
+        at = i + offset
+        if _is_null(validity, at):
+            state[i] = _mix(state[i], _NULL)
+        else:
+            state[i] = _mix(state[i], np.uint64((byte_at(values, at >> 3) >> np.uint8(at & 7)) & np.uint8(1)))
+
+
+@njit(inline="always")
+def _offset(offsets: int, wide: bool, index: int) -> int:
+    if wide:
+        return np.int64(word(offsets, index))
+    return (
+        np.int64(word_at(offsets, index * 4) & np.uint64(0xFFFFFFFF))
+        if index == 0
+        else np.int64(word_at(offsets, index * 4 - 4) >> np.uint64(32))
+    )
+
+
+@njit(types.void(_STATE, _U64, types.boolean, _U64, _U64, _I64), cache=True, nogil=True)
+def mix_bytes(state: NDArray[np.uint64], offsets: int, wide: bool, data: int, validity: int, offset: int) -> None:
+    """Mix in a column of byte strings with 32-bit or (`wide`) 64-bit offsets; row 0 is string number `offset`."""
+    for i in range(state.size):
+        at = i + offset
+        if _is_null(validity, at):
+            state[i] = _mix(state[i], _NULL)
+            continue
+        start = _offset(offsets, wide, at)
+        length = _offset(offsets, wide, at + 1) - start
+        mixed = _mix(state[i], np.uint64(length))
+        whole = length >> 3
+        for w in range(whole):
+            mixed = _mix(mixed, word_at(data, start + 8 * w))
+        rest = length & 7
+        if rest > 0 and length >= 8:
+            mixed = _mix(mixed, word_at(data, start + length - 8))
+        elif rest > 0:
+            tail = np.uint64(0)
+            for b in range(rest):
+                tail |= np.uint64(byte_at(data, start + b)) << np.uint64(8 * b)
+            mixed = _mix(mixed, tail)
+        state[i] = mixed
+
+
+@njit(types.void(_STATE, _U64, types.boolean, _STATE, _I64, _U64, _I64), cache=True, nogil=True)
+def mix_lists(
+    state: NDArray[np.uint64],
+    offsets: int,
+    wide: bool,
+    elements: NDArray[np.uint64],
+    first: int,
+    validity: int,
+    offset: int,
+) -> None:
+    """Mix in a column of lists, given the digests of their elements; `elements[0]` is element number `first`."""
+    for i in range(state.size):
+        at = i + offset
+        if _is_null(validity, at):
+            state[i] = _mix(state[i], _NULL)
+            continue
+        start = _offset(offsets, wide, at) - first
+        stop = _offset(offsets, wide, at + 1) - first
+        mixed = _mix(state[i], np.uint64(stop - start))
+        for e in range(start, stop):
+            mixed = _mix(mixed, elements[e])
+        state[i] = mixed
+
+
+@njit(types.void(_STATE, _U64, _I64), cache=True, nogil=True)
+def mix_validity(state: NDArray[np.uint64], validity: int, offset: int) -> None:
+    """Mix in whether each row is null (structs, whose fields are mixed in for themselves)."""
+    for i in range(state.size):
+        state[i] = _mix(state[i], _NULL if _is_null(validity, i + offset) else _ONE)
+
+
+@njit(_U64(_STATE), cache=True, nogil=True)
+def total(state: NDArray[np.uint64]) -> int:
+    """The sum of all rows' digests, each scrambled first: whatever order the rows come in."""
+    result = np.uint64(0)
+    for i in range(state.size):
+        value = state[i]
+        value = (value ^ (value >> _33)) * _FIRST
+        value = (value ^ (value >> _33)) * _SECOND
+        result += value ^ (value >> _33)
+    return result
