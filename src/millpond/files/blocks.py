@@ -6,7 +6,7 @@ same code. What differs is how blocks get their addresses: that is a `BlockSourc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.bloom import LINE, build_filter, lines_for
-from millpond.kernels.gather import addresses, gather_rows
+from millpond.kernels.gather import addresses, cut, gather_rows
 from millpond.kernels.pointers import address
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
 
 BLOCK_BYTES = 65536
 """Bytes of row words in a block, at most."""
+
+BLOCK_HEAP = 1 << 20
+"""Bytes of long values in a block, unless a single row has more."""
 
 LAST_HASH = (1 << 64) - 1
 
@@ -195,3 +198,29 @@ def sort_rows(rows: Rows, layout: RowLayout) -> Rows:
     _, order = order_by_hash(words[:, HASH])
     rows_at, heaps_at = addresses(words, rows.heap)
     return Rows(*gather_rows(rows_at[order], heaps_at, layout.width, shape_of(layout).blobs))
+
+
+def cut_blocks(rows: Rows, layout: RowLayout) -> Iterator[Rows]:
+    """Rows in blocks as files hold them, in the order given: bounded, each with its own compact heap.
+
+    Blocks of layouts without `bytes` columns are views of `rows.words`.
+    """
+    words = np.ascontiguousarray(rows.words)
+    if words.shape[1] != layout.width:
+        raise ValueError(f"rows of {words.shape[1]} words do not fit a layout of {layout.width}")
+    most = rows_per_block(layout)
+    if not layout.bytes_columns:
+        for begin in range(0, len(words), most):
+            yield Rows(words[begin : begin + most], _NO_HEAP)
+        return
+    shape = shape_of(layout)
+    stops = np.empty(len(words), np.int64)
+    blocks = cut(address(words), len(words), shape.width, shape.blobs, most, BLOCK_HEAP, stops)
+    rows_at, heaps_at = addresses(words, rows.heap)
+    begin = 0
+    for stop in stops[:blocks].tolist():
+        yield Rows(*gather_rows(rows_at[begin:stop], heaps_at[begin:stop], shape.width, shape.blobs))
+        begin = stop
+
+
+_NO_HEAP = np.empty(0, np.uint8)

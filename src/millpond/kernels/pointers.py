@@ -58,6 +58,38 @@ def put_word(typing_context: Any, base: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def put_word_at(typing_context: Any, base: Any, offset: Any, value: Any) -> Any:
+    """Write the 8-byte word that begins `offset` bytes after address `base`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], _pointer(builder, args[0], args[1], 1, _WORD), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64, types.uint64), generate
+
+
+@intrinsic
+def byte_at(typing_context: Any, base: Any, offset: Any) -> Any:
+    """The byte `offset` bytes after address `base`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_pointer(builder, args[0], args[1], 1, _BYTE))
+
+    return types.uint8(types.uint64, types.int64), generate
+
+
+@intrinsic
+def put_byte_at(typing_context: Any, base: Any, offset: Any, value: Any) -> Any:
+    """Write the byte `offset` bytes after address `base`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], _pointer(builder, args[0], args[1], 1, _BYTE))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64, types.uint8), generate
+
+
+@intrinsic
 def step(typing_context: Any, base: Any, offset: Any) -> Any:
     """Address `base` plus `offset` bytes."""
 

@@ -1,0 +1,99 @@
+"""Byte shuffling: the bytes of equal place in all rows stand together, so that a general compressor sees runs of them."""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from millpond.kernels.pointers import byte_at, put_byte_at, put_word_at, word, word_at
+
+_Eight = tuple[int, int, int, int, int, int, int, int]
+_LOW32 = np.uint64(0x00000000FFFFFFFF)
+_LOW16 = np.uint64(0x0000FFFF0000FFFF)
+_LOW8 = np.uint64(0x00FF00FF00FF00FF)
+_32 = np.uint64(32)
+_16 = np.uint64(16)
+_8 = np.uint64(8)
+
+
+@njit(cache=True, nogil=True)
+def _transpose(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> _Eight:
+    # An 8 × 8 matrix of bytes in eight words, by swapping ever smaller halves (Hacker's Delight, 7-3).
+    a, e = (a & _LOW32) | (e << _32), (a >> _32) | (e & ~_LOW32)
+    b, f = (b & _LOW32) | (f << _32), (b >> _32) | (f & ~_LOW32)
+    c, g = (c & _LOW32) | (g << _32), (c >> _32) | (g & ~_LOW32)
+    d, h = (d & _LOW32) | (h << _32), (d >> _32) | (h & ~_LOW32)
+    a, c = (a & _LOW16) | ((c & _LOW16) << _16), ((a >> _16) & _LOW16) | (c & ~_LOW16)
+    b, d = (b & _LOW16) | ((d & _LOW16) << _16), ((b >> _16) & _LOW16) | (d & ~_LOW16)
+    e, g = (e & _LOW16) | ((g & _LOW16) << _16), ((e >> _16) & _LOW16) | (g & ~_LOW16)
+    f, h = (f & _LOW16) | ((h & _LOW16) << _16), ((f >> _16) & _LOW16) | (h & ~_LOW16)
+    a, b = (a & _LOW8) | ((b & _LOW8) << _8), ((a >> _8) & _LOW8) | (b & ~_LOW8)
+    c, d = (c & _LOW8) | ((d & _LOW8) << _8), ((c >> _8) & _LOW8) | (d & ~_LOW8)
+    e, f = (e & _LOW8) | ((f & _LOW8) << _8), ((e >> _8) & _LOW8) | (f & ~_LOW8)
+    g, h = (g & _LOW8) | ((h & _LOW8) << _8), ((g >> _8) & _LOW8) | (h & ~_LOW8)
+    return a, b, c, d, e, f, g, h
+
+
+@njit("void(uint64, int64, int64, uint64)", cache=True, nogil=True)
+def shuffle(rows: int, count: int, width: int, planes: int) -> None:
+    """Write `count` rows of `width` words as `8 × width` planes of `count` bytes, from one address to another."""
+    whole = count & ~7
+    for w in range(width):
+        p = w * 8 * count
+        for i in range(0, whole, 8):
+            at = i * width + w
+            a, b, c, d, e, f, g, h = _transpose(
+                word(rows, at),
+                word(rows, at + width),
+                word(rows, at + 2 * width),
+                word(rows, at + 3 * width),
+                word(rows, at + 4 * width),
+                word(rows, at + 5 * width),
+                word(rows, at + 6 * width),
+                word(rows, at + 7 * width),
+            )
+            put_word_at(planes, p + i, a)
+            put_word_at(planes, p + count + i, b)
+            put_word_at(planes, p + 2 * count + i, c)
+            put_word_at(planes, p + 3 * count + i, d)
+            put_word_at(planes, p + 4 * count + i, e)
+            put_word_at(planes, p + 5 * count + i, f)
+            put_word_at(planes, p + 6 * count + i, g)
+            put_word_at(planes, p + 7 * count + i, h)
+        for i in range(whole, count):
+            for k in range(8):
+                put_byte_at(planes, p + k * count + i, byte_at(rows, (i * width + w) * 8 + k))
+
+
+@njit("void(uint64, int64, int64, uint64)", cache=True, nogil=True)
+def unshuffle(planes: int, count: int, width: int, rows: int) -> None:
+    """Undo `shuffle`, from one address to another."""
+    whole = count & ~7
+    for w in range(width):
+        p = w * 8 * count
+        for i in range(0, whole, 8):
+            a, b, c, d, e, f, g, h = _transpose(
+                word_at(planes, p + i),
+                word_at(planes, p + count + i),
+                word_at(planes, p + 2 * count + i),
+                word_at(planes, p + 3 * count + i),
+                word_at(planes, p + 4 * count + i),
+                word_at(planes, p + 5 * count + i),
+                word_at(planes, p + 6 * count + i),
+                word_at(planes, p + 7 * count + i),
+            )
+            at = (i * width + w) * 8
+            stride = width * 8
+            put_word_at(rows, at, a)
+            put_word_at(rows, at + stride, b)
+            put_word_at(rows, at + 2 * stride, c)
+            put_word_at(rows, at + 3 * stride, d)
+            put_word_at(rows, at + 4 * stride, e)
+            put_word_at(rows, at + 5 * stride, f)
+            put_word_at(rows, at + 6 * stride, g)
+            put_word_at(rows, at + 7 * stride, h)
+        for i in range(whole, count):
+            for k in range(8):
+                put_byte_at(rows, (i * width + w) * 8 + k, byte_at(planes, p + k * count + i))

@@ -1,0 +1,91 @@
+"""Blocks and segments come back as they were written, or say that they were not."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.errors import StateDamagedError
+from millpond.files import blocks
+from millpond.files.blocks import cut_blocks
+from millpond.files.codec import decode_block, encode_block
+from millpond.files.segment import decode_rows, encode_rows
+from millpond.layout import Rows
+from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, random_rows
+
+
+def joined(buffers) -> bytes:
+    return b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_segments_round_trip(data):
+    shape = data.draw(st.sampled_from(LAYOUTS))
+    rows = data.draw(st.lists(entries(shape, HASHES), max_size=30))
+    written = joined(encode_rows(encode(rows, shape), shape, data.draw(st.booleans())))
+    assert len(written) % 8 == 0
+    assert [e for piece in decode_rows(written, shape, "x") for e in decode(piece, shape)] == rows
+    twice = [e for piece in decode_rows(written + written, shape, "x") for e in decode(piece, shape)]
+    assert twice == rows + rows
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("shape", [FIXED, MIXED])
+def test_large_segments_come_in_bounded_pieces(shape, compress):
+    rows = random_rows(200_000, shape, 1)
+    written = joined(encode_rows(rows, shape, compress))
+    pieces = list(decode_rows(written, shape, "x"))
+    assert len(pieces) > 1
+    assert max(p.words.nbytes + p.heap.nbytes for p in pieces) < 8 << 20
+    assert sum(p.count for p in pieces) == rows.count
+    fixed = [0, 1, *shape.offsets[-1:]]
+    assert (np.concatenate([p.words for p in pieces])[:, fixed] == rows.words[:, fixed]).all()
+    last = pieces[-1]
+    assert decode(Rows(last.words[-9:], last.heap), shape) == decode(Rows(rows.words[-9:], rows.heap), shape)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_damage_is_named(compress, data):
+    shape = data.draw(st.sampled_from(LAYOUTS))
+    rows = data.draw(st.lists(entries(shape, HASHES), min_size=1, max_size=10))
+    written = bytearray(joined(encode_rows(encode(rows, shape), shape, compress)))
+    if data.draw(st.booleans()):
+        del written[data.draw(st.integers(0, len(written) - 1)) :]
+    else:
+        for bit in data.draw(st.lists(st.integers(0, len(written) * 8 - 1), min_size=1, max_size=3, unique=True)):
+            written[bit // 8] ^= 1 << bit % 8
+    try:
+        read = [e for piece in decode_rows(written, shape, "a file") for e in decode(piece, shape)]
+    except StateDamagedError as error:
+        assert error.file == "a file"
+    else:
+        assert read == rows
+
+
+def test_rows_of_another_layout_are_damage():
+    written = joined(encode_rows(random_rows(5, FIXED, 1), FIXED, False))
+    with pytest.raises(StateDamagedError):
+        list(decode_rows(written, MIXED, "x"))
+
+
+def test_references_outside_of_the_heap_are_damage():
+    rows = random_rows(5, MIXED, 1)
+    words = rows.words.copy()
+    words[3, MIXED.bytes_columns[1] + 1] = np.uint64(2**64 - 5)
+    written = memoryview(joined(encode_block(Rows(words, rows.heap), compress=False)))
+    with pytest.raises(StateDamagedError, match="refers to bytes outside"):
+        decode_block(written, 0, MIXED, "x")
+
+
+def test_blocks_are_bounded_in_rows_and_heap(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_HEAP", 10_000)
+    rows = random_rows(1000, MIXED, 1, longest=100)
+    cut = list(cut_blocks(rows, MIXED))
+    assert sum(b.count for b in cut) == 1000
+    assert all(b.heap.nbytes <= 10_000 for b in cut)
+    assert [e for b in cut for e in decode(b, MIXED)] == decode(rows, MIXED)
+    long = random_rows(3, MIXED, 1, longest=50_000)
+    assert [b.count for b in cut_blocks(long, MIXED)] == [1, 1, 1]

@@ -1,0 +1,94 @@
+"""Lookups and scans over several runs, against a dictionary."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.files import blocks
+from millpond.files.blocks import HashRange, sort_rows
+from millpond.layout import Rows
+from millpond.stores.runs import RunSet, memory_run
+from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 3 * 8 * FIXED.width)
+
+
+def expected(runs: list[list[Entry]]) -> dict[tuple, Entry]:
+    model: dict[tuple, Entry] = {}
+    for run in reversed(runs):
+        model.update({(e.hash, e.key): e for e in run})
+    return {k: e for k, e in model.items() if not e.dead}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_lookup_finds_the_newest_version_of_each_key(data):
+    shape = data.draw(st.sampled_from(LAYOUTS))
+    one = entries(shape, data.draw(st.sampled_from([HASHES, st.integers(0, 3)])))
+    runs = [in_order(run) for run in data.draw(st.lists(st.lists(one, max_size=25), max_size=4))]
+    asked = data.draw(st.lists(one, max_size=20)) + [e for run in runs for e in run[::2]]
+    keys = encode(asked, shape)
+    width = data.draw(st.sampled_from([shape.key_stop, shape.width]))
+    keys = Rows(keys.words[:, :width], keys.heap)
+    pending = np.array(data.draw(st.permutations(range(len(asked)))), np.int64)[: data.draw(st.integers(0, len(asked)))]
+    found, rows = RunSet(shape, [memory_run(encode(r, shape), shape) for r in runs]).lookup(keys, pending)
+    model = expected(runs)
+    wanted = {int(i): model[asked[i].hash, asked[i].key] for i in pending if (asked[i].hash, asked[i].key) in model}
+    assert dict(zip(found.tolist(), decode(rows, shape), strict=True)) == wanted
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_scan_yields_live_rows_in_hash_order(data):
+    shape = data.draw(st.sampled_from(LAYOUTS))
+    one = entries(shape, data.draw(st.sampled_from([HASHES, st.integers(0, 3)])))
+    runs = [in_order(run) for run in data.draw(st.lists(st.lists(one, max_size=25), min_size=1, max_size=4))]
+    lo = data.draw(HASHES)
+    range_ = data.draw(st.sampled_from([HashRange(), HashRange(lo, 2**64), HashRange(0, lo)]))
+    sources = [memory_run(encode(r, shape), shape) for r in runs]
+    size = data.draw(st.sampled_from([1, 5, 1000]))
+    if data.draw(st.booleans()):
+        pieces = list(RunSet(shape, sources, range_).scan(size=size))
+    else:
+        pieces = list(RunSet(shape, sources[1:], range_).scan(encode(runs[0], shape), size))
+    seen = [e for piece in pieces for e in decode(piece, shape)]
+    assert [e.hash for e in seen] == sorted(e.hash for e in seen)
+    assert len(seen) == len({(e.hash, e.key) for e in seen})
+    live = {k: e for k, e in expected(runs).items() if range_.lo <= e.hash < range_.hi}
+    assert {(e.hash, e.key): e for e in seen} == live
+
+
+@pytest.mark.parametrize("shape", [FIXED, MIXED])
+@pytest.mark.parametrize("bits", [64, 8])
+def test_many_rows(shape, bits, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 65536)
+    count = 30_000 if bits == 64 else 5_000
+    batches = [random_rows(count, shape, seed, bits=bits) for seed in range(3)]
+    runs = RunSet(shape, [memory_run(sort_rows(rows, shape), shape) for rows in batches])
+    for rows in batches:
+        pending = np.arange(0, count, 3)
+        found, got = runs.lookup(rows, pending)
+        assert sorted(found.tolist()) == pending.tolist()
+        assert (got.words[:, shape.offsets[0]] == rows.words[found, shape.offsets[0]]).all()
+        assert decode(Rows(got.words[:50], got.heap), shape) == decode(Rows(rows.words[found[:50]], rows.heap), shape)
+    absent = random_rows(count, shape, 9, bits=bits)
+    assert len(runs.lookup(absent, np.arange(count))[0]) == 0
+    pieces = list(runs.scan(size=4096))
+    assert sum(p.count for p in pieces) == 3 * count
+    if bits == 64:
+        assert max(p.count for p in pieces) < 3 * 4096
+
+
+def test_runs_are_replaced_in_place():
+    made = [memory_run(encode([Entry(n, (n,), (n, n))], FIXED), FIXED) for n in range(4)]
+    runs = RunSet(FIXED, made[1:])
+    runs.add(made[0])
+    assert runs.runs == tuple(made)
+    runs.replace(made[1:3], made[:1])
+    assert runs.runs == (made[0], made[0], made[3])
+    with pytest.raises(ValueError, match="neighbours"):
+        runs.replace([made[0], made[3]], [])
