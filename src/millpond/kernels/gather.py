@@ -1,41 +1,140 @@
-"""Copying rows out of a hot table."""
+"""Copying rows from anywhere into one array, their long values packed into one heap."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# mypy: disable-error-code="untyped-decorator"
 
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
-from millpond.kernels.hot_state import FLAGS, SLAB, STRIDE, WIDTH, kernel
-from millpond.kernels.pointers import prefetch, put_word, step, word
+from millpond.kernels.pointers import address, copy_bytes, prefetch, put_word, step, word
 
 _AHEAD = 12
+_INLINE = 12
 
 
-@kernel("void(int64[::1], uint32[::1], uint64[:, ::1], int64, int64)")
-def gather(state, ids, out, keep_flags, clear_flags):
-    """Copy rows in the order of their ids; long values stay where they are.
-
-    Args:
-        state: the table's state array. ids: row ids. out: filled with the rows.
-        keep_flags: flags to keep in the copies. clear_flags: flags to clear in the table.
-    """
-    slab = np.uint64(state[SLAB])
-    row_bytes = state[STRIDE]
-    width = state[WIDTH]
-    tail = width * 8 - 8
-    count = len(ids)
-    kept = np.uint64(keep_flags) | ~np.uint64(FLAGS)
-    cleared = ~np.uint64(clear_flags)
+@njit("int64(uint64[::1], int64, int64[::1])", cache=True, nogil=True)
+def heap_bytes(rows_at: NDArray[np.uint64], count: int, blobs: NDArray[np.int64]) -> int:
+    """Bytes that the long values of the first `count` rows (addresses) take; `blobs`: first words of bytes columns."""
+    total = 0
     for i in range(count):
         if i + _AHEAD < count:
-            ahead = np.int64(ids[i + _AHEAD]) * row_bytes
-            prefetch(slab, ahead)
-            prefetch(slab, ahead + tail)
-        at = step(slab, np.int64(ids[i]) * row_bytes)
+            prefetch(rows_at[i + _AHEAD], blobs[0] * 8)
+        for c in range(len(blobs)):
+            size = np.int64(word(rows_at[i], blobs[c]) & np.uint64(0xFFFFFFFF))
+            if size > _INLINE:
+                total += size
+    return total
+
+
+@njit("int64(uint64[::1], uint64[::1], int64, int64, int64[::1], uint64, uint64, int64)", cache=True, nogil=True)
+def gather(
+    rows_at: NDArray[np.uint64],
+    heaps_at: NDArray[np.uint64],
+    count: int,
+    width: int,
+    blobs: NDArray[np.int64],
+    target: int,
+    heap: int,
+    used: int,
+) -> int:
+    """Copy rows one after another, and their long values behind the first `used` bytes of a heap.
+
+    Args:
+        rows_at, heaps_at: addresses of `count` rows and of the heaps they point into.
+        width: words per row; blobs: first words of the bytes columns.
+        target, heap: addresses of the words and of the heap written to; both are large enough.
+
+    Returns:
+        The bytes of the heap now used.
+    """
+    lines = (width * 8 + 63) // 64
+    for i in range(count):
+        if i + _AHEAD < count:
+            for line in range(lines):
+                prefetch(rows_at[i + _AHEAD], line * 64)
+        source = rows_at[i]
+        row = step(target, i * width * 8)
         for w in range(width):
-            out[i, w] = word(at, w)
-        meta = out[i, 1]
-        out[i, 1] = meta & kept
-        if clear_flags != 0:
-            put_word(at, 1, meta & cleared)
+            put_word(row, w, word(source, w))
+        for c in range(len(blobs)):
+            size = np.int64(word(source, blobs[c]) & np.uint64(0xFFFFFFFF))
+            if size > _INLINE:
+                copy_bytes(step(heap, used), step(heaps_at[i], np.int64(word(source, blobs[c] + 1))), size)
+                put_word(row, blobs[c] + 1, np.uint64(used))
+                used += size
+    return used
+
+
+@njit("int64(uint64, int64, int64, int64[::1], uint64)", cache=True, nogil=True)
+def stray(rows: int, count: int, width: int, blobs: NDArray[np.int64], limit: int) -> int:
+    """The first of `count` rows with a long value beyond `limit` bytes of heap, or -1."""
+    for i in range(count):
+        for c in range(len(blobs)):
+            size = word(rows, i * width + blobs[c]) & np.uint64(0xFFFFFFFF)
+            if size > np.uint64(_INLINE):
+                offset = word(rows, i * width + blobs[c] + 1)
+                if size > limit or offset > limit - size:
+                    return i
+    return -1
+
+
+@njit("void(uint64, int64, int64, int64[::1], int64)", cache=True, nogil=True)
+def rebase(rows: int, count: int, width: int, blobs: NDArray[np.int64], shift: int) -> None:
+    """Add `shift` to the heap offsets of `count` rows in place, for a heap that was appended to another."""
+    for i in range(count):
+        for c in range(len(blobs)):
+            if (word(rows, i * width + blobs[c]) & np.uint64(0xFFFFFFFF)) > np.uint64(_INLINE):
+                put_word(rows, i * width + blobs[c] + 1, word(rows, i * width + blobs[c] + 1) + np.uint64(shift))
+
+
+@njit("int64(uint64, int64, int64, int64[::1], int64, int64, int64[::1])", cache=True, nogil=True)
+def cut(
+    rows: int, count: int, width: int, blobs: NDArray[np.int64], most_rows: int, most_heap: int, stops: NDArray[np.int64]
+) -> int:
+    """Cut rows into blocks of at most so many rows and, unless it is a single row, bytes of long values.
+
+    Args:
+        stops: filled with the row behind each block; as large as `count`.
+
+    Returns:
+        The number of blocks.
+    """
+    blocks = 0
+    begin = 0
+    heap = 0
+    for i in range(count):
+        size = 0
+        for c in range(len(blobs)):
+            length = np.int64(word(rows, i * width + blobs[c]) & np.uint64(0xFFFFFFFF))
+            if length > _INLINE:
+                size += length
+        if i > begin and (i - begin == most_rows or heap + size > most_heap):
+            stops[blocks] = i
+            blocks += 1
+            begin = i
+            heap = 0
+        heap += size
+    if count > begin:
+        stops[blocks] = count
+        blocks += 1
+    return blocks
+
+
+def gather_rows(
+    rows_at: NDArray[np.uint64], heaps_at: NDArray[np.uint64], width: int, blobs: NDArray[np.int64]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """The rows at some addresses (of words and heaps) as fresh words and a fresh compact heap."""
+    count = len(rows_at)
+    words = np.empty((count, width), np.uint64)
+    heap = np.empty(heap_bytes(rows_at, count, blobs) if len(blobs) else 0, np.uint8)
+    gather(rows_at, heaps_at, count, width, blobs, address(words), address(heap), 0)
+    return words, heap
+
+
+def addresses(words: NDArray[np.uint64], heap: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The address of each row of an array, and of the heap for each."""
+    first = np.uint64(address(words))
+    at = first + np.arange(len(words), dtype=np.uint64) * np.uint64(words.strides[0])
+    return at, np.full(len(words), address(heap), np.uint64)
