@@ -12,8 +12,9 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
+from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
 from millpond.operators.spec import OperatorSpec
 from millpond.plan.aggregate import Derived, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
@@ -77,8 +78,14 @@ class _Surgeon:
             types += [aggregate.data_type for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
         pipe = self.pipes(operator.index, operator.spec)
-        piped = self._exchange(prepared).mapInArrow(pipe, schema)
-        return self._reattach(node, reading.raw, reading.aggregates, self.catalyst.analyzed(piped))
+        schema.add(FIGURE_COLUMN, LongType())
+        piped = self._exchange(prepared).mapInArrow(named(pipe, operator.title), schema)
+        observed = piped.observe(
+            "millpond" if operator.index == 0 else f"millpond-{operator.index}",
+            *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
+        )
+        results = observed.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
+        return self._reattach(node, reading.aggregates, self.catalyst.analyzed(results))
 
     def _prepare(self, child: Node, raw: list[Expression], columns: list[Derived], hash_: str) -> DataFrame:
         """Project what the operator needs: Spark evaluates the expressions, then the key hash over their values."""
@@ -104,7 +111,7 @@ class _Surgeon:
         )
         return prepared.union(markers).repartitionById(self.partitions, partition)
 
-    def _reattach(self, node: Node, raw: list[Expression], aggregates: list[Expression], piped: Node) -> Node:
+    def _reattach(self, node: Node, aggregates: list[Expression], piped: Node) -> Node:
         """Put the node's results, computed from the pipe's output, under their old names and identities."""
         if node.kind != "Aggregate":
             pairs = zip(piped.output, node.output, strict=True)
@@ -124,6 +131,16 @@ class _Surgeon:
     def _as(self, new: Expression, old: Expression) -> Expression:
         """The pipe's column with the nullability that the plan knew."""
         return new if old.nullable else self.catalyst.not_null(new)
+
+
+def named(pipe: Pipe, title: str) -> Pipe:
+    """The pipe as a function whose name is what Spark's own `explain()` shows for the node."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pipe(batches)
+
+    run.__name__ = f"millpond[{title}]"
+    return run
 
 
 def _columns(df: DataFrame) -> list[str]:

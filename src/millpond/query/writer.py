@@ -155,7 +155,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             return launch(self)  # Spark asks for a checkpoint location in its own words
         tasks = pipe_tasks(self._spark, decision, settings, checkpoint)
         coverage = self._spark.sparkContext.accumulator([], Coverage())
-        frame = transplant(self._df, decision, tasks[0].partitions, lambda index, _: Pipe(tasks[index], coverage))
+        frame = transplant(self._df, decision, tasks[0].partitions, lambda index, _: Pipe(tasks[index], coverage, figures=True))
         writer = frame.writeStream
         for name, args, kwargs in self._calls:
             getattr(writer, name)(*args, **kwargs)

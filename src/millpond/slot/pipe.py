@@ -11,6 +11,7 @@ from pyspark.accumulators import AccumulatorParam
 
 from millpond.errors import MillpondError, TransientError
 from millpond.slot.client import SlotFinder
+from millpond.slot.figures import figure_rows, with_figures
 from millpond.slot.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
 from millpond.slot.task import PipeTask
 
@@ -54,11 +55,19 @@ class Pipe:
     Args:
         task: the operator.
         coverage: accumulator (of `Coverage`) that learns which partitions have run in which batch.
+        figures: whether the output has one more column, `millpond.metrics.FIGURE_COLUMN`, and rows that carry it.
     """
 
-    def __init__(self, task: PipeTask, coverage: Accumulator[list[PartitionDone]] | None = None) -> None:
+    def __init__(
+        self,
+        task: PipeTask,
+        coverage: Accumulator[list[PartitionDone]] | None = None,
+        *,
+        figures: bool = False,
+    ) -> None:
         self.task = task
         self.coverage = coverage
+        self.figures = figures
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send everything to the partition's slot, then yield what it answers.
@@ -120,8 +129,10 @@ class Pipe:
         while True:
             kind, payload = connection.receive()
             if kind is Kind.BATCH:
-                yield payload
+                yield with_figures(payload) if self.figures else payload
             elif isinstance(payload, Done):
+                if self.figures and payload.metrics:
+                    yield figure_rows(self.task.spec, payload.metrics)
                 if self.coverage is not None:
                     self.coverage.add([PartitionDone(run.task.operator, payload.batch, run.partition, payload.metrics)])
                 return
