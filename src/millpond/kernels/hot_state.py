@@ -1,0 +1,63 @@
+"""What the hot table's kernels share: the numbers in its state array, the flags in a row's META word.
+
+A hot table is a slab of rows, an index of its hashes and an arena of long values, each in a mapping of its own whose
+address never changes while it is in use. Their addresses and counters stand in one `int64` array, so that a kernel call
+takes few arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+# The slab: row `i` stands at SLAB + i * STRIDE.
+SLAB = 0
+STRIDE = 1  # bytes
+WIDTH = 2  # words of a row
+HIGH = 3  # rows below have been in use
+FREE = 4  # entries on the stack of free rows
+INITIAL = 5  # address of the template of a fresh row
+# The key within a row.
+KEY_START = 6
+KEY_STOP = 7
+KEY_NULLS = 8  # mask of the key's null bits
+# The index: slots of `fingerprint << 32 | row + 1`, 0 = free, ordered by hash.
+COUNT = 9
+LOW = 10  # first hash of the table's range (bits of a uint64)
+SHIFT = 11  # fingerprint = (hash - LOW) >> SHIFT
+LAST = 12  # greatest fingerprint
+ENTRIES = 13
+SLOTS = 14
+SCALE = 15  # slot = fingerprint * SCALE >> 32
+NEXT_ENTRIES = 16  # the index being grown into: holds the fingerprints below FRONTIER
+NEXT_SLOTS = 17
+NEXT_SCALE = 18
+FRONTIER = 19
+CURSOR = 20  # slots of ENTRIES below have moved
+NEXT_STOP = 21  # slots of NEXT_ENTRIES from here on were never used
+# The arena of values longer than a row holds.
+HEAP = 22
+HEAP_TOP = 23  # bytes below have been in use
+HEAP_FREE = 24  # bytes of them on free lists
+# What changed.
+TOUCHED_ROWS = 25
+DIRTY_ROWS = 26
+WALK = 27  # slot at which a walk goes on
+SIZE = 32
+
+TOMBSTONE = 1
+DIRTY = 2  # changed since it was last copied into a run
+TOUCHED = 4  # changed in this batch
+FLAGS = 0xFFFF
+STAMP_SHIFT = 16
+
+
+def helper(function: Any) -> Any:
+    """Compile a function to be built into the kernels that call it."""
+    return njit(forceinline=True, nogil=True, no_cpython_wrapper=True)(function)
+
+
+def kernel(signature: str) -> Any:
+    """Compile a function for one signature at once, keep the machine code on disk, release the GIL while it runs."""
+    return njit(signature, cache=True, nogil=True)

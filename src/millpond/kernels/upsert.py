@@ -1,0 +1,260 @@
+"""Finding and making rows, a block of keys at a time.
+
+Each block is gone through three times: ask for the cache lines of the index, read them and ask for the lines of the
+rows, compare keys. So the misses of a block overlap instead of following each other.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.kernels.arena import give_back, keep
+from millpond.kernels.hot_state import (
+    COUNT,
+    DIRTY,
+    DIRTY_ROWS,
+    FLAGS,
+    FREE,
+    HIGH,
+    INITIAL,
+    KEY_NULLS,
+    KEY_START,
+    KEY_STOP,
+    LAST,
+    SLAB,
+    STAMP_SHIFT,
+    STRIDE,
+    TOUCHED,
+    TOUCHED_ROWS,
+    WIDTH,
+    helper,
+    kernel,
+)
+from millpond.kernels.index import BITS, EMPTY, ROW_MASK, fingerprint, holds, home, place, seek
+from millpond.kernels.pointers import prefetch, put_word, step, word
+
+BLOCK = 2048
+"""Keys that go through the stages together."""
+
+TOUCH_ALL = 0
+TOUCH_CREATED = 1
+_LENGTH = np.uint64(0xFFFFFFFF)
+_INLINE = np.uint64(12)
+_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@helper
+def _new_row(state, free):
+    if state[FREE] > 0:
+        state[FREE] -= 1
+        return np.int64(free[state[FREE]])
+    row = state[HIGH]
+    state[HIGH] = row + 1
+    return row
+
+
+@helper
+def _create(state, references, lists, free, key, key_heap, stamp):
+    """Make a fresh row for a key."""
+    row = _new_row(state, free)
+    at = step(state[SLAB], row * state[STRIDE])
+    for w in range(state[WIDTH]):
+        put_word(at, w, word(state[INITIAL], w))
+    put_word(at, 0, word(key, 0))
+    put_word(at, 1, np.uint64(stamp) << np.uint64(STAMP_SHIFT))
+    put_word(at, 2, word(at, 2) | (word(key, 2) & np.uint64(state[KEY_NULLS])))
+    for w in range(state[KEY_START], state[KEY_STOP]):
+        value = word(key, w)
+        if references[w] != 0 and (word(key, w - 1) & _LENGTH) > _INLINE:
+            value = keep(state, lists, step(key_heap, np.int64(value)), np.int64(word(key, w - 1) & _LENGTH))
+        put_word(at, w, value)
+    return row
+
+
+@helper
+def _touch(state, touched, at, row, meta):
+    """Write a row's META with the marks of a change."""
+    if meta & np.uint64(TOUCHED) == np.uint64(0):
+        touched[state[TOUCHED_ROWS]] = np.uint32(row)
+        state[TOUCHED_ROWS] += 1
+        if meta & np.uint64(DIRTY) == np.uint64(0):
+            state[DIRTY_ROWS] += 1
+    put_word(at, 1, meta | np.uint64(TOUCHED | DIRTY))
+
+
+@helper
+def _refresh(meta, stamp):
+    """META with the later of its stamp and another."""
+    flags = meta & np.uint64(FLAGS)
+    return max(meta ^ flags, np.uint64(stamp) << np.uint64(STAMP_SHIFT)) | flags
+
+
+@kernel(
+    "int64(int64[::1], uint8[::1], int64[::1], uint32[::1], uint32[::1], uint64, int64, int64, uint64, uint64, int64,"
+    " int64, int64, int64[::1], boolean[::1], int64[::1], uint64[::1])"
+)
+def upsert(
+    state,
+    references,
+    lists,
+    free,
+    touched,
+    keys,
+    stride,
+    count,
+    key_heap,
+    stamps,
+    stamp,
+    touch,
+    defer,
+    rows,
+    created,
+    pending,
+    scratch,
+):
+    """Find the row of each key, making fresh ones for keys that are absent.
+
+    Args:
+        state, references, lists, free, touched: the table: state array, words of a row that may point into the heap,
+            free lists of the arena, stack of free rows, list of touched rows.
+        keys, stride, count, key_heap: address of the first key row, words from one to the next, how many, address of
+            their heap.
+        stamps, stamp: address of one stamp a key, or 0 and the stamp of all.
+        touch: `TOUCH_ALL` or `TOUCH_CREATED`.
+        defer: 1 if fresh rows are only touched later, by `settle`, under `TOUCH_CREATED`.
+        rows, created: filled with row ids, and whether the key was absent.
+        pending: filled with the positions of absent keys.
+        scratch: two words for each key of a block.
+
+    Returns:
+        How many keys were absent; or, if the hash of the key at position *p* is outside the table's range, -1 - p.
+    """
+    absent = 0
+    slab = np.uint64(state[SLAB])
+    row_bytes = state[STRIDE]
+    tail = state[WIDTH] * 8 - 8
+    last = np.uint64(state[LAST])
+    for start in range(0, count, BLOCK):
+        block = min(BLOCK, count - start)
+        for i in range(block):
+            mark = fingerprint(state, word(keys, (start + i) * stride))
+            if mark > last:
+                return -1 - (start + i)
+            entries, slot = home(state, mark)
+            prefetch(entries, slot * 8)
+            prefetch(entries, slot * 8 + 32)
+            scratch[2 * i] = mark
+        for i in range(block):
+            mark = scratch[2 * i]
+            entries, slot = home(state, mark)
+            entry = word(entries, slot)
+            while entry != EMPTY and (entry >> BITS) < mark:
+                slot += 1
+                entry = word(entries, slot)
+            if entry != EMPTY and (entry >> BITS) == mark:
+                row = np.int64(entry & ROW_MASK) - 1
+                prefetch(slab, row * row_bytes)
+                prefetch(slab, row * row_bytes + tail)
+                scratch[2 * i + 1] = np.uint64(row)
+            else:
+                scratch[2 * i + 1] = _NONE
+        for i in range(block):
+            position = start + i
+            key = step(keys, position * stride * 8)
+            when = stamp if stamps == np.uint64(0) else np.int64(word(stamps, position))
+            guess = scratch[2 * i + 1]
+            fresh = False
+            row = np.int64(guess)
+            at = step(slab, row * row_bytes)
+            if guess == _NONE or word(at, 0) != word(key, 0) or not holds(state, references, at, key, key_heap):
+                mark = scratch[2 * i]
+                entries, slot, row = seek(state, references, mark, key, key_heap)
+                if row < 0:
+                    row = _create(state, references, lists, free, key, key_heap, when)
+                    place(state, entries, slot, mark, row)
+                    state[COUNT] += 1
+                    pending[absent] = position
+                    absent += 1
+                    fresh = True
+                at = step(slab, row * row_bytes)
+            rows[position] = row
+            created[position] = fresh
+            meta = _refresh(word(at, 1), when)
+            if touch == TOUCH_ALL or (fresh and defer == 0):
+                _touch(state, touched, at, row, meta)
+            else:
+                put_word(at, 1, meta)
+    return absent
+
+
+@helper
+def _copy_values(state, references, lists, at, source, heap):
+    """Write the null bits and values of a row from another row of the same key."""
+    for w in range(2, state[KEY_START]):
+        put_word(at, w, word(source, w))
+    for w in range(state[KEY_STOP], state[WIDTH]):
+        value = word(source, w)
+        if references[w] != 0 and (word(source, w - 1) & _LENGTH) > _INLINE:
+            value = keep(state, lists, step(heap, np.int64(value)), np.int64(word(source, w - 1) & _LENGTH))
+        put_word(at, w, value)
+
+
+@helper
+def drop_values(state, references, lists, at, start):
+    """Free the long values that a row holds in its words from `start` on."""
+    for w in range(start, state[WIDTH]):
+        if references[w] != 0:
+            size = word(at, w - 1) & _LENGTH
+            if size > _INLINE:
+                give_back(state, lists, np.int64(word(at, w)), np.int64(size))
+
+
+@kernel(
+    "void(int64[::1], uint8[::1], int64[::1], uint32[::1], int64[::1], boolean[::1], int64[::1], int64[::1],"
+    " uint64, int64, uint64, int64)"
+)
+def settle(state, references, lists, touched, rows, created, pending, found, sources, stride, heap, touch):
+    """Complete the fresh rows that an `upsert` made: those found in runs take their values from there.
+
+    Args:
+        state, references, lists, touched: the table, as for `upsert`.
+        rows, created, pending: what `upsert` filled (`pending` cut to size).
+        found: ascending indices into `pending` of the keys that were found.
+        sources, stride, heap: address of the rows found (in the order of `found`), words from one to the next, address
+            of their heap.
+        touch: `TOUCH_ALL` or `TOUCH_CREATED`.
+    """
+    f = 0
+    for p in range(len(pending)):
+        position = pending[p]
+        row = rows[position]
+        at = step(state[SLAB], row * state[STRIDE])
+        if f < len(found) and found[f] == p:
+            source = step(sources, f * stride * 8)
+            f += 1
+            created[position] = False
+            _copy_values(state, references, lists, at, source, heap)
+        elif touch == TOUCH_CREATED:
+            _touch(state, touched, at, row, word(at, 1))
+
+
+@kernel("void(int64[::1], uint8[::1], int64[::1], int64[::1], uint64, int64, uint64)")
+def overwrite(state, references, lists, rows, sources, stride, heap):
+    """Replace everything but the keys of given rows, which become dirty, by whole rows of the same keys.
+
+    Args:
+        state, references, lists: the table, as for `upsert`.
+        rows: row ids.
+        sources, stride, heap: address of the new rows, words from one to the next, address of their heap.
+    """
+    for i in range(len(rows)):
+        at = step(state[SLAB], rows[i] * state[STRIDE])
+        source = step(sources, i * stride * 8)
+        meta = word(at, 1)
+        if meta & np.uint64(DIRTY) == np.uint64(0):
+            state[DIRTY_ROWS] += 1
+        put_word(at, 1, (word(source, 1) & ~np.uint64(FLAGS)) | (meta & np.uint64(TOUCHED)) | np.uint64(DIRTY))
+        drop_values(state, references, lists, at, state[KEY_STOP])
+        _copy_values(state, references, lists, at, source, heap)

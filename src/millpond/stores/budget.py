@@ -1,0 +1,83 @@
+"""The memory of a slot, shared by its tables."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+
+class MemoryBudget:
+    """How many bytes the tables of a slot may hold together.
+
+    Half of the budget is split evenly: each table is sure of its part. The other half goes to whoever asks first, and
+    is taken back, down to an even share of the whole, from tables that hold more when another is short of memory.
+
+    Args:
+        total: bytes. At least a few megabytes a table, or tables spend their time moving rows in and out.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._accounts: list[Account] = []
+        self._lock = Lock()
+
+    @property
+    def used(self) -> int:
+        """Bytes reserved by all tables."""
+        return sum(account.reserved for account in self._accounts)
+
+    def open(self) -> Account:
+        """An account for one more table."""
+        account = Account(self)
+        with self._lock:
+            self._accounts.append(account)
+        return account
+
+    def _limit(self, account: Account) -> int:
+        sure = self.total // (2 * len(self._accounts))
+        taken = sum(max(0, other.reserved - sure) for other in self._accounts if other is not account)
+        limit = sure + max(0, self.total // 2 - taken)
+        if any(other.short for other in self._accounts if other is not account):
+            limit = min(limit, 2 * sure)
+        return limit
+
+
+class Account:
+    """One table's part of a `MemoryBudget`.
+
+    Attributes:
+        reserved: bytes that the table may use now.
+        short: whether it was refused more than it has, though it has less than an even share.
+    """
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self.reserved = 0
+        self.short = False
+
+    @property
+    def limit(self) -> int:
+        """Bytes that the table could have at most, as things stand."""
+        with self._budget._lock:
+            return self._budget._limit(self)
+
+    def reserve(self, wanted: int) -> bool:
+        """Reserve `wanted` bytes in all. Returns False, changing nothing, if that is too much."""
+        budget = self._budget
+        with budget._lock:
+            granted = wanted <= self.reserved or wanted <= budget._limit(self)
+            if granted:
+                self.reserved = wanted
+            self.short = not granted and self.reserved < budget.total // len(budget._accounts)
+            return granted
+
+    def force(self, wanted: int) -> None:
+        """Reserve `wanted` bytes in all even if that is too much: they are in use already."""
+        with self._budget._lock:
+            self.reserved = wanted
+
+    def close(self) -> None:
+        """Give everything back."""
+        with self._budget._lock:
+            if self in self._budget._accounts:
+                self._budget._accounts.remove(self)
+            self.reserved = 0

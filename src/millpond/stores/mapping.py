@@ -1,0 +1,55 @@
+"""Large anonymous mappings: address space without memory, so that what lives in them never moves as it grows."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which the mmap module names only from Python 3.13 on
+_HUGE_FROM = 32 << 20
+PAGE = mmap.PAGESIZE
+
+
+class Mapping:
+    """`size` bytes of zeroed address space; pages take memory when they are first written.
+
+    Attributes:
+        size: bytes of address space.
+        address: of the first byte.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = -(-max(size, PAGE) // PAGE) * PAGE
+        self._map = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self.address = int(self._bytes.__array_interface__["data"][0])
+        self._huge_until = 0
+
+    def view(self, dtype: Any) -> NDArray[Any]:
+        """The whole mapping as an array."""
+        return self._bytes[: self.size - self.size % np.dtype(dtype).itemsize].view(dtype)
+
+    def using(self, used: int) -> None:
+        """Say that the first `used` bytes are about to be used: a large mapping is then backed by huge pages.
+
+        Only what is used already and a quarter more is: a huge page taken for a few rows would be memory wasted.
+        """
+        if used >= _HUGE_FROM and used > self._huge_until:
+            until = min(self.size, used + used // 4) // _HUGE_FROM * _HUGE_FROM
+            if until > self._huge_until:
+                self._map.madvise(mmap.MADV_HUGEPAGE, self._huge_until, until - self._huge_until)
+                self._huge_until = until
+
+    def release(self, start: int, stop: int) -> None:
+        """Give the whole pages between two offsets back; they read as zeros afterwards."""
+        first = -(-start // PAGE) * PAGE
+        last = stop // PAGE * PAGE
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def close(self) -> None:
+        """Give all memory back. The address space goes with the last array that looks at it."""
+        self.release(0, self.size)
