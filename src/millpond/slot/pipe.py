@@ -13,13 +13,11 @@ from millpond.errors import MillpondError, TransientError
 from millpond.slot.client import SlotFinder
 from millpond.slot.figures import figure_rows, with_figures
 from millpond.slot.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
+from millpond.slot.rows import first_hash
 from millpond.slot.task import PipeTask
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
-
-HASH_COLUMN = "__hash"
-MARK_COLUMN = "__mark"
 
 _AGAIN = "The task may be tried again (local[N] never does: use local[N,4])."
 
@@ -80,7 +78,7 @@ class Pipe:
         batch = next((b for b in batches if b.num_rows), None)
         if batch is None:
             return  # without even its marker row this is none of the operator's partitions
-        partition = self.task.partition_of(batch.column(0)[0].as_py())
+        partition = self.task.partition_of(first_hash(batch))
         context: Any = TaskContext.get()
         number = context.getLocalProperty("streaming.sql.batchId") if context else None
         run = Run(

@@ -171,4 +171,4 @@ def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> Non
     """What a slot forked by the template runs."""
     from millpond.slot.partitions import PartitionServer
 
-    Slot(directory, listener, PartitionServer(directory.path, number)).run()
+    Slot(directory, listener, PartitionServer(directory.path)).run()

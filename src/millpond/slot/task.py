@@ -7,10 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from millpond.conf import KEY_GROUP_BITS
 from millpond.operators.spec import OperatorSpec
-
-KEY_GROUP_BITS = 15
-"""A key group is the top 15 bits of the key hash; a partition is a contiguous range of key groups."""
 
 
 class SlotSettings(msgspec.Struct, frozen=True):

@@ -1,0 +1,265 @@
+"""One partition of one operator: takes batches in turn, seals them, and answers repeated attempts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from millpond.checkpoint.manifest import PartitionManifest, seal
+from millpond.errors import TransientError
+from millpond.files.blocks import HashRange
+from millpond.files.segment import decode_rows
+from millpond.layout import RowLayout, TableSchema, Words
+from millpond.operators.open import open_operator
+from millpond.operators.protocol import MAIN
+from millpond.operators.spec import GLOBAL_HASH
+from millpond.slot.checksum import InputChecksum
+from millpond.slot.rows import strip_markers
+from millpond.slot.running import RunningQuery
+from millpond.slot.spool import Spool
+from millpond.slot.task import PipeTask
+from millpond.slot.turns import Attempt, Turns
+from millpond.stores.rmw import RmwTable
+from millpond.stores.runs import RunSet
+
+if TYPE_CHECKING:
+    from millpond.operators.protocol import Operator
+
+_SPOOL = 64 << 20
+"""Bytes of a repeated attempt's input that are kept in memory."""
+
+
+Output = Generator[pa.RecordBatch, None, dict[str, float]]
+
+
+@dataclass
+class Applied:
+    """The batch that the partition has applied last.
+
+    Attributes:
+        batch: its id.
+        input: checksum of its rows, markers excluded.
+        metrics: what it did; filled up as its answer goes out.
+    """
+
+    batch: int
+    input: InputChecksum
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Partition:
+    """One partition of one operator in a running query. `run` may be called from any thread.
+
+    Args:
+        query: the running query.
+        task: the operator.
+        number: the partition.
+    """
+
+    def __init__(self, query: RunningQuery, task: PipeTask, number: int) -> None:
+        self.query = query
+        self.task = task
+        self.number = number
+        self._turns = Turns(task.settings.attempt_timeout)
+        self._busy = threading.Lock()  # held for each step that reads or replaces the operator
+        self._epoch = 0  # changes whenever the state does, so that output of an older state stops
+        self._operator: Operator | None = None
+        self._manifest: PartitionManifest | None = None
+        self._applied: Applied | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version that the partition holds, sealed or from the store."""
+        manifest = self._manifest
+        return None if manifest is None else manifest.version
+
+    def run(self, attempt: Attempt, batches: Iterator[pa.RecordBatch], *, check_time: bool) -> Output:
+        """Run a batch, or answer it again; yields its output once its own state is sealed and the last one durable.
+
+        Args:
+            attempt: the attempt; its batch reads the version of the same number.
+            batches: input with hash and mark columns.
+            check_time: whether the marker's time has to be that of the batch, since nobody told its id.
+
+        Returns:
+            The batch's figures.
+        """
+        feed = _Feed(batches)
+        applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
+        if check_time:
+            self.query.check_time(attempt.batch, feed.time)
+        epoch = self._epoch
+        metrics = applied.metrics
+        metrics["commit_lag_ms"] = self._wait_durable(attempt.batch)
+        metrics["output_rows"] = 0.0
+        for batch in self._output(epoch, attempt):
+            metrics["output_rows"] += batch.num_rows
+            yield batch
+        return metrics
+
+    def _apply_first(self, attempt: Attempt, feed: _Feed) -> Applied | None:
+        """Apply the batch, unless it has been applied already."""
+        with self._turns.taken(attempt):
+            if self._applied is not None and self._applied.batch == attempt.batch:
+                return None
+            return self._apply(attempt.batch, feed)
+
+    def _apply_again(self, attempt: Attempt, feed: _Feed) -> Applied:
+        """Answer from memory if the input is the same, else apply the batch to the version that it reads.
+
+        The input is read without holding the turn: two readers of one batch may be joined to each other in one task.
+        """
+        spool = Spool(self.query.spill, min(_SPOOL, self.task.settings.memory // 16))
+        try:
+            seen = InputChecksum()
+            for rows in feed:
+                seen.add(rows)
+                spool.add(rows)
+            with self._turns.taken(attempt):
+                applied = self._applied
+                if applied is not None and applied.batch == attempt.batch and applied.input == seen:
+                    return applied
+                self._discard()
+                return self._apply(attempt.batch, spool.read())
+        finally:
+            spool.close()
+
+    def _apply(self, batch: int, rows: Iterator[pa.RecordBatch]) -> Applied:
+        if self._manifest is None or self._manifest.version != batch:
+            self._discard()
+            self._open(batch)
+        operator, manifest = self._operator, self._manifest
+        assert operator is not None
+        assert manifest is not None
+        started = time.perf_counter()
+        try:
+            with self._busy:
+                self._epoch += 1
+                self._applied = None
+                operator.begin(batch)
+            seen = InputChecksum()
+            for piece in rows:
+                seen.add(piece)
+                operator.process(piece)
+            sealing = time.perf_counter()
+            size = self._seal(operator, manifest, seen)
+        except BaseException:
+            self._discard()  # half a batch is in the tables
+            raise
+        now = time.perf_counter()
+        self._applied = Applied(batch, seen, self._figures(operator))
+        self._applied.metrics |= {
+            "input_rows": float(seen.rows),
+            "process_ms": (sealing - started) * 1000,
+            "seal_ms": (now - sealing) * 1000,
+            "delta_bytes": float(size),
+        }
+        return self._applied
+
+    def _seal(self, operator: Operator, parent: PartitionManifest, seen: InputChecksum) -> int:
+        deltas = operator.finish()
+        sealed = seal(
+            parent,
+            {name: (operator.tables[name].manifest(), delta.pieces) for name, delta in deltas.items()},
+            input_checksum=seen.value,
+            input_rows=seen.rows,
+        )
+        sealed = self.query.sealed.write(sealed, self.task.generation)
+        self.query.committer.submit(sealed)
+        self._manifest = sealed.manifest
+        return sealed.bytes
+
+    def _output(self, epoch: int, attempt: Attempt) -> Iterator[pa.RecordBatch]:
+        pieces: Iterator[pa.RecordBatch] | None = None
+        while True:
+            with self._busy:
+                if self._epoch != epoch or self._operator is None:
+                    raise TransientError(f"Batch {attempt.batch} was overtaken while its rows were read.")
+                if pieces is None:
+                    pieces = self._operator.output()
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    def _wait_durable(self, batch: int) -> float:
+        """Wait for the version that the batch has read (or, in sync mode, the one it has made); milliseconds waited."""
+        started = time.perf_counter()
+        settings = self.task.settings
+        version = batch if settings.commit_mode == "async" else batch + 1
+        self.query.committer.wait_durable(self.task.operator, self.number, version, settings.commit_timeout)
+        return (time.perf_counter() - started) * 1000
+
+    def _open(self, version: int) -> None:
+        query = self.query
+        query.committer.drain(self.task.settings.commit_timeout)  # the version may be on its way from here
+        manifest = query.checkpoint.open_partition(
+            self.task.operator, self.number, version, wait=self.task.settings.open_timeout
+        )
+        query.committer.opened(manifest)
+        owns_global = self.task.partition_of(GLOBAL_HASH) == self.number
+        with self._busy:
+            self._epoch += 1
+            self._operator = open_operator(self.task.spec, self._make_table, owns_global=owns_global)
+            try:
+                for name, state in manifest.tables.items():
+                    self._load(self._operator.tables[name], state.deltas)
+            except BaseException:
+                self._close_operator()
+                raise
+            self._manifest = manifest
+
+    def _load(self, table: RmwTable, deltas: Any) -> None:
+        checkpoint = self.query.checkpoint
+        for ref, data in zip(deltas, checkpoint.read_deltas(deltas), strict=True):
+            for rows in decode_rows(data, table.layout, checkpoint.files.locate(ref.commit)):
+                table.load(rows)
+
+    def _make_table(self, name: str, schema: TableSchema, initial: Words) -> RmwTable:
+        range_ = HashRange(*self.task.hash_range(self.number)) if name == MAIN else HashRange()
+        means = self.query.means
+        return RmwTable(schema, initial, RunSet(RowLayout(schema), (), range_), means.budget, means.background, range_)
+
+    def _figures(self, operator: Operator) -> dict[str, float]:
+        figures: dict[str, float] = {}
+        for table in operator.tables.values():
+            for name, value in table.stats().items():
+                figures[name] = figures.get(name, 0.0) + value
+        return figures
+
+    def _discard(self) -> None:
+        with self._busy:
+            self._close_operator()
+
+    def _close_operator(self) -> None:
+        self._epoch += 1
+        if self._operator is not None:
+            for table in self._operator.tables.values():
+                table.close()
+        self._operator = self._manifest = self._applied = None
+
+    def close(self) -> None:
+        """Let go of the tables."""
+        self._discard()
+
+
+class _Feed:
+    """An attempt's rows without their markers; remembers the marker's time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self.time: int | None = None
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        rows, time = strip_markers(next(self._batches))
+        if time is not None:
+            self.time = time
+        return rows

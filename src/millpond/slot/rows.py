@@ -1,0 +1,40 @@
+"""The columns that the planner puts before an operator's own: the key hash, and the mark of marker rows.
+
+Every partition gets one marker row in every batch. Its hash has the partition's lowest key group in the top bits and
+the batch's time, in milliseconds since the epoch, in the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.conf import KEY_GROUP_BITS
+
+HASH = 0
+MARK = 1
+_TIME_MASK = (1 << (64 - KEY_GROUP_BITS)) - 1
+
+
+def first_hash(batch: pa.RecordBatch) -> int:
+    """The hash of the first row (signed), which tells the partition."""
+    return int(batch.column(HASH)[0].as_py())
+
+
+def strip_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:
+    """The rows that are no markers, without the mark column; and the batch's time if there was a marker."""
+    marks: Any = batch.column(MARK)
+    columns = batch.columns
+    names = batch.schema.names
+    rows = pa.RecordBatch.from_arrays([columns[HASH], *columns[MARK + 1 :]], names=[names[HASH], *names[MARK + 1 :]])
+    if not marks.true_count:
+        return rows, None
+    at = int(pc.index(marks, True).as_py())
+    time = batch.column(HASH)[at].as_py() & _TIME_MASK
+    if marks.true_count == 1 and at == 0:
+        return rows.slice(1), time
+    if marks.true_count == 1 and at == batch.num_rows - 1:
+        return rows.slice(0, at), time
+    return rows.filter(pc.invert(pc.fill_null(marks, False))), time

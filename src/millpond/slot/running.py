@@ -1,0 +1,99 @@
+"""One run of a query as a slot sees it: its checkpoint, its committer, its sealed files, its partitions."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millpond.checkpoint.checkpoint import Checkpoint
+from millpond.checkpoint.committer import Committer
+from millpond.checkpoint.sealed import SealedFiles
+from millpond.errors import StateDamagedError, TransientError
+from millpond.files.filesystem import FileSystem, join_url, open_filesystem
+from millpond.slot.task import PipeTask
+from millpond.stores.budget import MemoryBudget
+
+
+@dataclass(frozen=True)
+class Means:
+    """What all queries of a slot share.
+
+    Attributes:
+        slot: uuid of the slot.
+        directory: the application's private directory on this host.
+        budget: the slot's memory.
+        background: threads for work behind the batch's back.
+    """
+
+    slot: str
+    directory: Path
+    budget: MemoryBudget
+    background: Executor
+
+
+@dataclass
+class RunningQuery:
+    """What the partitions of one generation of a query share in a slot.
+
+    Opening it takes over what dead slots of this host had sealed and not made durable.
+    """
+
+    task: PipeTask
+    means: Means
+    files: FileSystem = field(init=False)
+    checkpoint: Checkpoint = field(init=False)
+    committer: Committer = field(init=False)
+    sealed: SealedFiles = field(init=False)
+    spill: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        task = self.task
+        self.files = open_filesystem(join_url(task.location, "millpond"), **task.storage)
+        self.checkpoint = Checkpoint(self.files, task.generation)
+        self.spill = self.means.directory / "sealed" / task.query
+        self.spill.mkdir(parents=True, exist_ok=True)
+        self.sealed = SealedFiles(str(self.spill), self.means.slot)
+        self.committer = Committer(self.checkpoint, self.means.slot, self.sealed, limit=task.settings.commit_timeout)
+        for left in self.sealed.adopt(task.generation):
+            self.committer.submit(left, adopted=True)
+
+    def latest_batch(self) -> int:
+        """The newest batch in the query's offset log: the one that runs now."""
+        names = [info.name.rpartition("/")[2] for info in self._offsets().list("")]
+        numbers = [int(name) for name in names if name.isdigit()]
+        if not numbers:
+            raise TransientError(
+                "No batch is planned, so this input belongs to none.",
+                action="Use the batch DataFrame only inside foreachBatch.",
+                file=self.task.offsets,
+            )
+        return max(numbers)
+
+    def check_time(self, batch: int, time: int | None) -> None:
+        """Check that a marker's time is that of a batch, for attempts that do not know their batch.
+
+        Raises:
+            TransientError: the input belongs to another batch.
+        """
+        entry = bytes(memoryview(self._offsets().get(str(batch))))
+        try:
+            planned = json.loads(entry.decode().splitlines()[1])["batchTimestampMs"]
+        except (IndexError, KeyError, ValueError) as error:
+            raise StateDamagedError(
+                "An entry of Spark's offset log cannot be read.", file=f"{self.task.offsets}/{batch}"
+            ) from error
+        if time != planned:
+            raise TransientError(
+                f"The input is not that of batch {batch}, which runs now.",
+                action="Threads started in foreachBatch must end before the function returns.",
+            )
+
+    def _offsets(self) -> FileSystem:
+        return open_filesystem(self.task.offsets, **self.task.storage)
+
+    def close(self) -> None:
+        """Let go; what is not durable stays in the sealed files."""
+        self.committer.close()
+        self.sealed.close()

@@ -1,0 +1,72 @@
+"""One writer per partition: attempts at its batches take turns, and the newest batch always gets its turn."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from millpond.errors import TransientError
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One attempt at a batch.
+
+    Attributes:
+        batch: the batch.
+        number: Spark's task attempt id.
+        abandon: cuts the attempt off from its input, so that it fails and gives up its turn.
+    """
+
+    batch: int
+    number: int
+    abandon: Callable[[], None]
+
+
+class Turns:
+    """Lets one attempt at a time write.
+
+    Args:
+        patience: seconds to wait for an earlier attempt at the same batch before it is cut off.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._changed = threading.Condition()
+        self._current: Attempt | None = None
+
+    @contextlib.contextmanager
+    def taken(self, attempt: Attempt) -> Iterator[None]:
+        """Hold the turn.
+
+        Raises:
+            TransientError: a later batch is being written already, or the attempt that holds the turn does not let go.
+        """
+        self._take(attempt)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._current = None
+                self._changed.notify_all()
+
+    def _take(self, attempt: Attempt) -> None:
+        with self._changed:
+            deadline = time.monotonic() + self._patience
+            cut_off: Attempt | None = None
+            while (current := self._current) is not None:
+                if current.batch > attempt.batch:
+                    raise TransientError(f"Batch {attempt.batch} was overtaken by batch {current.batch}.")
+                # An attempt at an earlier batch is one that Spark has given up: it would not have gone on otherwise.
+                expired = time.monotonic() >= deadline
+                if cut_off is not current and (expired or current.batch < attempt.batch):
+                    cut_off = current
+                    current.abandon()
+                    deadline = time.monotonic() + self._patience
+                elif expired:
+                    raise TransientError(f"Attempt {current.number} at batch {current.batch} does not end.")
+                self._changed.wait(deadline - time.monotonic())
+            self._current = attempt
