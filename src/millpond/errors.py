@@ -101,3 +101,9 @@ class FencedError(MillpondError):
     """A newer run of the same query has taken over the checkpoint."""
 
     code = "FENCED"
+
+
+class ArithmeticOverflowError(UsageError):
+    """A value left the range of its type in ANSI mode; the code is Spark's error class for it."""
+
+    code = "ARITHMETIC_OVERFLOW"

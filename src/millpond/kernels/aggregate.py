@@ -1,0 +1,238 @@
+"""Numeric accumulators: each kernel folds one block of one input column into the state words of its rows.
+
+All take the slab of rows, the row ids of the block, the position in the batch where the block starts, and the place of
+the state column (word offset, null word, null bit); `values` and `valid` span the batch, an empty `valid` meaning that
+every row counts. Rows are folded in order, so that sums of doubles do not depend on how a batch is cut.
+"""
+
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import boolean, njit, types
+from numpy.typing import NDArray
+
+from millpond.kernels.memory import BYTES, BYTES_IN, FLOATS_IN, I64, INTS_IN, U64, WORDS, bits_float, float_bits
+
+Array = NDArray[Any]
+
+_NONE = types.void
+_BLOCK = (WORDS, INTS_IN, I64, I64)
+
+
+@njit(_NONE(WORDS, INTS_IN, I64), cache=True, nogil=True)
+def count_rows(words: Array, rows: Array, offset: int) -> None:
+    """Add one for every row."""
+    one = np.uint64(1)
+    for i in range(rows.size):
+        words[rows[i], offset] += one
+
+
+@njit(_NONE(*_BLOCK, BYTES_IN), cache=True, nogil=True)
+def count_valid(words: Array, rows: Array, start: int, offset: int, valid: Array) -> None:
+    """Add one for every valid row."""
+    for i in range(rows.size):
+        words[rows[i], offset] += np.uint64(valid[start + i])
+
+
+@njit(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN), cache=True, nogil=True)
+def sum_ints(
+    words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
+) -> None:
+    """Add int64 values, wrapping around; the sum is null until the first one."""
+    keep = ~null_bit
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        words[row, offset] += np.uint64(values[start + i])
+        words[row, null_word] &= keep
+
+
+@njit(boolean(*_BLOCK, I64, U64, INTS_IN, BYTES_IN), cache=True, nogil=True)
+def sum_ints_checked(
+    words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
+) -> bool:
+    """As `sum_ints`, but stop and return False where the sum leaves 64 bits."""
+    keep = ~null_bit
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        old = np.int64(words[row, offset])
+        value = values[start + i]
+        new = old + value
+        if ((old ^ new) & (value ^ new)) < 0:
+            return False
+        words[row, offset] = np.uint64(new)
+        words[row, null_word] &= keep
+    return True
+
+
+@njit(_NONE(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN), cache=True, nogil=True)
+def sum_floats(
+    words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
+) -> None:
+    """Add doubles in row order; the sum is null until the first one."""
+    keep = ~null_bit
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        words[row, offset] = float_bits(bits_float(words[row, offset]) + values[start + i])
+        words[row, null_word] &= keep
+
+
+@njit(_NONE(*_BLOCK, FLOATS_IN, BYTES_IN), cache=True, nogil=True)
+def moments(words: Array, rows: Array, start: int, offset: int, values: Array, valid: Array) -> None:
+    """Count, mean and sum of squared deviations, in three consecutive words, updated one value at a time.
+
+    Welford's recurrence as Chan, Golub and LeVeque state it, in the order of operations that Spark uses.
+    """
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        value = values[start + i]
+        count = bits_float(words[row, offset]) + 1.0
+        mean = bits_float(words[row, offset + 1])
+        squares = bits_float(words[row, offset + 2])
+        delta = value - mean
+        step = delta / count
+        words[row, offset] = float_bits(count)
+        words[row, offset + 1] = float_bits(mean + step)
+        words[row, offset + 2] = float_bits(squares + delta * (delta - step))
+
+
+@njit(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, boolean, boolean, BYTES), cache=True, nogil=True)
+def extreme_ints(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    valid: Array,
+    greatest: bool,
+    ties: bool,
+    won: Array,
+) -> None:
+    """Keep the least or greatest int64 value, null until the first one.
+
+    Args:
+        greatest: keep the greatest.
+        ties: an equal value counts as a win.
+        won: set to 1 for every row of the block that won when its turn came, else to 0; may be empty.
+    """
+    keep = ~null_bit
+    nullable = valid.size != 0
+    record = won.size != 0
+    for i in range(rows.size):
+        if record:
+            won[i] = 0
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        value = values[start + i]
+        old = np.int64(words[row, offset])
+        if (
+            (words[row, null_word] & null_bit) != 0
+            or (greatest and value > old)
+            or (not greatest and value < old)
+            or (ties and value == old)
+        ):
+            words[row, offset] = np.uint64(value)
+            words[row, null_word] &= keep
+            if record:
+                won[i] = 1
+
+
+@njit(inline="always")
+def _before(left: float, right: float) -> bool:
+    """Spark's order of doubles: NaN is the greatest, and −0.0 equals 0.0."""
+    return bool(left < right or (right != right and left == left))
+
+
+@njit(_NONE(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN, boolean, boolean, BYTES), cache=True, nogil=True)
+def extreme_floats(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    valid: Array,
+    greatest: bool,
+    ties: bool,
+    won: Array,
+) -> None:
+    """As `extreme_ints` for doubles."""
+    keep = ~null_bit
+    nullable = valid.size != 0
+    record = won.size != 0
+    for i in range(rows.size):
+        if record:
+            won[i] = 0
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        value = values[start + i]
+        old = bits_float(words[row, offset])
+        ahead = _before(old, value)
+        behind = _before(value, old)
+        if (
+            (words[row, null_word] & null_bit) != 0
+            or (ahead if greatest else behind)
+            or (ties and not ahead and not behind)
+        ):
+            words[row, offset] = float_bits(value)
+            words[row, null_word] &= keep
+            if record:
+                won[i] = 1
+
+
+@njit(_NONE(*_BLOCK, BYTES_IN, BYTES), cache=True, nogil=True)
+def first_rows(words: Array, rows: Array, start: int, offset: int, counts: Array, won: Array) -> None:
+    """Set `won` for the first row of each key that counts, ever; the word at `offset` remembers that there was one."""
+    all_count = counts.size == 0
+    for i in range(rows.size):
+        row = rows[i]
+        won[i] = 0
+        if words[row, offset] == 0 and (all_count or counts[start + i] != 0):
+            words[row, offset] = np.uint64(1)
+            won[i] = 1
+
+
+@njit(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, BYTES_IN), cache=True, nogil=True)
+def assign_words(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    valid: Array,
+    won: Array,
+) -> None:
+    """Write the value, or null, of every row of the block that has won."""
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if won[i] == 0:
+            continue
+        row = rows[i]
+        if nullable and valid[start + i] == 0:
+            words[row, offset] = np.uint64(0)
+            words[row, null_word] |= null_bit
+        else:
+            words[row, offset] = np.uint64(values[start + i])
+            words[row, null_word] &= ~null_bit

@@ -1,0 +1,208 @@
+"""Byte strings as state: which value of a block each row ends up with, so that only that one is written to the heap.
+
+A block's candidates are kept in a small scratch hash table from row id to position in the block.
+"""
+
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import boolean, njit, types
+from numpy.typing import NDArray
+
+from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS, INTS_IN, U64, WORDS, WORDS_IN, load64
+
+Array = NDArray[Any]
+
+SCRATCH = 8192
+"""Entries of the scratch table: a power of two, at least twice the rows of a block."""
+
+_ZERO = np.uint64(0)
+_32 = np.uint64(32)
+_LENGTH = np.uint64(0xFFFFFFFF)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_BYTE = np.uint64(255)
+_SHIFT = np.uint64(64 - 13)
+
+
+@njit(inline="always")
+def _slot(scratch: Array, row: int) -> int:
+    """Where `row` stands in the scratch table, or the free entry where it may be put."""
+    at = np.int64((np.uint64(row) * _MIX) >> _SHIFT)
+    while scratch[at, 0] != 0 and scratch[at, 0] != row + 1:
+        at = (at + 1) & (SCRATCH - 1)
+    return at
+
+
+@njit(inline="always")
+def _swap(word: int) -> int:
+    """Reverse the bytes of a word, so that words compare as their bytes do."""
+    word = ((word & np.uint64(0x00FF00FF00FF00FF)) << np.uint64(8)) | (
+        (word >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)
+    )
+    word = ((word & np.uint64(0x0000FFFF0000FFFF)) << np.uint64(16)) | (
+        (word >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)
+    )
+    return (word << _32) | (word >> _32)
+
+
+@njit(inline="always")
+def _compare(left_a: int, left_b: int, left_heap: Array, right_a: int, right_b: int, right_heap: Array) -> int:
+    """Order of two packed byte strings as unsigned bytes: negative, zero or positive."""
+    left_head = _swap(left_a >> _32)
+    right_head = _swap(right_a >> _32)
+    if left_head != right_head:
+        return -1 if left_head < right_head else 1
+    left_size = np.int64(left_a & _LENGTH)
+    right_size = np.int64(right_a & _LENGTH)
+    if left_size <= 12 and right_size <= 12:
+        left_tail = _swap(left_b)
+        right_tail = _swap(right_b)
+        if left_tail != right_tail:
+            return -1 if left_tail < right_tail else 1
+        return left_size - right_size
+    common = min(left_size, right_size)
+    k = np.int64(4)
+    while k < common:
+        if left_size > 12 and right_size > 12 and k + 8 <= common:
+            left_part = load64(left_heap, np.int64(left_b) + k)
+            right_part = load64(right_heap, np.int64(right_b) + k)
+            if left_part != right_part:
+                return -1 if _swap(left_part) < _swap(right_part) else 1
+            k += 8
+            continue
+        shift = np.uint64(8 * (k - 4))
+        left_byte = np.int64(left_heap[np.int64(left_b) + k]) if left_size > 12 else np.int64((left_b >> shift) & _BYTE)
+        right_byte = (
+            np.int64(right_heap[np.int64(right_b) + k]) if right_size > 12 else np.int64((right_b >> shift) & _BYTE)
+        )
+        if left_byte != right_byte:
+            return left_byte - right_byte
+        k += 1
+    return left_size - right_size
+
+
+@njit(
+    I64(
+        *(WORDS, BYTES_IN, INTS_IN, I64, I64, I64, U64),
+        *(WORDS_IN, BYTES_IN, BYTES_IN, boolean, boolean, BYTES, INTS, INTS, INTS),
+    ),
+    cache=True,
+    nogil=True,
+)
+def extreme_bytes(
+    words: Array,
+    heap: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    values_heap: Array,
+    valid: Array,
+    greatest: bool,
+    ties: bool,
+    won: Array,
+    scratch: Array,
+    out_rows: Array,
+    out_positions: Array,
+) -> int:
+    """Find the rows whose least or greatest byte string this block changes, and the value that each ends up with.
+
+    As `aggregate.extreme_ints`, but the values are left for the caller to write; only the null bits are cleared.
+
+    Returns:
+        How many entries of `out_rows` (row ids, each once) and `out_positions` (positions in the batch) are filled.
+    """
+    table = scratch.reshape(SCRATCH, 2)
+    table[:] = 0
+    keep = ~null_bit
+    nullable = valid.size != 0
+    record = won.size != 0
+    count = 0
+    for i in range(rows.size):
+        if record:
+            won[i] = 0
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        a = values[start + i, 0]
+        b = values[start + i, 1]
+        at = _slot(table, row)
+        pending = table[at, 0] != 0
+        if pending:
+            old = out_positions[table[at, 1]]
+            order = _compare(a, b, values_heap, values[old, 0], values[old, 1], values_heap)
+        elif words[row, null_word] & null_bit:
+            order = 1 if greatest else -1
+        else:
+            order = _compare(a, b, values_heap, words[row, offset], words[row, offset + 1], heap)
+        if ties if order == 0 else (order > 0) == greatest:
+            if not pending:
+                table[at, 0] = row + 1
+                table[at, 1] = count
+                out_rows[count] = row
+                words[row, null_word] &= keep
+                count += 1
+            out_positions[table[at, 1]] = start + i
+            if record:
+                won[i] = 1
+    return count
+
+
+@njit(I64(WORDS, INTS_IN, I64, I64, U64, BYTES_IN, BYTES_IN, INTS, INTS, INTS), cache=True, nogil=True)
+def assign_bytes(
+    words: Array,
+    rows: Array,
+    start: int,
+    null_word: int,
+    null_bit: int,
+    valid: Array,
+    won: Array,
+    scratch: Array,
+    out_rows: Array,
+    out_positions: Array,
+) -> int:
+    """Find the last winning position of each row of the block, and set the rows' null bits.
+
+    Returns:
+        How many entries of `out_rows` (row ids, each once) and `out_positions` (positions in the batch) are filled.
+    """
+    table = scratch.reshape(SCRATCH, 2)
+    table[:] = 0
+    nullable = valid.size != 0
+    count = 0
+    for i in range(rows.size):
+        if won[i] == 0:
+            continue
+        row = rows[i]
+        at = _slot(table, row)
+        if table[at, 0] == 0:
+            table[at, 0] = row + 1
+            table[at, 1] = count
+            out_rows[count] = row
+            count += 1
+        out_positions[table[at, 1]] = start + i
+        if nullable and valid[start + i] == 0:
+            words[row, null_word] |= null_bit
+        else:
+            words[row, null_word] &= ~null_bit
+    return count
+
+
+@njit(types.void(WORDS_IN, BYTES_IN, INTS_IN, WORDS), cache=True, nogil=True)
+def take_pairs(values: Array, valid: Array, positions: Array, out: Array) -> None:
+    """Gather the packed values at `positions`; nulls as empty strings."""
+    nullable = valid.size != 0
+    for i in range(positions.size):
+        at = positions[i]
+        if nullable and valid[at] == 0:
+            out[i, 0] = _ZERO
+            out[i, 1] = _ZERO
+        else:
+            out[i, 0] = values[at, 0]
+            out[i, 1] = values[at, 1]

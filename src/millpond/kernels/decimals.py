@@ -1,0 +1,279 @@
+"""128-bit decimals: sums, extremes and averages over pairs of words (low, high; two's complement)."""
+
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import boolean, njit, types
+from numpy.typing import NDArray
+
+from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS_IN, U64, WORDS, WORDS_IN
+
+Array = NDArray[Any]
+
+OVERFLOWN = 1 << 63
+"""High word of a sum that has left its precision (the low word is 0); no decimal has this value."""
+
+_TOP = np.uint64(1 << 63)
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+_LOW32 = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+_63 = np.uint64(63)
+
+
+@njit(inline="always")
+def _within(low: int, high: int, limit_low: int, limit_high: int) -> bool:
+    """Whether |value| < limit."""
+    if high & _TOP:
+        low = ~low + _ONE
+        high = ~high + (_ONE if low == _ZERO else _ZERO)
+        if high & _TOP:
+            return False
+    return high < limit_high or (high == limit_high and low < limit_low)
+
+
+@njit(inline="always")
+def _add(words: Array, row: int, offset: int, low: int, high: int, limit_low: int, limit_high: int) -> bool:
+    """Add to the sum of a row; False if it has left (or had left) its precision."""
+    old_low = words[row, offset]
+    old_high = words[row, offset + 1]
+    if old_high == _TOP and old_low == _ZERO:
+        return False
+    new_low = old_low + low
+    new_high = old_high + high + (_ONE if new_low < low else _ZERO)
+    if ((old_high ^ new_high) & (high ^ new_high)) & _TOP or not _within(new_low, new_high, limit_low, limit_high):
+        words[row, offset] = _ZERO
+        words[row, offset + 1] = _TOP
+        return False
+    words[row, offset] = new_low
+    words[row, offset + 1] = new_high
+    return True
+
+
+@njit(boolean(WORDS, INTS_IN, I64, I64, I64, U64, INTS_IN, BYTES_IN, U64, U64), cache=True, nogil=True)
+def sum_short(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    valid: Array,
+    limit_low: int,
+    limit_high: int,
+) -> bool:
+    """Add 64-bit decimals into 128-bit sums, null until the first one.
+
+    Args:
+        limit_low, limit_high: 10 to the power of the sum's precision; a sum that reaches it becomes `OVERFLOWN` for
+            good.
+
+    Returns:
+        Whether every sum touched is still within its precision.
+    """
+    fine = True
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        value = values[start + i]
+        fine &= _add(words, row, offset, np.uint64(value), np.uint64(value >> 63), limit_low, limit_high)
+        words[row, null_word] &= ~null_bit
+    return fine
+
+
+@njit(boolean(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, U64, U64), cache=True, nogil=True)
+def sum_long(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    valid: Array,
+    limit_low: int,
+    limit_high: int,
+) -> bool:
+    """As `sum_short` for 128-bit decimals."""
+    fine = True
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        fine &= _add(words, row, offset, values[start + i, 0], values[start + i, 1], limit_low, limit_high)
+        words[row, null_word] &= ~null_bit
+    return fine
+
+
+@njit(
+    types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, boolean, boolean, BYTES), cache=True, nogil=True
+)
+def extreme_pairs(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    valid: Array,
+    greatest: bool,
+    ties: bool,
+    won: Array,
+) -> None:
+    """As `aggregate.extreme_ints` for 128-bit integers."""
+    keep = ~null_bit
+    nullable = valid.size != 0
+    record = won.size != 0
+    for i in range(rows.size):
+        if record:
+            won[i] = 0
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        low = values[start + i, 0]
+        high = values[start + i, 1]
+        old_low = words[row, offset]
+        old_high = words[row, offset + 1]
+        more = np.int64(high) > np.int64(old_high) or (high == old_high and low > old_low)
+        equal = high == old_high and low == old_low
+        if (words[row, null_word] & null_bit) != 0 or (ties if equal else more == greatest):
+            words[row, offset] = low
+            words[row, offset + 1] = high
+            words[row, null_word] &= keep
+            if record:
+                won[i] = 1
+
+
+@njit(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, BYTES_IN), cache=True, nogil=True)
+def assign_pairs(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    valid: Array,
+    won: Array,
+) -> None:
+    """As `aggregate.assign_words` for pairs of words."""
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if won[i] == 0:
+            continue
+        row = rows[i]
+        if nullable and valid[start + i] == 0:
+            words[row, offset] = _ZERO
+            words[row, offset + 1] = _ZERO
+            words[row, null_word] |= null_bit
+        else:
+            words[row, offset] = values[start + i, 0]
+            words[row, offset + 1] = values[start + i, 1]
+            words[row, null_word] &= ~null_bit
+
+
+@njit(inline="always")
+def _divide(limbs: Array, size: int, divisor: int) -> int:
+    """Divide 32-bit limbs (least first) in place by a divisor below 2⁶³; returns the remainder."""
+    remainder = _ZERO
+    for k in range(size - 1, -1, -1):
+        if divisor <= _LOW32:
+            part = (remainder << _32) | limbs[k]
+            limbs[k] = part // divisor
+            remainder = part % divisor
+        else:  # bit by bit: the partial dividend takes more than 64 bits
+            quotient = _ZERO
+            for bit in range(31, -1, -1):
+                remainder = (remainder << _ONE) | ((limbs[k] >> np.uint64(bit)) & _ONE)
+                quotient <<= _ONE
+                if remainder >= divisor:
+                    remainder -= divisor
+                    quotient |= _ONE
+            limbs[k] = quotient
+    return remainder
+
+
+@njit(types.void(WORDS_IN, INTS_IN, I64, I64, U64, U64, WORDS, BYTES), cache=True, nogil=True)
+def average(
+    sums: Array, counts: Array, shift: int, places: int, limit_low: int, limit_high: int, out: Array, state: Array
+) -> None:
+    """Divide 128-bit sums by counts, half up, as Spark divides decimals.
+
+    Spark rounds the quotient to 39 places and then to the result's; a quotient just below a half may so be rounded
+    twice. `(count − 2 · remainder) · 10^places ≤ count` is exactly that case.
+
+    Args:
+        sums: uint64[n, 2]. `counts`: int64[n], 0 giving null.
+        shift: how many decimal places the result has more than the sum.
+        places: 39 less the places of the result.
+        limit_low, limit_high: 10 to the power of the result's precision.
+        out: uint64[n, 2], the averages.
+        state: 1 for a value, 0 for null (nothing to average), 2 for a result or sum beyond its precision.
+    """
+    limbs = np.empty(8, dtype=np.uint64)
+    for i in range(sums.shape[0]):
+        out[i, 0] = _ZERO
+        out[i, 1] = _ZERO
+        count = np.uint64(counts[i])
+        if count == _ZERO:
+            state[i] = 0
+            continue
+        low = sums[i, 0]
+        high = sums[i, 1]
+        negative = (high & _TOP) != _ZERO
+        if negative:
+            if high == _TOP and low == _ZERO:
+                state[i] = 2
+                continue
+            low = ~low + _ONE
+            high = ~high + (_ONE if low == _ZERO else _ZERO)
+        limbs[0] = low & _LOW32
+        limbs[1] = low >> _32
+        limbs[2] = high & _LOW32
+        limbs[3] = high >> _32
+        limbs[4:] = _ZERO
+        for _ in range(shift):
+            carry = _ZERO
+            for k in range(6):
+                part = limbs[k] * np.uint64(10) + carry
+                limbs[k] = part & _LOW32
+                carry = part >> _32
+        remainder = _divide(limbs, 6, count)
+        missing = np.int64(count) - np.int64(2) * np.int64(remainder)
+        up = missing <= 0
+        if not up and places <= 18:
+            scaled = missing
+            limit = np.int64(count)
+            up = True
+            for _ in range(places):
+                if scaled > limit // 10:
+                    up = False
+                    break
+                scaled *= 10
+            up = up and scaled <= limit
+        if up:
+            for k in range(6):
+                limbs[k] += _ONE
+                if limbs[k] <= _LOW32:
+                    break
+                limbs[k] = _ZERO
+        low = limbs[0] | (limbs[1] << _32)
+        high = limbs[2] | (limbs[3] << _32)
+        if (limbs[4] | limbs[5]) != _ZERO or not _within(low, high, limit_low, limit_high) or high & _TOP:
+            state[i] = 2
+            continue
+        if negative:
+            low = ~low + _ONE
+            high = ~high + (_ONE if low == _ZERO else _ZERO)
+        out[i, 0] = low
+        out[i, 1] = high
+        state[i] = 1

@@ -1,0 +1,153 @@
+"""Arrow columns into state words and back: one kernel per shape of column."""
+
+
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from millpond.kernels.memory import (
+    BYTES,
+    BYTES_IN,
+    FLOATS_IN,
+    I64,
+    INTS,
+    INTS_IN,
+    U64,
+    WORDS,
+    WORDS_IN,
+    copy_bytes,
+    float_bits,
+    load_up_to_8,
+    store64,
+)
+
+Array = NDArray[Any]
+
+_OFFSETS32_IN = types.Array(types.int32, 1, "C", readonly=True)
+_OFFSETS32 = types.Array(types.int32, 1, "C")
+_CANONICAL_NAN = np.uint64(0x7FF8000000000000)
+_ZERO = np.uint64(0)
+_LENGTH = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+
+
+@njit(types.void(WORDS, INTS_IN, I64), cache=True, nogil=True)
+def put_header(words: Array, hashes: Array, start: int) -> None:
+    """Fill the hash words and clear the words between them and column word `start`."""
+    for i in range(words.shape[0]):
+        words[i, 0] = np.uint64(hashes[i])
+        for w in range(1, start):
+            words[i, w] = _ZERO
+
+
+@njit(types.void(WORDS, I64, I64, U64, INTS_IN, BYTES_IN), cache=True, nogil=True)
+def put_ints(words: Array, offset: int, null_word: int, null_bit: int, values: Array, valid: Array) -> None:
+    """Write a column of integers; rows with `valid` 0 become null (an empty `valid` means no nulls)."""
+    if valid.size == 0:
+        for i in range(words.shape[0]):
+            words[i, offset] = np.uint64(values[i])
+        return
+    for i in range(words.shape[0]):
+        if valid[i] != 0:
+            words[i, offset] = np.uint64(values[i])
+        else:
+            words[i, offset] = _ZERO
+            words[i, null_word] |= null_bit
+
+
+@njit(types.void(WORDS, I64, I64, U64, FLOATS_IN, BYTES_IN), cache=True, nogil=True)
+def put_floats(words: Array, offset: int, null_word: int, null_bit: int, values: Array, valid: Array) -> None:
+    """Write a column of doubles as a key: −0.0 becomes 0.0 and every NaN the same NaN."""
+    nullable = valid.size != 0
+    for i in range(words.shape[0]):
+        if nullable and valid[i] == 0:
+            words[i, offset] = _ZERO
+            words[i, null_word] |= null_bit
+            continue
+        value = values[i]
+        if value != value:
+            words[i, offset] = _CANONICAL_NAN
+        else:
+            words[i, offset] = float_bits(value + 0.0)
+
+
+@njit(types.void(WORDS, I64, I64, U64, WORDS_IN, BYTES_IN), cache=True, nogil=True)
+def put_pairs(words: Array, offset: int, null_word: int, null_bit: int, values: Array, valid: Array) -> None:
+    """Write a column of word pairs (128-bit decimals, packed byte strings)."""
+    nullable = valid.size != 0
+    for i in range(words.shape[0]):
+        if nullable and valid[i] == 0:
+            words[i, offset] = _ZERO
+            words[i, offset + 1] = _ZERO
+            words[i, null_word] |= null_bit
+        else:
+            words[i, offset] = values[i, 0]
+            words[i, offset + 1] = values[i, 1]
+
+
+@njit(inline="always")
+def _pack(words: Array, i: int, offset: int, data: Array, start: int, length: int, base: int) -> None:
+    head = load_up_to_8(data, start, min(length, 4))
+    words[i, offset] = np.uint64(length) | (head << _32)
+    if length > 12:
+        words[i, offset + 1] = np.uint64(base + start)
+    elif length > 4:
+        words[i, offset + 1] = load_up_to_8(data, start + 4, length - 4)
+    else:
+        words[i, offset + 1] = _ZERO
+
+
+@njit(
+    [
+        types.void(WORDS, I64, I64, U64, _OFFSETS32_IN, BYTES_IN, I64, BYTES_IN),
+        types.void(WORDS, I64, I64, U64, INTS_IN, BYTES_IN, I64, BYTES_IN),
+    ],
+    cache=True,
+    nogil=True,
+)
+def pack_bytes(
+    words: Array, offset: int, null_word: int, null_bit: int, offsets: Array, data: Array, base: int, valid: Array
+) -> None:
+    """Write a column of byte strings given by Arrow offsets into `data`, which stands at `base` in the heap."""
+    nullable = valid.size != 0
+    for i in range(words.shape[0]):
+        if nullable and valid[i] == 0:
+            words[i, offset] = _ZERO
+            words[i, offset + 1] = _ZERO
+            words[i, null_word] |= null_bit
+            continue
+        start = np.int64(offsets[i])
+        _pack(words, i, offset, data, start, np.int64(offsets[i + 1]) - start, base)
+
+
+@njit(types.void(WORDS_IN, I64, INTS), cache=True, nogil=True)
+def byte_offsets(words: Array, offset: int, offsets: Array) -> None:
+    """Running total of the lengths of a bytes column: `offsets[i + 1] - offsets[i]` is the length of row i."""
+    total = np.int64(0)
+    offsets[0] = 0
+    for i in range(words.shape[0]):
+        total += np.int64(words[i, offset] & _LENGTH)
+        offsets[i + 1] = total
+
+
+@njit(types.void(WORDS_IN, I64, BYTES_IN, INTS_IN, BYTES), cache=True, nogil=True)
+def unpack_bytes(words: Array, offset: int, heap: Array, offsets: Array, out: Array) -> None:
+    """Copy the values of a bytes column to the places that `byte_offsets` gave; `out` has 8 bytes to spare."""
+    for i in range(words.shape[0]):
+        at = offsets[i]
+        length = offsets[i + 1] - at
+        first = words[i, offset]
+        second = words[i, offset + 1]
+        if length > 12:
+            copy_bytes(out, at, heap, np.int64(second), length)
+        elif length > 4:  # later rows overwrite what spills over
+            store64(out, at, (first >> _32) | (second << _32))
+            store64(out, at + 4, second)
+        elif length > 0:
+            store64(out, at, first >> _32)

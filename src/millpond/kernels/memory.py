@@ -1,0 +1,101 @@
+"""Memory primitives for kernels: unaligned 8-byte loads, stores and copies, and the bits of doubles.
+
+Numba has none of these; byte loops cost several times as much per row.
+"""
+
+
+# mypy: disable-error-code="untyped-decorator,import-untyped,no-any-return"
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+WORDS = types.Array(types.uint64, 2, "C")
+"""A slab of rows that is written to."""
+WORDS_IN = types.Array(types.uint64, 2, "C", readonly=True)
+BYTES = types.Array(types.uint8, 1, "C")
+BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
+INTS = types.Array(types.int64, 1, "C")
+INTS_IN = types.Array(types.int64, 1, "C", readonly=True)
+FLOATS = types.Array(types.float64, 1, "C")
+FLOATS_IN = types.Array(types.float64, 1, "C", readonly=True)
+I64 = types.int64
+U64 = types.uint64
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), ir.IntType(64).as_pointer())
+
+
+@intrinsic
+def load64(typingctx: Any, array: Any, index: Any) -> Any:
+    """`load64(bytes, i)`: the eight bytes from `i` on as a little-endian word; the caller keeps within bounds."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        return builder.load(pointer, align=1)
+
+    return types.uint64(array, types.int64), codegen
+
+
+@intrinsic
+def store64(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
+    """`store64(bytes, i, word)`: write a word as eight little-endian bytes from `i` on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        builder.store(args[2], pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.uint64), codegen
+
+
+@intrinsic
+def float_bits(typingctx: Any, value: Any) -> Any:
+    """`float_bits(x)`: the 64 bits of a double."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.uint64(types.float64), codegen
+
+
+@intrinsic
+def bits_float(typingctx: Any, value: Any) -> Any:
+    """`bits_float(word)`: the double with these bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.uint64), codegen
+
+
+@njit(U64(BYTES_IN, I64, I64), inline="never", cache=True, nogil=True)
+def load_up_to_8(data: Any, start: int, length: int) -> int:
+    """The `length` ≤ 8 bytes from `start` on as a little-endian word, the rest zero; reads nothing beyond `data`."""
+    if start + 8 <= data.size:
+        word = load64(data, start)
+        if length < 8:
+            word &= (types.uint64(1) << types.uint64(8 * length)) - types.uint64(1)
+        return word
+    word = types.uint64(0)
+    for k in range(length):
+        word |= types.uint64(data[start + k]) << types.uint64(8 * k)
+    return word
+
+
+@njit(types.void(BYTES, I64, BYTES_IN, I64, I64), cache=True, nogil=True)
+def copy_bytes(target: Any, at: int, source: Any, start: int, length: int) -> None:
+    """Copy bytes between arrays that do not overlap."""
+    k = 0
+    while k + 8 <= length:
+        store64(target, at + k, load64(source, start + k))
+        k += 8
+    while k < length:
+        target[at + k] = source[start + k]
+        k += 1

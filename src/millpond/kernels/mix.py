@@ -1,0 +1,58 @@
+"""The hash of an entry of a side table: that of its group, mixed with its values."""
+
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from millpond.kernels.memory import BYTES_IN, I64, WORDS, load64, load_up_to_8
+
+Array = NDArray[Any]
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xFF51AFD7ED558CCD)
+_SECOND = np.uint64(0xC4CEB9FE1A85EC53)
+_32 = np.uint64(32)
+_33 = np.uint64(33)
+_LENGTH = np.uint64(0xFFFFFFFF)
+
+
+@njit(inline="always")
+def _step(state: int, word: int) -> int:
+    state = (state ^ word) * _FACTOR
+    return state ^ (state >> _32)
+
+
+@njit(types.void(WORDS, BYTES_IN, I64, I64, BYTES_IN), cache=True, nogil=True)
+def mix_rows(words: Array, heap: Array, start: int, stop: int, references: Array) -> None:
+    """Replace each row's hash by its mix with the null bits and the columns in words `start` to `stop`.
+
+    The result is stored with the state, so the formula is part of the format.
+
+    Args:
+        references: 1 for each word that is the second of a byte string.
+    """
+    for i in range(words.shape[0]):
+        state = _step(words[i, 0], words[i, 2])
+        for w in range(start, stop):
+            if references[w] == 0:
+                state = _step(state, words[i, w])
+                continue
+            length = np.int64(words[i, w - 1] & _LENGTH)
+            if length <= 12:
+                state = _step(state, words[i, w])
+                continue
+            at = np.int64(words[i, w])
+            k = 4
+            while k + 8 <= length:
+                state = _step(state, load64(heap, at + k))
+                k += 8
+            state = _step(state, load_up_to_8(heap, at + k, length - k))
+        state = (state ^ (state >> _33)) * _FIRST
+        state = (state ^ (state >> _33)) * _SECOND
+        words[i, 0] = state ^ (state >> _33)

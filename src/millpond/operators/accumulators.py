@@ -1,0 +1,258 @@
+"""Accumulators over numbers: count, sum, average, variance. Each call of an aggregate keeps a few words per key.
+
+The life of an `Accumulator`: made from the call, told where its state columns stand (`bind`), then for every Arrow
+batch `load` followed by `update` for each block of rows just located, and `result` for rows to be shown.
+"""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import ArithmeticOverflowError
+from millpond.kernels import aggregate, decimals
+from millpond.layout import Kind, Rows
+from millpond.operators.decode import floats, ints, not_null, to_arrow
+from millpond.operators.encode import ALL, Mask, Operand, Place, both
+from millpond.operators.spec import AggregateCall
+from millpond.operators.types import DataType, parse_type
+
+if TYPE_CHECKING:
+    from millpond.stores.rmw import RmwTable
+
+BLOCK = 2048
+"""Rows located and folded at a time, so that they are still in the cache when they are folded."""
+
+
+class StateColumn(NamedTuple):
+    """A column of state: its kind, and whether a fresh key has null there (else zero)."""
+
+    kind: Kind
+    null: bool = False
+
+
+class Accumulator(ABC):
+    """One aggregate call: its state columns, how rows are folded into them, and its result.
+
+    Attributes:
+        columns: the state columns.
+        places: where they stand in a row, once bound.
+    """
+
+    columns: tuple[StateColumn, ...]
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        self.call = call
+        self.inputs = tuple(inputs)
+        self.type = parse_type(call.type)
+        self.ansi = call.options.get("eval_mode") == "ansi"
+        self.places: tuple[Place, ...] = ()
+
+    def bind(self, places: Sequence[Place]) -> None:
+        """Learn where the state columns stand."""
+        self.places = tuple(places)
+
+    @abstractmethod
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        """Take up the inputs of an Arrow batch; `counts` are the rows that count (filter, distinct)."""
+
+    @abstractmethod
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        """Fold the block of the batch that begins at `start`; `rows` are the row ids of its keys."""
+
+    @abstractmethod
+    def result(self, rows: Rows) -> pa.Array:
+        """The call's result for every row."""
+
+
+class Count(Accumulator):
+    """`count(*)`, `count(x, …)`, `count_if(b)`: one word."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("word"),)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        for column in operands:
+            counts = both(counts, column.valid)
+        if self.call.function == "count_if":
+            counts = both(counts, operands[0].values.astype(np.uint8))
+        self._counts = counts
+
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        if self._counts.size:
+            aggregate.count_valid(table.words, rows, start, self.places[0].offset, self._counts)
+        else:
+            aggregate.count_rows(table.words, rows, self.places[0].offset)
+
+    def result(self, rows: Rows) -> pa.Array:
+        return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
+
+
+class SumInts(Accumulator):
+    """`sum` of integers: one word, wrapping, or an error in ANSI mode."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("word", null=True),)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        place = self.places[0]
+        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, self._values, self._valid)
+        if not self.ansi:
+            aggregate.sum_ints(*at)
+        elif not aggregate.sum_ints_checked(*at):
+            raise ArithmeticOverflowError(
+                "long overflow.", action="Use 'try_add' or a wider type, or set spark.sql.ansi.enabled to false."
+            )
+
+    def result(self, rows: Rows) -> pa.Array:
+        place = self.places[0]
+        return to_arrow(ints(rows, place.offset), not_null(rows, place), self.type)
+
+
+class SumFloats(Accumulator):
+    """`sum` of floats and doubles: one word."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("word", null=True),)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values.astype(np.float64, copy=False)
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        place = self.places[0]
+        aggregate.sum_floats(
+            table.words, rows, start, place.offset, place.null_word, place.null_bit, self._values, self._valid
+        )
+
+    def result(self, rows: Rows) -> pa.Array:
+        place = self.places[0]
+        return to_arrow(floats(rows, place.offset), not_null(rows, place), self.type)
+
+
+class SumDecimals(Accumulator):
+    """`sum` of decimals: two words; a sum beyond its precision is null, or an error in ANSI mode."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("wide", null=True),)
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._limit = _words(10 ** sum_precision(inputs[0]))
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        place = self.places[0]
+        kernel = decimals.sum_long if self._values.ndim == 2 else decimals.sum_short
+        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, self._values, self._valid)
+        if not kernel(*at, *self._limit) and self.ansi:
+            raise overflow_in_sum()
+
+    def result(self, rows: Rows) -> pa.Array:
+        place = self.places[0]
+        sums = rows.words[:, place.offset : place.offset + 2]
+        fine = (sums[:, 1] != decimals.OVERFLOWN) | (sums[:, 0] != 0)
+        return to_arrow(sums, both(not_null(rows, place), fine.view(np.uint8)), self.type)
+
+
+class Average(SumFloats):
+    """`avg` of anything but decimals: a sum of doubles and a count."""
+
+    columns = (StateColumn("word"), StateColumn("word"))
+
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        super().update(table, rows, start)
+        _count(table, rows, start, self.places[1], self._valid)
+
+    def result(self, rows: Rows) -> pa.Array:
+        counts = ints(rows, self.places[1].offset)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            quotients = floats(rows, self.places[0].offset) / counts
+        return to_arrow(quotients, (counts != 0).view(np.uint8), self.type)
+
+
+class AverageDecimals(SumDecimals):
+    """`avg` of decimals: a 128-bit sum and a count, divided half up."""
+
+    columns = (StateColumn("wide"), StateColumn("word"))
+
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        super().update(table, rows, start)
+        _count(table, rows, start, self.places[1], self._valid)
+
+    def result(self, rows: Rows) -> pa.Array:
+        offset = self.places[0].offset
+        sums = np.ascontiguousarray(rows.words[:, offset : offset + 2])
+        out = np.empty_like(sums)
+        state = np.empty(rows.count, dtype=np.uint8)
+        counts = ints(rows, self.places[1].offset)
+        places = 39 - self.type.scale
+        limit = _words(10**self.type.precision)
+        decimals.average(sums, counts, self.type.scale - self.inputs[0].scale, places, *limit, out, state)
+        if self.ansi and (state == 2).any():
+            raise ArithmeticOverflowError(
+                f"The average cannot be represented as {self.call.type}.",
+                action="Use 'try_avg', cast the input, or set spark.sql.ansi.enabled to false.",
+            )
+        return to_arrow(out, (state == 1).view(np.uint8), self.type)
+
+
+class Moments(Accumulator):
+    """`stddev` and `variance`, of the sample or the population: count, mean and squared deviations, all doubles."""
+
+    columns = (StateColumn("word"), StateColumn("word"), StateColumn("word"))
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values.astype(np.float64, copy=False)
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        aggregate.moments(table.words, rows, start, self.places[0].offset, self._values, self._valid)
+
+    def result(self, rows: Rows) -> pa.Array:
+        counts, _, squares = (floats(rows, place.offset) for place in self.places)
+        population = self.call.function.endswith("_pop")
+        valid = counts > 0.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = squares / (counts if population else counts - 1.0)
+            if self.call.function.startswith("std"):
+                values = np.sqrt(values)
+        if not population:  # one value has no sample variance: null, formerly NaN
+            if self.call.options.get("null_on_divide_by_zero", True):
+                valid &= counts != 1.0
+            else:
+                values = np.where(counts == 1.0, np.nan, values)
+        return to_arrow(values, valid.view(np.uint8), self.type)
+
+
+def sum_precision(dtype: DataType) -> int:
+    """Digits of the sum of decimals: ten more than the input's, 38 at most."""
+    return min(38, dtype.precision + 10)
+
+
+def overflow_in_sum() -> ArithmeticOverflowError:
+    """The error for a decimal sum beyond its precision."""
+    return ArithmeticOverflowError(
+        "Overflow in sum of decimals.", action="Use 'try_sum', or set spark.sql.ansi.enabled to false."
+    )
+
+
+def _words(value: int) -> tuple[np.uint64, np.uint64]:
+    return np.uint64(value & (2**64 - 1)), np.uint64(value >> 64)
+
+
+def _count(table: RmwTable, rows: NDArray[np.int64], start: int, place: Place, valid: Mask) -> None:
+    if valid.size:
+        aggregate.count_valid(table.words, rows, start, place.offset, valid)
+    else:
+        aggregate.count_rows(table.words, rows, place.offset)

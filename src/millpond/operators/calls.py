@@ -1,0 +1,56 @@
+"""Which accumulator computes which function of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from millpond.operators.accumulators import (
+    Accumulator,
+    Average,
+    AverageDecimals,
+    Count,
+    Moments,
+    SumDecimals,
+    SumFloats,
+    SumInts,
+)
+from millpond.operators.extremes import Extreme, ExtremeBy, FirstLast
+from millpond.operators.spec import AggregateCall
+from millpond.operators.types import DataType
+
+Make = Callable[[AggregateCall, Sequence[DataType]], Accumulator]
+
+
+def _sum(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
+    if inputs[0].name == "decimal":
+        return SumDecimals(call, inputs)
+    return (SumFloats if inputs[0].machine == "float" else SumInts)(call, inputs)
+
+
+def _average(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
+    return (AverageDecimals if inputs[0].name == "decimal" else Average)(call, inputs)
+
+
+_EXTREMES = ("min", "max", "bool_and", "every", "bool_or", "some")
+
+ACCUMULATORS: dict[str, Make] = {
+    "count": Count,
+    "count_if": Count,
+    "sum": _sum,
+    "avg": _average,
+    "stddev_samp": Moments,
+    "stddev_pop": Moments,
+    "var_samp": Moments,
+    "var_pop": Moments,
+    "min_by": ExtremeBy,
+    "max_by": ExtremeBy,
+    "first": FirstLast,
+    "any_value": FirstLast,
+    "last": FirstLast,
+    **dict.fromkeys(_EXTREMES, Extreme),
+}
+
+
+def accumulator(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
+    """The accumulator of a supported call."""
+    return ACCUMULATORS[call.function](call, inputs)

@@ -1,0 +1,132 @@
+"""What Millpond can aggregate: the one table by which plans are decided and from which documentation is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
+from millpond.operators.types import leaves, parse_type
+
+FUNCTION = "MP-FUNCTION"
+"""Reason code: no such function here, or not with these arguments or options."""
+INPUT_TYPE = "MP-INPUT-TYPE"
+"""Reason code: the function does not take this type here."""
+KEY_TYPE = "MP-KEY-TYPE"
+"""Reason code: a grouping key, or the input of a distinct aggregate, of a type that is not compared here."""
+KEY_COLUMNS = "MP-KEYS"
+"""Reason code: more than 64 key columns, structs counted with all their fields."""
+
+MAX_KEY_COLUMNS = 64
+
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+FLOATS = ("float", "double")
+NUMBERS = (*INTEGERS, *FLOATS, "decimal")
+ATOMIC = (*NUMBERS, "string", "binary", "boolean", "date", "timestamp", "timestamp_ntz")
+"""The atomic types, by Spark's names; strings only of the binary collation."""
+
+
+class Function(NamedTuple):
+    """An aggregate function.
+
+    Attributes:
+        arguments: for each argument, the types it takes.
+        variadic: takes any number of arguments, all as the first.
+        distinct: whether DISTINCT changes the result (otherwise it is ignored).
+    """
+
+    arguments: tuple[tuple[str, ...], ...]
+    variadic: bool = False
+    distinct: bool = True
+
+
+_EXTREME = Function((ATOMIC,), distinct=False)
+_BOOLEAN = Function((("boolean",),), distinct=False)
+_BY = Function((ATOMIC, ATOMIC), distinct=False)
+_MOMENTS = Function(((*INTEGERS, *FLOATS),))
+
+FUNCTIONS: dict[str, Function] = {
+    "count": Function((ATOMIC,), variadic=True),
+    "count_if": Function((("boolean",),)),
+    "sum": Function((NUMBERS,)),
+    "avg": Function((NUMBERS,)),
+    "min": _EXTREME,
+    "max": _EXTREME,
+    "first": _EXTREME,
+    "last": _EXTREME,
+    "any_value": _EXTREME,
+    "bool_and": _BOOLEAN,
+    "every": _BOOLEAN,
+    "bool_or": _BOOLEAN,
+    "some": _BOOLEAN,
+    "min_by": _BY,
+    "max_by": _BY,
+    "stddev_samp": _MOMENTS,
+    "stddev_pop": _MOMENTS,
+    "var_samp": _MOMENTS,
+    "var_pop": _MOMENTS,
+}
+
+
+def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
+    """Why a call over inputs of these types (DDL) cannot run here, as a reason code; None if it can."""
+    function = FUNCTIONS.get(call.function)
+    if function is None:
+        return FUNCTION
+    arguments = function.arguments * (len(inputs) if function.variadic else 1)
+    if len(arguments) != len(inputs):
+        return FUNCTION
+    if call.options.get("eval_mode") == "try" and call.function == "sum" and parse_type(inputs[0]).name in INTEGERS:
+        return FUNCTION
+    for accepted, ddl in zip(arguments, inputs, strict=True):
+        dtype = parse_type(ddl)
+        distinct = is_distinct(call)
+        reason = key_supported(ddl) if distinct else None
+        if reason:
+            return reason
+        if not (dtype.atomic and dtype.name in accepted) and not (distinct and function.variadic):
+            return INPUT_TYPE
+    return None
+
+
+def is_distinct(call: AggregateCall) -> bool:
+    """Whether only distinct inputs may reach the accumulator."""
+    return call.distinct and bool(call.inputs) and FUNCTIONS[call.function].distinct
+
+
+def key_supported(ddl: str) -> str | None:
+    """Why values of this type (DDL) cannot be keys, as a reason code; None if they can."""
+    for leaf in leaves(parse_type(ddl)):
+        if not leaf.atomic:
+            return KEY_TYPE
+    return None
+
+
+def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
+    """Why an operator cannot run here, as a reason code; None if it can."""
+    keys = key_fields(spec)
+    for field in keys:
+        if reason := key_supported(field.type):
+            return reason
+    width = key_width(keys)
+    if width > MAX_KEY_COLUMNS:
+        return KEY_COLUMNS
+    if isinstance(spec, DeduplicateSpec):
+        return None
+    for call in spec.calls:
+        inputs = [spec.inputs[position] for position in call.inputs]
+        if reason := supported(call, [field.type for field in inputs]):
+            return reason
+        if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
+            return KEY_COLUMNS
+    return None
+
+
+def key_fields(spec: AggregateSpec | DeduplicateSpec) -> tuple[Field, ...]:
+    """The columns that make up an operator's key."""
+    return tuple(spec.columns[k] for k in spec.keys) if isinstance(spec, DeduplicateSpec) else spec.keys
+
+
+def key_width(fields: Sequence[Field]) -> int:
+    """How many stored columns these fields take as a key."""
+    return sum(1 for field in fields for _ in leaves(parse_type(field.type)))

@@ -1,0 +1,150 @@
+"""How an operator's state is laid out in tables: schemas, places of columns, and reading rows back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
+from millpond.operators import catalogue
+from millpond.operators.accumulators import Accumulator
+from millpond.operators.calls import accumulator
+from millpond.operators.decode import OversizeError, key_columns
+from millpond.operators.encode import Place
+from millpond.operators.protocol import MAIN
+from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec, output_fields
+from millpond.operators.types import DataType, leaves, parse_type
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A table's schema with the typed meaning of its keys.
+
+    Attributes:
+        fields: the key columns before flattening.
+        layout: of the table.
+        initial: the words of a fresh row.
+        keys, values: the places of the key and the value columns.
+    """
+
+    fields: tuple[Field, ...]
+    layout: RowLayout
+    initial: Words
+    keys: tuple[Place, ...]
+    values: tuple[Place, ...]
+
+    @property
+    def types(self) -> tuple[DataType, ...]:
+        """The types of the key columns."""
+        return tuple(parse_type(field.type) for field in self.fields)
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Inputs of which only the distinct ones count, for every call that names the same ones and the same filter."""
+
+    table: str
+    inputs: tuple[int, ...]
+    filter: int | None
+
+
+def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]]) -> Keyed:
+    """Lay out a table with these keys and value columns, each with whether a fresh row has null there."""
+    keys = []
+    for position, field in enumerate(fields):
+        for part, leaf in enumerate(leaves(parse_type(field.type))):
+            keys.append(Column(f"{position}.{part}", leaf.kind))
+    layout = RowLayout(TableSchema(tuple(keys), tuple(column for column, _ in columns)))
+    places = [Place.of(offset, index) for index, offset in enumerate(layout.offsets)]
+    initial: Words = np.zeros(layout.width, dtype=np.uint64)
+    for (_, null), place in zip(columns, places[len(keys) :], strict=True):
+        if null:
+            initial[place.null_word] |= place.null_bit
+    return Keyed(tuple(fields), layout, initial, tuple(places[: len(keys)]), tuple(places[len(keys) :]))
+
+
+def accumulators(spec: AggregateSpec) -> list[Accumulator]:
+    """The accumulators of the calls, not bound yet."""
+    return [
+        accumulator(call, [parse_type(spec.inputs[position].type) for position in call.inputs]) for call in spec.calls
+    ]
+
+
+def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
+    """The main table and, for an aggregate, its accumulators, bound to their columns."""
+    fields = catalogue.key_fields(spec)
+    if isinstance(spec, DeduplicateSpec):
+        return keyed(fields, []), []
+    made = accumulators(spec)
+    columns = [
+        (Column(f"{number}.{part}", column.kind), column.null)
+        for number, each in enumerate(made)
+        for part, column in enumerate(each.columns)
+    ]
+    table = keyed(fields, columns)
+    remaining = iter(table.values)
+    for each in made:
+        each.bind([next(remaining) for _ in each.columns])
+    return table, made
+
+
+def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
+    """The side tables, each with the positions of the calls that it serves.
+
+    The key of a side table is the group's key and the distinct inputs; its one value is the group's hash, by which a
+    change of partitions tells whose row it is.
+    """
+    users: dict[tuple[tuple[int, ...], int | None], list[int]] = {}
+    for number, call in enumerate(spec.calls):
+        if catalogue.is_distinct(call):
+            inputs = tuple(dict.fromkeys(call.inputs))
+            users.setdefault((inputs, call.filter), []).append(number)
+    made = []
+    for number, ((inputs, mask), calls) in enumerate(users.items()):
+        fields = [*spec.keys, *(spec.inputs[position] for position in inputs)]
+        table = keyed(fields, [(Column("group", "word"), False)])
+        made.append((Distinct(f"distinct{number}", inputs, mask), table, calls))
+    return made
+
+
+def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
+    """The operator's tables by name: schema, and the words of a fresh row."""
+    tables = {MAIN: main_table(spec)[0]}
+    if isinstance(spec, AggregateSpec):
+        tables |= {distinct.table: table for distinct, table, _ in distincts(spec)}
+    return {name: (table.layout.schema, table.initial) for name, table in tables.items()}
+
+
+def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
+    """Rows of a table as a user reads them: for the main table the operator's output, for others their keys.
+
+    Yields one batch, or more where a column would exceed Arrow's 32-bit offsets.
+    """
+    if table == MAIN:
+        main, made = main_table(spec)
+        yield from decode_rows(main, made, output_fields(spec), rows)
+        return
+    if isinstance(spec, AggregateSpec):
+        for distinct, side, _ in distincts(spec):
+            if distinct.table == table:
+                yield from decode_rows(side, [], side.fields, rows)
+
+
+def decode_rows(
+    table: Keyed, calls: Sequence[Accumulator], fields: Sequence[Field], rows: Rows
+) -> Iterator[pa.RecordBatch]:
+    """Keys and results of rows as Arrow."""
+    try:
+        columns = key_columns(rows, table.keys, table.types) + [call.result(rows) for call in calls]
+    except OversizeError:
+        middle = rows.count // 2
+        if not middle:
+            raise
+        yield from decode_rows(table, calls, fields, Rows(rows.words[:middle], rows.heap))
+        yield from decode_rows(table, calls, fields, Rows(rows.words[middle:], rows.heap))
+        return
+    if columns:
+        yield pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])

@@ -1,0 +1,239 @@
+"""Spark's column types as the state engine sees them: read from DDL, without Spark.
+
+A `DataType` knows its Arrow type (as Spark's own Arrow conversion gives it) and its machine form: the few shapes in
+which kernels handle values (`int`, `float`, `wide`, `bytes`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+
+from millpond.errors import UsageError
+from millpond.layout import Kind
+
+Machine = Literal["int", "float", "wide", "bytes"]
+"""How kernels see a value: int64, float64, 128-bit integer in two words, or a byte string."""
+
+LONG_DECIMAL = 18
+"""Decimals of at most this many digits fit one word."""
+
+_ALIASES = {
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "real": "float",
+    "dec": "decimal",
+    "numeric": "decimal",
+    "timestamp_ltz": "timestamp",
+    "char": "string",
+    "varchar": "string",
+}
+_MACHINE: dict[str, Machine] = {
+    "boolean": "int",
+    "tinyint": "int",
+    "smallint": "int",
+    "int": "int",
+    "bigint": "int",
+    "date": "int",
+    "timestamp": "int",
+    "timestamp_ntz": "int",
+    "float": "float",
+    "double": "float",
+    "string": "bytes",
+    "binary": "bytes",
+}
+_ARROW = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "void": pa.null(),
+}
+
+
+class DataType(msgspec.Struct, frozen=True):
+    """A Spark type.
+
+    Attributes:
+        name: Spark's canonical name (`bigint`, `decimal`, `struct`, `array`, …); unknown names are kept.
+        precision, scale: of a decimal.
+        fields: of a struct; the single `element` of an array; `key` and `value` of a map.
+        collation: of a string that is not compared by its bytes.
+    """
+
+    name: str
+    precision: int = 0
+    scale: int = 0
+    fields: tuple[tuple[str, DataType], ...] = ()
+    collation: str = ""
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine form of an atomic type; None for nested and unknown types."""
+        if self.name == "decimal":
+            return "int" if self.precision <= LONG_DECIMAL else "wide"
+        return _MACHINE.get(self.name)
+
+    @property
+    def kind(self) -> Kind:
+        """The state column that holds an atomic value of this type."""
+        machine = self.machine
+        return "wide" if machine == "wide" else "bytes" if machine == "bytes" else "word"
+
+    @property
+    def atomic(self) -> bool:
+        """Whether values are single machine values compared by their bytes (so: no collation)."""
+        return self.machine is not None and not self.collation
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type that Spark uses for this type."""
+        if self.name == "decimal":
+            return pa.decimal128(self.precision, self.scale)
+        if self.name == "struct":
+            return pa.struct([pa.field(name, inner.arrow) for name, inner in self.fields])
+        if self.name == "array":
+            return pa.list_(pa.field("element", self.fields[0][1].arrow))
+        if self.name == "map":
+            return pa.map_(self.fields[0][1].arrow, self.fields[1][1].arrow)
+        if self.name not in _ARROW:
+            raise UsageError(f"The type {self.name!r} has no Arrow form here.", action="Leave this operator on Spark.")
+        return _ARROW[self.name]
+
+
+def leaves(dtype: DataType) -> Iterator[DataType]:
+    """Yield the stored columns of a key of this type: itself, or for a struct a null flag and its fields' leaves."""
+    if dtype.name == "struct":
+        yield DataType("boolean")
+        for _, inner in dtype.fields:
+            yield from leaves(inner)
+    else:
+        yield dtype
+
+
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z_0-9.]+)|([^\s]))")
+
+
+@lru_cache(maxsize=4096)
+def parse_type(ddl: str) -> DataType:
+    """Read a type from DDL (`bigint`, `decimal(10,2)`, `struct<a:int,b:array<string>>`).
+
+    Raises:
+        UsageError: the text is no type.
+    """
+    tokens = [m.group(0).strip() for m in _TOKEN.finditer(ddl) if m.group(0).strip()]
+    parser = _Parser(ddl, tokens)
+    dtype = parser.type()
+    if parser.position != len(tokens):
+        raise parser.error()
+    return dtype
+
+
+class _Parser:
+    """Recursive descent over the tokens of one DDL type."""
+
+    def __init__(self, ddl: str, tokens: list[str]) -> None:
+        self.ddl = ddl
+        self.tokens = tokens
+        self.position = 0
+
+    def error(self) -> UsageError:
+        return UsageError(f"Not a type: {self.ddl!r}.", action="Give a Spark type as DDL, e.g. decimal(10,2).")
+
+    def peek(self) -> str:
+        return self.tokens[self.position].lower() if self.position < len(self.tokens) else ""
+
+    def next(self) -> str:
+        if self.position >= len(self.tokens):
+            raise self.error()
+        self.position += 1
+        return self.tokens[self.position - 1]
+
+    def expect(self, token: str) -> None:
+        if self.next().lower() != token:
+            raise self.error()
+
+    def type(self) -> DataType:
+        name = self.next().lower()
+        name = _ALIASES.get(name, name)
+        if not re.fullmatch(r"[a-z_][a-z_0-9]*", name):
+            raise self.error()
+        if name == "struct":
+            return DataType("struct", fields=self.fields())
+        if name in ("array", "map"):
+            self.expect("<")
+            fields = [("element" if name == "array" else "key", self.type())]
+            if name == "map":
+                self.expect(",")
+                fields.append(("value", self.type()))
+            self.expect(">")
+            return DataType(name, fields=tuple(fields))
+        numbers = self.numbers()
+        if name == "decimal":
+            precision, scale = (*numbers, 0)[:2] if numbers else (10, 0)
+            if not 1 <= precision <= 38 or scale > precision:
+                raise self.error()
+            return DataType("decimal", precision, scale)
+        if name == "string" and self.peek() == "collate":
+            self.next()
+            collation = self.next()
+            return DataType("string", collation="" if collation.upper() == "UTF8_BINARY" else collation)
+        if name == "interval":  # units, e.g. `interval day to second`, tell the kind
+            return DataType(" ".join([name, *self.words()]))
+        return DataType(name)
+
+    def words(self) -> Iterator[str]:
+        while re.fullmatch(r"[a-z]+", self.peek()):
+            yield self.next().lower()
+
+    def numbers(self) -> tuple[int, ...]:
+        if self.peek() != "(":
+            return ()
+        self.next()
+        numbers = []
+        while True:
+            token = self.next()
+            if not token.isdigit():
+                raise self.error()
+            numbers.append(int(token))
+            separator = self.next()
+            if separator == ")":
+                return tuple(numbers)
+            if separator != ",":
+                raise self.error()
+
+    def fields(self) -> tuple[tuple[str, DataType], ...]:
+        self.expect("<")
+        fields: list[tuple[str, DataType]] = []
+        while self.peek() != ">":
+            if fields:
+                self.expect(",")
+            name = self.next()
+            if name.startswith("`"):
+                name = name[1:-1].replace("``", "`")
+            if self.peek() == ":":
+                self.next()
+            fields.append((name, self.type()))
+            if self.peek() == "not":
+                self.next()
+                self.expect("null")
+            if self.peek() == "comment":
+                self.next()
+                self.next()
+        self.expect(">")
+        return tuple(fields)

@@ -1,0 +1,131 @@
+"""Operators over real tables in memory, batch after batch, with restarts from what they sealed."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.files.segment import decode_rows
+from millpond.layout import TableSchema, Words
+from millpond.operators.open import open_operator
+from millpond.operators.protocol import Operator
+from millpond.operators.spec import (
+    GLOBAL_HASH,
+    AggregateCall,
+    AggregateSpec,
+    DeduplicateSpec,
+    Field,
+    OperatorSpec,
+    input_fields,
+)
+from millpond.operators.types import parse_type
+from millpond.stores.budget import MemoryBudget
+from millpond.stores.rmw import RmwTable
+from millpond.stores.runs import RunSet
+
+Row = dict[str, Any]
+
+
+def spec(keys: str, inputs: str, calls: Sequence[AggregateCall], mode: str = "update") -> AggregateSpec:
+    """A spec from `name type; name type` lists."""
+    return AggregateSpec(fields(keys), fields(inputs), tuple(calls), mode)
+
+
+def fields(text: str) -> tuple[Field, ...]:
+    """Fields from `name type; name type`."""
+    return tuple(Field(*part.strip().split(" ", 1)) for part in text.split(";") if part.strip())
+
+
+def record_batch(shape: OperatorSpec, rows: Sequence[Row], keys: Iterable[str], bits: int = 64) -> pa.RecordBatch:
+    """The pipe's input for some rows; hashes are equal for equal keys and have only `bits` random bits."""
+    columns = input_fields(shape)
+    names = list(keys)
+    hashes = [hash_of(tuple(row[name] for name in names), bits) if names else GLOBAL_HASH for row in rows]
+    arrays = [pa.array(hashes, pa.int64())]
+    arrays += [pa.array([row[c.name] for row in rows], parse_type(c.type).arrow) for c in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in columns)])
+
+
+def normal(value: Any) -> Any:
+    """A value such that those that group together are equal."""
+    if isinstance(value, float):
+        return "NaN" if value != value else value + 0.0
+    if isinstance(value, dict):
+        return tuple(normal(part) for part in value.values())
+    if isinstance(value, bool):
+        return ("bool", value)
+    return value
+
+
+def hash_of(key: tuple[Any, ...], bits: int) -> int:
+    """A signed 64-bit hash of a key, with `bits` bits that vary."""
+    import xxhash
+
+    hashed = xxhash.xxh64_intdigest(repr([normal(part) for part in key]).encode())
+    return int(np.uint64(hashed >> (64 - bits) << (64 - bits)).astype(np.int64))
+
+
+class Rig:
+    """Runs an operator as a slot would."""
+
+    def __init__(self, shape: OperatorSpec, budget: int = 64 << 20) -> None:
+        self.spec = shape
+        self.version = 0
+        self._budget = budget
+        self._pool = ThreadPoolExecutor(1)
+        self._deltas: list[dict[str, bytes]] = []
+        self.operator: Operator
+        self._open()
+
+    def _open(self) -> None:
+        budget = MemoryBudget(self._budget)
+        self._made: list[RmwTable] = []
+
+        def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
+            table = RmwTable(schema, initial, no_runs(schema), budget, self._pool)
+            for delta in self._deltas:
+                for rows in decode_rows(delta[name], table.layout, name):
+                    table.load(rows)
+            self._made.append(table)
+            return table
+
+        self.operator = open_operator(self.spec, make)
+
+    def restart(self) -> None:
+        """Forget everything that is in memory and read the deltas again."""
+        self.close()
+        self._open()
+
+    def batch(self, *pieces: pa.RecordBatch) -> pa.Table:
+        """Run one batch; its output."""
+        self.operator.begin(self.version)
+        for piece in pieces:
+            self.operator.process(piece)
+        sealed = self.operator.finish()
+        self._deltas.append({name: b"".join(bytes(p) for p in delta.pieces) for name, delta in sealed.items()})
+        self.version += 1
+        out = list(self.operator.output())
+        again = list(self.operator.output())
+        assert out == again or str(out) == str(again)
+        return pa.Table.from_batches(out) if out else pa.table({})
+
+    def close(self) -> None:
+        for table in self._made:
+            table.close()
+
+
+def no_runs(schema: TableSchema) -> RunSet:
+    """An empty set of runs."""
+    from millpond.layout import RowLayout
+
+    return RunSet(RowLayout(schema))
+
+
+def as_rows(table: pa.Table) -> list[tuple[Any, ...]]:
+    """The rows of a table."""
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True)) if table.num_columns else []
+
+
+__all__ = ["DeduplicateSpec", "Rig", "as_rows", "fields", "record_batch", "spec"]
