@@ -9,7 +9,6 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from millpond.checkpoint.commit import (
     CommitHeader,
@@ -21,6 +20,7 @@ from millpond.checkpoint.commit import (
     resolve,
     version_prefix,
 )
+from millpond.checkpoint.deltas import read_delta, read_deltas
 from millpond.checkpoint.documents import damaged
 from millpond.checkpoint.generation import Base, Generation, Tip, check_fence, read_base, read_claim
 from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, checksum
@@ -32,9 +32,6 @@ _HEADERS = 256
 
 _REMEMBERED = 4
 """Final manifests kept per partition for the children that are computed from them."""
-
-_READAHEAD = 4
-"""Deltas that `read_deltas` fetches ahead of its consumer."""
 
 
 class Checkpoint:
@@ -121,25 +118,12 @@ class Checkpoint:
         return list(found.values())
 
     def read_delta(self, ref: DeltaRef) -> Buffer:
-        """The bytes of a delta, as sealed.
-
-        Raises:
-            StateDamagedError: missing, cut short or altered.
-        """
-        data = self.files.get_range(ref.commit, ref.offset, ref.length)
-        if checksum([data]) != ref.checksum:
-            raise damaged(self.files.locate(ref.commit), "is altered")
-        return data
+        """The bytes of a delta, as sealed; `StateDamagedError` when it is not there as it was written."""
+        return read_delta(self.files, ref)
 
     def read_deltas(self, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:
         """The bytes of several deltas, in order; a few are fetched ahead."""
-        with ThreadPoolExecutor(_READAHEAD, thread_name_prefix="millpond-deltas") as pool:
-            ahead = [pool.submit(self.read_delta, ref) for ref in refs[:_READAHEAD]]
-            for index in range(len(refs)):
-                data = ahead.pop(0).result()
-                if index + _READAHEAD < len(refs):
-                    ahead.append(pool.submit(self.read_delta, refs[index + _READAHEAD]))
-                yield data
+        return read_deltas(self.files, refs)
 
     def parent_of(self, manifest: PartitionManifest) -> PartitionManifest | None:
         """The final manifest that `manifest` was computed from, if it is durable."""

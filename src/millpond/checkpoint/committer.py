@@ -108,6 +108,7 @@ class Committer:
         with self._changed:
             if self._fenced is not None:
                 raise self._fenced
+            self._forget_attempt(sealed)
             self._pending[sealed.manifest.id] = sealed
             self._latest[sealed.key] = sealed.manifest.id
             if adopted:
@@ -158,9 +159,19 @@ class Committer:
             self._failed(error)
         return True
 
+    def _forget_attempt(self, sealed: Sealed) -> None:
+        """Drop an earlier attempt at the same version that is not on its way: nothing is computed from it any more."""
+        before = self._pending.get(self._latest.get(sealed.key, ""))
+        on_its_way = self._group.members if self._group else []
+        if before is not None and not any(before is member for member in on_its_way):
+            del self._pending[before.manifest.id]
+            self._sealed.remove(before)
+
     def _take_group(self) -> _Group | None:
         with self._changed:
             self.heartbeat = time.monotonic()
+            if self._fenced is not None:
+                return None
             if self._group is None and self._pending:
                 version = min(sealed.manifest.version for sealed in self._pending.values())
                 members = [sealed for sealed in self._pending.values() if sealed.manifest.version == version]
@@ -212,8 +223,8 @@ class Committer:
                 self._sealed.remove(sealed)
 
     def _is_stored(self, manifest: PartitionManifest) -> bool:
-        found = self.checkpoint.commits_of(*manifest.place, manifest.version)
-        return any(other.id == manifest.id for other in found)
+        # Another attempt's commit will do, and if it saw other input, a second one would only put it in doubt.
+        return bool(self.checkpoint.commits_of(*manifest.place, manifest.version))
 
     def _lose(self, sealed: Sealed) -> None:
         manifest = sealed.manifest

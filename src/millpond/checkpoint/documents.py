@@ -30,7 +30,7 @@ def read_document(files: FileSystem, name: str, kind: type[Document]) -> Documen
         StateIncompatibleError: written by a newer Millpond.
     """
     url = files.locate(name)
-    body, _, check = bytes(memoryview(files.get(name))).partition(b"\n")
+    body, _, check = files.get(name).partition(b"\n")
     if check != b"xxh3:%016x\n" % xxhash.xxh3_64_intdigest(body):
         raise damaged(url, "is cut short or altered")
     fields: Any = msgspec.json.decode(body)

@@ -1,21 +1,29 @@
-"""What is durable when a query starts, and what the new run builds on.
+"""What is durable, and what a new run builds on.
 
-The driver claims a generation first (older runs are fenced from then on), then lists `commits/` once. A version counts
-as durable when every partition of every operator has it with one lineage; the run before this one decides, by its own
-commits and by what its base names. Commits of runs before that, however late they arrive, are not looked at.
+The driver claims a generation first (older runs are fenced from then on), then lists `commits/` once. A version is
+durable when every partition of every operator has it and all attempts at it saw the same input, back to the beginning
+(one lineage). The run before this one decides: its own commits, and the exact manifests that its base names. Commits
+of runs before that, however late they arrived, are not looked at.
 
     generation = claim(files, run=…, partitions=P)
     recovery = Recovery(files, generation, operators=n)
-    if not recovery.durable(c + 1): …                       # replay batch c from version c
-    recovery.begin([c + 1])                                 # or [c] for the replay: slots may open it now
+    if recovery.durable(c + 1):
+        recovery.begin([c + 1])        # slots may open the generation now; add c + 2 if it is durable and planned
+    else:                              # replay batch c, then claim again
+        recovery.begin([c])
+
+Each run of the plan, replays too, should claim its own generation: then what a replay computed and what the sink's run
+computed cannot be taken for two attempts of one run.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from millpond.checkpoint.commit import CommitHeader, parse_commit_name, read_header
+from millpond.checkpoint.documents import damaged
 from millpond.checkpoint.generation import (
     Base,
     BaseVersion,
@@ -27,110 +35,122 @@ from millpond.checkpoint.generation import (
     read_claim,
     write_base,
 )
+from millpond.checkpoint.manifest import PartitionManifest
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.filesystem import FileInfo, FileSystem, MissingFileError
 
+Place = tuple[int, int]
+
 
 class Recovery:
-    """The state of a checkpoint at the moment of a claim.
+    """The durable versions of a checkpoint at the moment of its making.
 
     Args:
         files: the location's `millpond/` folder.
-        generation: the claim that was just made.
-        operators: number of operators that run on Millpond.
+        generation: the claim that was just made; None only looks (`read_state`), and `begin` is refused.
+        operators: number of operators that run on Millpond; None takes it from the run before.
 
     Raises:
         StateIncompatibleError: the run before this one had other partitions.
         StateDamagedError: a generation file is altered, and it had been in use.
     """
 
-    def __init__(self, files: FileSystem, generation: Generation, operators: int) -> None:
+    def __init__(self, files: FileSystem, generation: Generation | None = None, operators: int | None = None) -> None:
         self.files = files
         self.generation = generation
-        self.operators = operators
-        self.damaged: list[str] = []
-        """Commit objects that were left out because they are cut short or altered."""
+        self.damaged: set[str] = set()
+        """URLs of commit objects that were left out because they are cut short or altered."""
         self._commits: dict[tuple[int, int], list[FileInfo]] = defaultdict(list)
         for info in files.list("commits/"):
             self._commits[parse_commit_name(info.name)].append(info)
-        self._previous = self._previous_base()
-        self._tips: dict[int, dict[tuple[int, int], Tip | None]] = {}
+        self._runs = _Runs(files, {number for _, number in self._commits}, generation)
+        newest = self._runs.newest()
+        if newest and generation:
+            self._check_partitions(newest.claim, generation)
+        layout = generation or (newest.claim if newest else None)
+        self.operators = operators if operators is not None else newest.base.operators if newest else 0
+        self.partitions = layout.partitions if layout else 0
+        self._tips: dict[int, dict[Place, Tip | None]] = {}
 
     def durable(self, version: int) -> bool:
         """Whether every partition has this version."""
         return not self.missing(version)
 
-    def missing(self, version: int) -> list[tuple[int, int]]:
-        """The (operator, partition) pairs that lack a version, or have it with contradicting lineages."""
+    def missing(self, version: int) -> list[Place]:
+        """The (operator, partition) pairs that lack a version, or whose attempts at it saw different input."""
         return [place for place, tip in self._at(version).items() if tip is None and version > 0]
 
     def newest(self) -> int:
         """The newest durable version; 0 when there is none."""
-        known = {version for version, number in self._commits if self._previous and number == self._previous.generation}
-        known |= {base.version for base in self._previous.versions} if self._previous else set()
+        run = self._runs.newest()
+        if run is None:
+            return 0
+        known = {version for version, number in self._commits if number == run.claim.number}
+        known |= {base.version for base in run.base.versions}
         return next((version for version in sorted(known, reverse=True) if self.durable(version)), 0)
 
     def begin(self, versions: Iterable[int]) -> Base:
         """Let the new generation build on these versions (each durable); slots can open it from then on."""
+        if self.generation is None:
+            raise ValueError("Only a run that has claimed a generation can begin.")
         chosen = []
         for version in sorted(set(versions)):
-            tips = self._at(version)
-            if version > 0 and not all(tips.values()):
+            if not self.durable(version):
                 raise ValueError(f"Version {version} is not durable.")
-            chosen.append(BaseVersion(version, tuple(tip for tip in tips.values() if tip is not None)))
+            tips = tuple(tip for tip in self._at(version).values() if tip is not None)
+            chosen.append(BaseVersion(version, tips))
         base = Base(self.generation.number, self.operators, tuple(chosen))
         write_base(self.files, base)
         return base
 
-    def _at(self, version: int) -> dict[tuple[int, int], Tip | None]:
+    def manifest(self, operator: int, partition: int, version: int) -> PartitionManifest:
+        """The manifest of a partition at a durable version."""
+        tip = self._at(version).get((operator, partition))
+        if tip is None:
+            if version == 0:
+                return PartitionManifest(operator, partition, 0)
+            raise ValueError(f"Version {version} is not durable.")
+        for found in read_header(self.files, tip.commit).manifests:
+            if found.id == tip.id:
+                return found
+        raise damaged(self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}")
+
+    def _at(self, version: int) -> dict[Place, Tip | None]:
         if version not in self._tips:
             self._tips[version] = self._find(version)
         return self._tips[version]
 
-    def _find(self, version: int) -> dict[tuple[int, int], Tip | None]:
-        places = [(op, part) for op in range(self.operators) for part in range(self.generation.partitions)]
-        previous = self._previous
-        if previous is None or version == 0:
+    def _find(self, version: int) -> dict[Place, Tip | None]:
+        places = [(op, part) for op in range(self.operators) for part in range(self.partitions)]
+        run = self._runs.of(version)
+        if run is None or version == 0:
             return dict.fromkeys(places)
-        own: dict[tuple[int, int], dict[int, Tip]] = defaultdict(dict)
-        for name, header in self._headers(version, previous.generation):
+        own: dict[Place, dict[int, Tip]] = defaultdict(dict)
+        for name, header in self._headers(version, run.claim.number):
             for manifest in header.manifests:
                 own[manifest.place][manifest.lineage] = Tip(*manifest.place, manifest.id, manifest.lineage, name)
         if all(len(own[place]) == 1 for place in places):
             return {place: next(iter(own[place].values())) for place in places}
-        # Not all partitions went on in that run: what it built on still counts where the two do not contradict.
-        found: dict[tuple[int, int], Tip | None] = {}
+        # That run did not take all partitions this far: what it built on still counts, where the two agree.
+        found: dict[Place, Tip | None] = {}
         for place in places:
-            tip = previous.tip(*place, version)
-            lineages = set(own[place]) | ({tip.lineage} if tip else set())
-            found[place] = (tip or next(iter(own[place].values()))) if len(lineages) == 1 else None
+            tips = dict(own[place])
+            tip = run.base.tip(*place, version)
+            if tip is not None:
+                tips[tip.lineage] = tip
+            found[place] = next(iter(tips.values())) if len(tips) == 1 else None
         return found
 
-    def _headers(self, version: int, number: int) -> Iterable[tuple[str, CommitHeader]]:
+    def _headers(self, version: int, number: int) -> Iterator[tuple[str, CommitHeader]]:
         for info in self._commits.get((version, number), ()):
             try:
                 yield info.name, read_header(self.files, info.name, info.size)
             except MissingFileError:
-                continue
+                continue  # collected meanwhile
             except StateDamagedError:
-                self.damaged.append(self.files.locate(info.name))
+                self.damaged.add(self.files.locate(info.name))
 
-    def _previous_base(self) -> Base | None:
-        for number in reversed([n for n in numbers(self.files) if n < self.generation.number]):
-            try:
-                base = read_base(self.files, number)
-            except MissingFileError:
-                continue  # that run died before it began
-            except StateDamagedError:
-                if any(generation == number for _, generation in self._commits):
-                    raise
-                continue  # a torn put of a run that died before it began
-            self._check_partitions(read_claim(self.files, number))
-            return base
-        return None
-
-    def _check_partitions(self, before: Generation) -> None:
-        now = self.generation
+    def _check_partitions(self, before: Generation, now: Generation) -> None:
         if (before.partitions, before.key_groups) != (now.partitions, now.key_groups):
             raise StateIncompatibleError(
                 f"The state has {before.partitions} partitions of {before.key_groups} key groups; the query asks for "
@@ -138,3 +158,47 @@ class Recovery:
                 action=f"Set spark.millpond.partitions to {before.partitions} and keyGroups to {before.key_groups}.",
                 file=self.files.locate(claim_name(before.number)),
             )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A generation that began."""
+
+    claim: Generation
+    base: Base
+
+
+class _Runs:
+    """The generations that began before this one, newest first, read as far as needed."""
+
+    def __init__(self, files: FileSystem, committed: set[int], generation: Generation | None) -> None:
+        self._files = files
+        self._committed = committed
+        self._left = [n for n in numbers(files) if generation is None or n < generation.number]
+        self._read: list[_Run] = []
+
+    def newest(self) -> _Run | None:
+        """The run before this one."""
+        return next(self._all(), None)
+
+    def of(self, version: int) -> _Run | None:
+        """The newest run that began at or before a version."""
+        for run in self._all():
+            if any(base.version <= version for base in run.base.versions):
+                return run
+        return None
+
+    def _all(self) -> Iterator[_Run]:
+        yield from self._read
+        while self._left:
+            number = self._left.pop()
+            try:
+                run = _Run(read_claim(self._files, number), read_base(self._files, number))
+            except MissingFileError:
+                continue  # that run died before it began
+            except StateDamagedError:
+                if number in self._committed:
+                    raise
+                continue  # a torn put of a run that died before it began
+            self._read.append(run)
+            yield run

@@ -32,6 +32,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         torn: a put leaves a truncated object, or none, and raises `TransientError`.
         repeat: a put is sent twice; with `create`, the second finds the first's object.
         stall, stall_s: a request takes that many seconds longer.
+        retries: how often a request that failed is tried again, unless it is a put (obstore does so by itself).
         seed: of the choices.
     """
 
@@ -42,6 +43,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeat: float = 0.0
     stall: float = 0.0
     stall_s: float = 30.0
+    retries: int = 3
     seed: int = 0
 
 
@@ -69,12 +71,12 @@ class FaultyFiles:
             for _ in range(2 if again else 1):
                 self.inner.put(name, data, create=create, sync=sync)
 
-        self._request("put", name, act, size)
+        self._request("put", name, act, size, retries=0)
 
-    def get(self, name: str) -> Buffer:
+    def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
         data = self._request("get", name, lambda: self.inner.get(name))
-        self._transfer(memoryview(data).nbytes)
+        self._transfer(len(data))
         return data
 
     def get_range(self, name: str, offset: int, length: int) -> Buffer:
@@ -109,20 +111,24 @@ class FaultyFiles:
         """See `FileSystem.locate`."""
         return self.inner.locate(name)
 
-    def _request(self, kind: str, name: str, act: Callable[[], T], size: int = 0) -> T:
-        with self._lock:
-            self.requests[kind] = self.requests.get(kind, 0) + 1
-        time.sleep(self.faults.latency_ms / 1e3)
-        if self._chance(self.faults.stall):
-            time.sleep(self.faults.stall_s)
-        self._transfer(size)
-        failing = self._chance(self.faults.fail)
-        if failing and self._chance(0.5):
-            raise self._failure(name, f"a {kind} failed")
-        result = act()
-        if failing:
-            raise self._failure(name, f"a {kind} failed, though it took effect")
-        return result
+    def _request(self, kind: str, name: str, act: Callable[[], T], size: int = 0, retries: int | None = None) -> T:
+        left = self.faults.retries if retries is None else retries
+        while True:
+            with self._lock:
+                self.requests[kind] = self.requests.get(kind, 0) + 1
+            time.sleep(self.faults.latency_ms / 1e3)
+            if self._chance(self.faults.stall):
+                time.sleep(self.faults.stall_s)
+            self._transfer(size)
+            failing = self._chance(self.faults.fail)
+            late = failing and self._chance(0.5)
+            if not failing or late:
+                result = act()
+                if not failing:
+                    return result
+            if left == 0:
+                raise self._failure(name, f"a {kind} failed" + (", though it took effect" if late else ""))
+            left -= 1
 
     def _transfer(self, size: int) -> None:
         if not size or not self.faults.bandwidth_mb:
@@ -137,7 +143,7 @@ class FaultyFiles:
             keep = self._random.randrange(-1, max(1, size))
         if keep >= 0:
             whole = b"".join(bytes(memoryview(piece)) for piece in data)
-            self._request("put", name, lambda: self.inner.put(name, [whole[:keep]], create=create), keep)
+            self._request("put", name, lambda: self.inner.put(name, [whole[:keep]], create=create), keep, 0)
 
     def _chance(self, probability: float) -> bool:
         if probability <= 0:

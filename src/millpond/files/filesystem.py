@@ -57,7 +57,7 @@ class FileSystem(Protocol):
             sync: return only when the object survives a power cut (object stores always do).
         """
 
-    def get(self, name: str) -> Buffer:
+    def get(self, name: str) -> bytes:
         """The whole object."""
 
     def get_range(self, name: str, offset: int, length: int) -> Buffer:

@@ -47,7 +47,7 @@ class LocalFiles:
                 _unlink(staged)
                 raise
 
-    def get(self, name: str) -> Buffer:
+    def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
         with self._errors(name), open(self._path(name), "rb", buffering=0) as file:
             return file.read()

@@ -48,10 +48,10 @@ class ObjectFiles:
             else:
                 obstore.put(self.store, self._prefix + name, body)
 
-    def get(self, name: str) -> Buffer:
+    def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
         with self._errors(name):
-            return obstore.get(self.store, self._prefix + name).bytes()
+            return bytes(obstore.get(self.store, self._prefix + name).bytes())
 
     def get_range(self, name: str, offset: int, length: int) -> Buffer:
         """See `FileSystem.get_range`."""

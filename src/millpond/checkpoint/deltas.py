@@ -1,0 +1,40 @@
+"""Reading deltas back: checked, in order, a few ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from millpond.checkpoint.documents import damaged
+from millpond.checkpoint.manifest import DeltaRef, checksum
+from millpond.files.filesystem import Buffer, FileSystem
+
+_AHEAD = 4
+
+
+def read_delta(files: FileSystem, ref: DeltaRef) -> Buffer:
+    """The bytes of a delta, as sealed.
+
+    Raises:
+        StateDamagedError: missing, cut short or altered.
+    """
+    data = files.get_range(ref.commit, ref.offset, ref.length)
+    if checksum([data]) != ref.checksum:
+        raise damaged(files.locate(ref.commit), "is altered")
+    return data
+
+
+def read_deltas(files: FileSystem, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:
+    """The bytes of several deltas, in order; threads fetch a few ahead of the consumer."""
+    if len(refs) < 2:
+        yield from (read_delta(files, ref) for ref in refs)
+        return
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="millpond-deltas") as pool:
+        ahead: deque[Future[Buffer]] = deque()
+        for ref in refs:
+            ahead.append(pool.submit(read_delta, files, ref))
+            if len(ahead) == _AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()

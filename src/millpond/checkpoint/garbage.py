@@ -1,0 +1,141 @@
+"""Removing what nobody can need any more.
+
+While batch *b* runs, versions from *b − 1* on stay, and those of all batches that Spark can still go back to. What
+their manifests name stays with them: commit objects that hold older deltas, and run files. Anything else goes once it
+has been seen unneeded for a grace period, so that a reader that has just opened an older version can finish.
+
+A run file is written before a manifest names it. It is named at the latest two versions later, so files younger than
+the commits of three batches ago are not looked at, however long ago that was on an idle query.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from millpond.checkpoint.commit import parse_commit_name, read_header
+from millpond.checkpoint.generation import FOLDER, check_fence, numbers
+from millpond.errors import StateDamagedError
+from millpond.files.filesystem import FileInfo, FileSystem, MissingFileError
+from millpond.files.local import STAGING
+
+_IN_FLIGHT = 3
+"""A file written before version *b − 3* was committed is named by version *b − 1*, or never."""
+
+_GENERATIONS = 16
+"""Claims that stay; they are small and say what ran when."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What one collection removed."""
+
+    objects: int = 0
+    bytes: int = 0
+
+
+class Collector:
+    """Collects the garbage of one checkpoint, from one place per query, off the hot path. Not thread-safe.
+
+    Args:
+        files: the location's `millpond/` folder.
+        generation: the run's number; a fenced run deletes nothing.
+        retain: Spark's `minBatchesToRetain` (at least 2).
+        grace: seconds between seeing that something is unneeded and deleting it.
+        keep_aside: seconds that what was set aside in `rolled-back/`, or left in `staging/`, stays.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        generation: int,
+        *,
+        retain: int = 100,
+        grace: float = 600.0,
+        keep_aside: float = 7 * 86400.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.files = files
+        self.generation = generation
+        self._retain = max(retain, _IN_FLIGHT)
+        self._grace = grace
+        self._keep_aside = keep_aside
+        self._clock = clock
+        self._needs: dict[str, frozenset[str]] = {}  # of each commit: what its manifests name
+        self._unneeded: dict[str, float] = {}  # since when
+
+    def collect(self, running: int) -> Collected:
+        """Remove what is not needed while batch `running` runs.
+
+        Raises:
+            FencedError: a newer run has taken over.
+        """
+        oldest = running - self._retain
+        runs = self.files.list("files/")  # before the commits: what a later commit names was there already
+        commits = self.files.list("commits/")
+        kept = [info for info in commits if parse_commit_name(info.name)[0] >= oldest]
+        live = self._named(kept) | {info.name for info in kept}
+        before = self._committed_at(commits, oldest)
+        candidates = {info.name: info for info in commits if info.name not in live}
+        candidates |= {info.name: info for info in runs if info.name not in live and info.modified < before}
+        removed = self._remove_unneeded(candidates)
+        return self._remove(self._set_aside(), removed)
+
+    def _named(self, commits: Iterable[FileInfo]) -> set[str]:
+        known, self._needs = self._needs, {}
+        for info in commits:
+            try:
+                self._needs[info.name] = known.get(info.name) or self._read_needs(info)
+            except (MissingFileError, StateDamagedError):
+                continue  # torn: nobody opens it
+        return set().union(*self._needs.values())
+
+    def _read_needs(self, info: FileInfo) -> frozenset[str]:
+        tables = [
+            table
+            for manifest in read_header(self.files, info.name, info.size).manifests
+            for table in manifest.tables.values()
+        ]
+        return frozenset(
+            [delta.commit for table in tables for delta in table.deltas]
+            + [run.name for table in tables for run in table.runs.runs]
+        )
+
+    def _committed_at(self, commits: Iterable[FileInfo], version: int) -> float:
+        """When the newest version up to `version` was committed; −inf when there is none."""
+        times: dict[int, float] = {}
+        for info in commits:
+            found = parse_commit_name(info.name)[0]
+            if found <= version:
+                times[found] = min(info.modified, times.get(found, info.modified))
+        return times[max(times)] if times else float("-inf")
+
+    def _remove_unneeded(self, candidates: dict[str, FileInfo]) -> Collected:
+        now = self._clock()
+        self._unneeded = {name: self._unneeded.get(name, now) for name in candidates}
+        due = [info for name, info in candidates.items() if now - self._unneeded[name] >= self._grace]
+        return self._remove(due, Collected())
+
+    def _set_aside(self) -> list[FileInfo]:
+        until = self._clock() - self._keep_aside
+        old = [
+            info
+            for folder in ("rolled-back/", f"{STAGING}/")
+            for info in self.files.list(folder)
+            if info.modified < until
+        ]
+        claims = numbers(self.files)
+        if len(claims) > _GENERATIONS:
+            first = f"{FOLDER}{min(claims[-_GENERATIONS], self.generation):06d}"
+            old += [info for info in self.files.list(FOLDER) if info.name < first and info.modified < until]
+        return old
+
+    def _remove(self, infos: Iterable[FileInfo], so_far: Collected) -> Collected:
+        infos = list(infos)
+        if infos:
+            check_fence(self.files, self.generation)
+        for info in infos:
+            self.files.delete(info.name)
+        return Collected(so_far.objects + len(infos), so_far.bytes + sum(info.size for info in infos))
