@@ -3,14 +3,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import millpond.slot.client as client
-from millpond.operators.spec import DeduplicateSpec, Field
+from millpond.checkpoint.generation import claim
+from millpond.checkpoint.recovery import Recovery
+from millpond.files.filesystem import join_url, open_filesystem
+from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.processes import identify
 from millpond.slot.task import PipeTask, SlotSettings
@@ -92,3 +97,56 @@ def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
 
 def with_tests_on_path() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+GROUPED = AggregateSpec(
+    keys=(Field("k", "bigint"),),
+    inputs=(Field("v", "bigint"),),
+    calls=(
+        AggregateCall("count", (), "bigint"),
+        AggregateCall("sum", (0,), "bigint"),
+    ),
+    output_mode="update",
+)
+TIME = 1_700_000_000_000
+
+
+@pytest.fixture
+def counting(task: PipeTask) -> PipeTask:
+    """A real operator: count and sum of `v` by `k`, on a new checkpoint."""
+    task = msgspec.structs.replace(task, spec=GROUPED, template="millpond.slot.template")
+    begin(task)
+    return task
+
+
+def begin(task: PipeTask, versions: tuple[int, ...] = (0,)) -> None:
+    """What a driver does before the query starts: claim the generation, find what it builds on."""
+    files = open_filesystem(join_url(task.location, "millpond"), **task.storage)
+    claimed = claim(files, run=task.run, partitions=task.partitions)
+    assert claimed.number == task.generation
+    Recovery(files, claimed, 1).begin(versions)
+
+
+def grouped(
+    partition: int, keys: list[int], values: list[int], *, partitions: int = 4, time: int = TIME
+) -> pa.RecordBatch:
+    """A batch of the counting operator: marker row first."""
+    base = key_hash(partition, partitions)
+    hashes = np.append(base | time, base | (np.array(keys, np.int64) * 7919 % (1 << 40)))
+    return pa.RecordBatch.from_pydict(
+        {
+            "__hash": pa.array(hashes, pa.int64()),
+            "__mark": pa.array([True] + [False] * len(keys)),
+            "k": pa.array([None, *keys], pa.int64()),
+            "v": pa.array([None, *values], pa.int64()),
+        }
+    )
+
+
+def table_of(batches: Iterable[pa.RecordBatch]) -> dict[int, tuple[int, ...]]:
+    """Output rows by key."""
+    found = {}
+    for batch in batches:
+        for key, *values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            found[key] = tuple(values)
+    return found

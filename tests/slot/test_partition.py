@@ -1,0 +1,299 @@
+"""Partitions driven in this process, without sockets and without Spark."""
+
+import json
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from millpond.checkpoint.recovery import Recovery
+from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.files.filesystem import join_url, open_filesystem
+from millpond.slot.partition import Partition
+from millpond.slot.partitions import PartitionServer
+from millpond.slot.protocol import Run
+
+from .conftest import TIME, begin, grouped, table_of
+
+
+@pytest.fixture
+def servers(folder):
+    """Makes slots; all are closed in the end."""
+    made = []
+
+    def make() -> PartitionServer:
+        directory = folder / "host"
+        directory.mkdir(exist_ok=True)
+        made.append(PartitionServer(directory))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+def run(server, task, batch, *batches, partition=0, attempt=0):
+    """Output by key, and what closes the batch."""
+    answer = server.run(Run(task, partition, batch, attempt), iter(batches))
+    done = []
+
+    def watched():
+        done.append((yield from answer))
+
+    return table_of(watched()), done[0]
+
+
+def durable(task) -> Recovery:
+    return Recovery(open_filesystem(join_url(task.location, "millpond")), operators=1)
+
+
+def test_state_grows_from_batch_to_batch(counting, servers):
+    server = servers()
+    assert run(server, counting, 0, grouped(0, [1, 2, 1], [10, 20, 30]))[0] == {1: (2, 40), 2: (1, 20)}
+    output, done = run(server, counting, 1, grouped(0, [1], [1]), grouped(0, [3], [3]))
+    assert output == {1: (3, 41), 3: (1, 3)}
+    assert done.metrics["input_rows"] == 2
+    assert done.metrics["output_rows"] == 2
+    assert run(server, counting, 2, grouped(0, [], []))[0] == {}
+    assert server.held("query-1") == [(0, 0, 3)]
+
+
+def test_another_slot_goes_on_from_the_store(counting, servers):
+    first = servers()
+    run(first, counting, 0, grouped(0, [1, 2], [10, 20]))
+    run(first, counting, 1, grouped(0, [1], [1]))
+    assert first.drain("query-1", 10) == [(0, 0, 2)]
+    assert first.held("query-1") == []
+    assert run(servers(), counting, 2, grouped(0, [2, 1], [5, 5]))[0] == {1: (3, 16), 2: (2, 25)}
+
+
+def test_a_repeated_attempt_is_answered_from_memory_when_its_input_is_the_same(counting, servers, monkeypatch):
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    output, _ = run(server, counting, 1, grouped(0, [1, 2], [5, 6]), grouped(0, [3], [7]))
+    monkeypatch.setattr(Partition, "_open", None)
+    again, _ = run(server, counting, 1, grouped(0, [3, 2], [7, 6]), grouped(0, [1], [5]), attempt=1)
+    assert again == output
+    assert run(server, counting, 2, grouped(0, [1], [0]))[0] == {1: (3, 6)}
+
+
+def test_a_repeated_attempt_with_other_input_is_computed_again(counting, servers):
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, commit_mode="sync")
+    )
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    run(server, counting, 1, grouped(0, [1, 2], [5, 6]))
+    assert run(server, counting, 1, grouped(0, [1, 4], [6, 6]))[0] == {1: (2, 7), 4: (1, 6)}
+    assert run(server, counting, 2, grouped(0, [1, 2], [0, 0]))[0] == {1: (3, 7), 2: (1, 0)}
+
+
+def _broken(*batches):
+    yield from batches
+    raise ConnectionError("the attempt died")
+
+
+def test_an_attempt_that_dies_in_mid_input_leaves_nothing_behind(counting, servers):
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    with pytest.raises(ConnectionError):
+        list(server.run(Run(counting, 0, 1, 0), _broken(grouped(0, [1, 2], [100, 100]))))
+    assert run(server, counting, 1, grouped(0, [1], [2]))[0] == {1: (2, 3)}
+    assert run(server, counting, 2, grouped(0, [2], [2]))[0] == {2: (1, 2)}
+
+
+def test_a_consumer_that_stops_early_leaves_nothing_half_done(counting, servers):
+    server = servers()
+    answer = server.run(Run(counting, 0, 0, 0), iter([grouped(0, [1, 2, 3], [1, 2, 3])]))
+    next(answer)
+    answer.close()
+    assert run(server, counting, 1, grouped(0, [1], [1]))[0] == {1: (2, 2)}
+
+
+def test_output_comes_after_the_version_that_was_read_is_durable(counting, servers):
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    answer = server.run(Run(counting, 0, 1, 0), iter([grouped(0, [1], [1])]))
+    next(answer)
+    assert (0, 0) not in durable(counting).missing(1)
+
+
+def test_in_sync_mode_output_comes_after_its_own_version_is_durable(counting, servers):
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, commit_mode="sync")
+    )
+    answer = servers().run(Run(counting, 0, 0, 0), iter([grouped(0, [1], [1])]))
+    next(answer)
+    assert (0, 0) not in durable(counting).missing(1)
+
+
+class _Gate:
+    """Input that waits in the middle until it is let go or cut off."""
+
+    def __init__(self, *batches):
+        self.batches = batches
+        self.reached = threading.Event()
+        self.go = threading.Event()
+        self.cut = False
+
+    def __iter__(self):
+        yield self.batches[0]
+        self.reached.set()
+        assert self.go.wait(20)
+        if self.cut:
+            raise ConnectionError("cut off")
+        yield from self.batches[1:]
+
+    def abandon(self):
+        self.cut = True
+        self.go.set()
+
+
+def test_two_live_attempts_take_turns_and_agree(counting, servers):
+    server = servers()
+    gate = _Gate(grouped(0, [1], [1]), grouped(0, [2], [2]))
+    outputs = {}
+    threads = [
+        threading.Thread(
+            target=lambda: outputs.update(slow=table_of(server.run(Run(counting, 0, 0, 0), iter(gate), gate.abandon)))
+        ),
+        threading.Thread(
+            target=lambda: outputs.update(fast=run(server, counting, 0, grouped(0, [2, 1], [2, 1]), attempt=1)[0])
+        ),
+    ]
+    threads[0].start()
+    assert gate.reached.wait(10)
+    threads[1].start()
+    gate.go.set()
+    for thread in threads:
+        thread.join(20)
+    assert outputs == {"slow": {1: (1, 1), 2: (1, 2)}, "fast": {1: (1, 1), 2: (1, 2)}}
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_an_attempt_that_was_given_up_is_cut_off(counting, servers, later):
+    patience = 0.2 if later == 0 else 60.0
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=patience)
+    )
+    server = servers()
+    if later:
+        run(server, counting, 0, grouped(0, [1], [1]))
+    gate = _Gate(grouped(0, [7], [7]))
+    failed = []
+
+    def slow():
+        try:
+            list(server.run(Run(counting, 0, 0, 0), iter(gate), gate.abandon))
+        except ConnectionError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=slow)
+    if later:
+        # A repeated attempt of batch 0 reads without the turn: let it be a first attempt of a reopened partition.
+        server.drain("query-1", 10)
+    thread.start()
+    assert gate.reached.wait(10)
+    if later:
+        assert run(server, counting, 1, grouped(0, [1], [1]))[0] == {1: (2, 2)}
+    else:
+        assert run(server, counting, 0, grouped(0, [1], [1]), attempt=1)[0] == {1: (1, 1)}
+    thread.join(20)
+    assert failed
+
+
+def test_output_of_a_batch_ends_when_the_next_batch_begins(counting, servers):
+    server = servers()
+    many = list(range(70_000))
+    answer = server.run(Run(counting, 0, 0, 0), iter([grouped(0, many, many)]))
+    next(answer)
+    run(server, counting, 1, grouped(0, [1], [1]))
+    with pytest.raises(TransientError, match="overtaken"):
+        list(answer)
+
+
+def test_two_readers_of_one_batch_may_be_read_in_step(counting, servers):
+    server = servers()
+    many = list(range(70_000))
+    one = server.run(Run(counting, 0, 0, 0), iter([grouped(0, many, many)]))
+    first = next(one)
+    two = server.run(Run(counting, 0, 0, 1), iter([grouped(0, many, many)]))
+    assert next(two) == first
+    assert sum(b.num_rows for b in one) == sum(b.num_rows for b in two) == 70_000 - first.num_rows
+
+
+def test_a_dead_slots_sealed_delta_is_adopted(counting, servers, monkeypatch):
+    from millpond.checkpoint.committer import Committer
+
+    first = servers()
+    run(first, counting, 0, grouped(0, [1], [1]))
+    first.drain("query-1", 10)
+    monkeypatch.setattr(Committer, "submit", lambda self, sealed, adopted=False: None)
+    monkeypatch.setattr(Committer, "wait_durable", lambda self, *where: None)
+    run(first, counting, 1, grouped(0, [1], [1]))
+    monkeypatch.undo()
+    assert (0, 0) in durable(counting).missing(2)
+    for running in first._queries.values():
+        running.close()  # its locks go as if it had died
+    first._queries.clear()
+    assert run(servers(), counting, 2, grouped(0, [1], [1]))[0] == {1: (3, 3)}
+
+
+def test_a_version_that_nobody_has_is_refused_in_time(counting, servers):
+    counting = msgspec.structs.replace(counting, settings=msgspec.structs.replace(counting.settings, open_timeout=0.1))
+    with pytest.raises(TransientError, match="not durable") as caught:
+        run(servers(), counting, 5, grouped(0, [1], [1]))
+    assert (caught.value.query, caught.value.operator, caught.value.partition, caught.value.version) == (
+        "query-1",
+        "0",
+        0,
+        5,
+    )
+
+
+def test_an_older_generation_is_refused_and_its_partitions_are_let_go(counting, servers):
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    server.drain("query-1", 10)
+    newer = msgspec.structs.replace(counting, generation=2)
+    begin(newer, (0,))
+    assert run(server, newer, 0, grouped(0, [1], [9]))[0] == {1: (1, 9)}
+    with pytest.raises(FencedError):
+        run(server, counting, 1, grouped(0, [1], [1]))
+    other = servers()
+    with pytest.raises(FencedError):
+        run(other, counting, 1, grouped(0, [1], [1]))
+
+
+def _plan(task, batch, time):
+    path = Path(task.offsets)
+    path.mkdir(exist_ok=True)
+    (path / str(batch)).write_text("v1\n" + json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time}) + "\n{}\n")
+
+
+def test_an_attempt_without_a_batch_id_finds_it_in_the_offset_log(counting, servers):
+    server = servers()
+    _plan(counting, 0, TIME - 1)
+    run(server, counting, 0, grouped(0, [1], [1], time=TIME - 1))
+    _plan(counting, 1, TIME)
+    assert run(server, counting, None, grouped(0, [1], [1]))[0] == {1: (2, 2)}
+    assert run(server, counting, None, grouped(0, [1], [1]))[0] == {1: (2, 2)}
+    with pytest.raises(TransientError, match="not that of batch 1"):
+        run(server, counting, None, grouped(0, [1], [1], time=TIME - 1))
+
+
+def test_a_store_that_fails_is_named(counting, servers, folder):
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, commit_mode="sync", commit_timeout=0.5)
+    )
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    commits = folder / "state" / "millpond" / "commits"
+    commits.rename(folder / "elsewhere")
+    commits.write_text("in the way")
+    with pytest.raises(MillpondError, match=r"commits/.*") as caught:
+        run(server, counting, 1, grouped(0, [1], [1]))
+    assert caught.value.partition == 0
+    commits.unlink()
+    (folder / "elsewhere").rename(commits)
