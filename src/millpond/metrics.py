@@ -1,8 +1,8 @@
 """The figures that slots report with each batch, and how they travel to Spark's listeners.
 
-A pipe ends its output with rows that are null but for one column, `__figure`; the transplanted plan observes that column
-and filters the rows out again. Packing a figure's number and value into one nullable bigint keeps the cost for ordinary
-rows at one null check per figure (about 8 ns a row and figure; a struct column costs twice that, a string more).
+A pipe ends its output with rows that are null but for one column, `__figure`; the transplanted plan observes that
+column and filters the rows out again. Packing a figure's number and value into one nullable bigint keeps the cost for
+ordinary rows at one null check per figure (about 8 ns a row and figure; a struct costs twice that, a string more).
 """
 
 from __future__ import annotations
@@ -29,5 +29,6 @@ def pack(metrics: Mapping[str, float]) -> list[int]:
 
 def unpacking(name: str) -> str:
     """SQL that gives one figure from the column of its partitions' values."""
-    value = f"if({FIGURE_COLUMN} & {(1 << _BITS) - 1} = {FIGURES.index(name)}, shiftright({FIGURE_COLUMN}, {_BITS}), null)"
+    mine = f"{FIGURE_COLUMN} & {(1 << _BITS) - 1} = {FIGURES.index(name)}"
+    value = f"if({mine}, shiftright({FIGURE_COLUMN}, {_BITS}), null)"
     return f"{'sum' if name in SUMMED else 'max'}({value})"

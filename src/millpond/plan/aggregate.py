@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, Field
+from millpond.operators.catalogue import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width, supported
+from millpond.operators.spec import GLOBAL_HASH, AggregateCall, AggregateSpec, Field
 from millpond.plan.catalyst import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.reasons import Reason
-from millpond.plan.support import DISTINCT, FUNCTIONS, IDEMPOTENT, atomic, hashable
+from millpond.plan.support import FUNCTIONS, SMALL
 
 _EVENT_TIME = {WATERMARK_DELAY, TIME_WINDOW, SESSION_WINDOW}
 """Field metadata by which Spark knows columns of event time."""
@@ -46,7 +48,7 @@ class Reading:
     inputs: list[Derived] = field(default_factory=list)
     calls: list[AggregateCall] = field(default_factory=list)
     aggregates: list[Expression] = field(default_factory=list)
-    hash: str = "0L"
+    hash: str = f"{GLOBAL_HASH}L"
 
     def spec(self, output_mode: str) -> AggregateSpec:
         """The operator's plain description."""
@@ -58,7 +60,14 @@ class Reading:
         )
 
     def set_hash(self, keys: list[str]) -> None:
-        """Hash these columns; without any, all rows belong together."""
+        """Hash these columns; without any, all rows belong together.
+
+        Raises:
+            Unsupported: the key has too many columns.
+        """
+        fields = [column.field for column in self.keys + self.inputs if column.field.name in keys]
+        if key_width(fields) > MAX_KEY_COLUMNS:
+            raise Unsupported(Reason(KEY_COLUMNS, str(key_width(fields))))
         if keys:
             self.hash = f"xxhash64({', '.join(quoted(key) for key in keys)})"
 
@@ -98,12 +107,9 @@ def read_aggregate(node: Node) -> Reading:
     names: set[str] = set()
     for grouping in node.list("groupingExpressions"):
         _check_event_time(grouping)
-        if not hashable(grouping.data_type):
-            raise Unsupported(Reason("MP-KEY-TYPE", f"{grouping.name} ({grouping.type})"))
+        check_key(grouping)
         column = Field(unique(_label(node, grouping), names), grouping.type)
         reading.keys.append(Derived(column, (reading.add_raw(grouping),), "{0}"))
-    if len(reading.keys) > 64:
-        raise Unsupported(Reason("MP-KEYS", str(len(reading.keys))))
     reading.set_hash([key.field.name for key in reading.keys])
     for result in node.list("aggregateExpressions"):
         for expression in result.walk():
@@ -148,6 +154,13 @@ def _label(node: Node, grouping: Expression) -> str:
     return grouping.name
 
 
+def check_key(expression: Expression) -> None:
+    """Refuse a key of a type that operators do not compare."""
+    reason = key_supported(expression.type)
+    if reason is not None:
+        raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
+
+
 def _check_event_time(grouping: Expression) -> None:
     for part in grouping.walk():
         if part.kind in ("TimeWindow", "SessionWindow", "WindowTime"):
@@ -162,45 +175,53 @@ def _read_call(reading: Reading, expression: Expression) -> AggregateCall:
     name = FUNCTIONS.get(aggregate.kind)
     if name is None:
         raise Unsupported(Reason("MP-FUNCTION", str(aggregate.get("prettyName") or aggregate.kind)))
-    distinct = bool(expression.get("isDistinct")) and name not in IDEMPOTENT
-    if distinct and name not in DISTINCT:
-        raise Unsupported(Reason("MP-FUNCTION", f"{name}(DISTINCT …)"))
-    condition = expression.expression("filter")
+    distinct = bool(expression.get("isDistinct"))
     operands = aggregate.children
-    options: dict[str, object] = {}
-    if name == "count":
-        if not distinct:
-            operands = [operand for operand in operands if operand.nullable]
-    elif name in ("first", "last", "any_value"):
-        options["ignore_nulls"] = bool(aggregate.get("ignoreNulls"))
-        operands = operands[:1]
-    elif name in ("collect_list", "collect_set"):
-        options["ignore_nulls"] = aggregate.get("ignoreNulls") is not False
-    elif name in ("sum", "avg"):
-        options["eval_mode"] = _eval_mode(aggregate)
+    if name == "count" and not distinct:
+        operands = [operand for operand in operands if operand.nullable]
+        inputs = [_presence(reading, operands)] if operands else []
     elif name == "approx_count_distinct":
-        options["relative_sd"] = float(aggregate.get("relativeSD"))
-        operands = operands[:1]
-    if name == "count" and not distinct and operands:
-        inputs = [_presence(reading, operands)]
+        inputs = [_hashed(reading, operands[0])]
     else:
-        for operand in operands:
-            if not atomic(operand.type):
-                raise Unsupported(Reason("MP-INPUT-TYPE", f"{name}({operand.name}: {operand.type})"))
-        if name == "approx_count_distinct":
-            inputs = [reading.add_input(operands, "if(isnull({0}), null, xxhash64({0}))", "bigint")]
-        else:
-            inputs = [reading.add_input([operand]) for operand in operands]
+        inputs = [reading.add_input([operand]) for operand in operands]
+    condition = expression.expression("filter")
     position = None if condition is None else reading.add_input([condition])
-    return AggregateCall(name, tuple(inputs), aggregate.type, position, distinct, options)
+    call = AggregateCall(name, tuple(inputs), aggregate.type, position, distinct, _options(name, aggregate))
+    reason = supported(call, [reading.inputs[index].field.type for index in inputs])
+    if reason is not None:
+        types = ", ".join(operand.type for operand in operands)
+        raise Unsupported(Reason(reason, f"{name}({'distinct ' if distinct else ''}{types})"))
+    return call
+
+
+def _options(name: str, aggregate: Expression) -> dict[str, Any]:
+    """What a function's result depends on beside its inputs."""
+    if name in ("first", "last", "any_value"):
+        return {"ignore_nulls": bool(aggregate.get("ignoreNulls"))}
+    if name in ("collect_list", "collect_set"):
+        return {"ignore_nulls": aggregate.get("ignoreNulls") is not False}
+    if name in ("sum", "avg"):
+        return {"eval_mode": _eval_mode(aggregate)}
+    if name in ("stddev_samp", "var_samp"):
+        return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False}
+    if name == "approx_count_distinct":
+        return {"relative_sd": float(aggregate.get("relativeSD"))}
+    return {}
 
 
 def _presence(reading: Reading, operands: list[Expression]) -> int:
     """A column that is null where any operand of `count` is: the operand itself if it is small, else a flag."""
-    if len(operands) == 1 and atomic(operands[0].type) and operands[0].type not in ("string", "binary"):
+    if len(operands) == 1 and operands[0].type in SMALL:
         return reading.add_input(operands)
     present = " and ".join(f"isnotnull({{{index}}})" for index in range(len(operands)))
     return reading.add_input(operands, f"nullif({present}, false)", "boolean")
+
+
+def _hashed(reading: Reading, operand: Expression) -> int:
+    """The 64-bit hash that Spark's sketch takes of a value; its collations and nested types are Spark's business."""
+    if "collate" in operand.type or key_supported(operand.type):
+        raise Unsupported(Reason("MP-INPUT-TYPE", f"approx_count_distinct({operand.type})"))
+    return reading.add_input([operand], "if(isnull({0}), null, xxhash64({0}))", "bigint")
 
 
 def _eval_mode(aggregate: Expression) -> str:

@@ -160,6 +160,21 @@ class Node(_Tree):
         """A field of the JVM object that is a sequence of expressions."""
         return [Expression(expression) for expression in _items(getattr(self.java, method)())]
 
+    @property
+    def source(self) -> str:
+        """The format of a streaming source (`parquet`, `kafka`, …); empty for other nodes."""
+        if self.kind == "StreamingRelation":
+            return str(self.java.dataSource().className())
+        return str(self.java.sourceName()) if self.kind.startswith("StreamingRelation") else ""
+
+    @property
+    def source_options(self) -> dict[str, str]:
+        """The options of a source that Spark implements as version 1, names in lower case; empty for others."""
+        if self.kind != "StreamingRelation":
+            return {}
+        pairs = _items(self.java.dataSource().options().toSeq())
+        return {str(pair._1()).lower(): str(pair._2()) for pair in pairs}
+
     def walk(self) -> Iterator[Node]:
         """This node and everything below it, top down (subqueries excluded)."""
         yield self
@@ -250,6 +265,30 @@ class Catalyst:
         (local,) = (node.java for node in optimized.walk() if node.kind == "LocalRelation")
         relation = self._class(f"{_LOGICAL}.LocalRelation")
         return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
+
+    def qualified(self, path: str) -> str:
+        """The full URL that Spark makes of a path: of its default file system, absolute."""
+        hadoop = self._class("org.apache.hadoop.fs.Path")(path)
+        system = hadoop.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
+        return str(system.makeQualified(hadoop).toString())
+
+    def stop_active_run(self, metadata: bytes | None) -> None:
+        """Stop the session's running query with the identity in `metadata`, as Spark does when it is started again.
+
+        Nothing is stopped when `spark.sql.streaming.stopActiveRunOnRestart` is false: Spark then refuses the second run.
+        """
+        if metadata is None or self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
+            return
+        running = self.spark.streams.get(json.loads(bytes(metadata))["id"])
+        if running is not None:
+            running.stop()
+
+    def in_own_session(self, df: DataFrame, settings: dict[str, str]) -> DataFrame:
+        """The same DataFrame in a copy of the session with `settings`; none of the user's listeners hear of its queries."""
+        copy = Catalyst(SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession()))
+        for name, value in settings.items():
+            copy.spark.conf.set(name, value)
+        return copy.dataframe(Node(df._jdf.queryExecution().analyzed()))
 
     def check_streaming(self, plan: Node, output_mode: str) -> None:
         """Spark's own check of what a stream may do; raises Spark's own error."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 
 from pyspark.sql import DataFrame
 
+from millpond.errors import UsageError
 from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec
-from millpond.plan.aggregate import Derived, Reading, Unsupported, read_aggregate, unique
+from millpond.operators.types import parse_type
+from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.reasons import Reason
-from millpond.plan.support import hashable
 
 _OTHER_STATE = {
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
@@ -95,17 +97,41 @@ class Decision:
 
 def decide(df: DataFrame, output_mode: str = "append") -> Decision:
     """Decide where each stateful operator of a streaming DataFrame runs."""
-    return Decision(_Decider(output_mode.lower()).visit(Catalyst(df.sparkSession).analyzed(df)), output_mode.lower())
+    plan = Catalyst(df.sparkSession).analyzed(df)
+    shared = any(node.kind == "WithCTE" for node in plan.walk())
+    root = _Decider(output_mode.lower(), shared=shared).visit(plan)
+    return Decision(_number(root, count()), output_mode.lower())
+
+
+def _leave_updating(decided: Decided) -> Decided:
+    """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
+    children = tuple(_leave_updating(child) for child in decided.children)
+    operator = decided.operator
+    if operator is not None and isinstance(operator.spec, AggregateSpec):
+        operator = Operator(operator.title, reason=Reason("MP-ABOVE"))
+    return Decided(decided.node, children, operator)
+
+
+def _number(decided: Decided, numbers: Iterator[int]) -> Decided:
+    """Number the Millpond operators bottom up, left to right."""
+    children = tuple(_number(child, numbers) for child in decided.children)
+    operator = decided.operator
+    if operator is not None and operator.spec is not None:
+        operator = replace(operator, index=next(numbers))
+    return Decided(decided.node, children, operator)
 
 
 class _Decider:
-    def __init__(self, output_mode: str) -> None:
+    def __init__(self, output_mode: str, *, shared: bool) -> None:
         self.output_mode = output_mode
-        self.count = 0
+        self.shared = shared
 
     def visit(self, node: Node) -> Decided:
         children = tuple(self.visit(child) for child in node.children)
-        return Decided(node, children, self._operator(node) if node.streaming else None)
+        operator = self._operator(node) if node.streaming else None
+        if operator is not None and operator.spec is None:
+            children = tuple(_leave_updating(child) for child in children)
+        return Decided(node, children, operator)
 
     def _operator(self, node: Node) -> Operator | None:
         if node.kind == "Join" and all(child.streaming for child in node.children):
@@ -118,12 +144,13 @@ class _Decider:
         if node.kind not in reader:
             return None
         title = describe(node)
+        if self.shared:
+            return Operator(title, reason=Reason("MP-CTE"))
         try:
             reading, spec = reader[node.kind](node)
         except Unsupported as unsupported:
             return Operator(title, reason=unsupported.reason)
-        self.count += 1
-        return Operator(title, spec, self.count - 1, reading)
+        return Operator(title, spec, reading=reading)
 
     def _aggregate(self, node: Node) -> tuple[Reading, AggregateSpec]:
         reading = read_aggregate(node)
@@ -158,14 +185,23 @@ class _Decider:
             _check_key(key)
             positions.append(next(i for i, attribute in enumerate(node.output) if attribute.expr_id == key.expr_id))
         reading.set_hash([reading.inputs[position].field.name for position in positions])
+        for attribute in node.output:
+            _check_travels(attribute)
         return reading, DeduplicateSpec(tuple(column.field for column in reading.inputs), tuple(positions))
+
+
+def _check_travels(attribute: Expression) -> None:
+    """Refuse a column that Spark cannot hand to Python and take back unchanged."""
+    try:
+        parse_type(attribute.type).arrow  # noqa: B018 — a type without an Arrow form raises
+    except UsageError:
+        raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})")) from None
 
 
 def _check_key(attribute: Expression) -> None:
     if WATERMARK_DELAY in attribute.metadata:
         raise Unsupported(Reason("MP-EVENT-TIME", attribute.name))
-    if not hashable(attribute.data_type):
-        raise Unsupported(Reason("MP-KEY-TYPE", f"{attribute.name} ({attribute.type})"))
+    check_key(attribute)
 
 
 def describe(node: Node) -> str:

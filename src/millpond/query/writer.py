@@ -8,53 +8,28 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.plan.decide import Decision, decide
+from millpond.plan.reasons import Reason
+from millpond.plan.repeatable import needs_sync
 from millpond.plan.transplant import transplant
+from millpond.query.batches import CompleteBatch
 from millpond.query.checks import check_session, check_stream, check_writer
 from millpond.query.locations import choose_checkpoint
-from millpond.query.tasks import pipe_tasks
+from millpond.query.session import changed, running_settings
+from millpond.query.start import Start
 from millpond.slot.pipe import Coverage, Pipe
+from millpond.slot.task import PipeTask
 
 log = logging.getLogger("millpond")
-
-_STARTING = threading.RLock()
-"""Session settings are changed for the moment of a start; two starts must not see each other's."""
-
-
-_AROUND_START = {
-    # Spark checked the query that the user wrote; the transplanted one looks stateless and would be judged as such.
-    "spark.sql.streaming.unsupportedOperationCheck": "false",
-    "spark.sql.execution.arrow.useLargeVarTypes": "false",
-}
-
-
-@contextmanager
-def _settings(spark: SparkSession, wanted: dict[str, Any]) -> Iterator[None]:
-    """Change session settings for a moment: a starting query copies its session and keeps them."""
-    with _STARTING:
-        before = {name: spark.conf.get(name, None) for name in wanted}
-        explicit = spark.conf.getAll
-        try:
-            for name, value in wanted.items():
-                spark.conf.set(name, str(value))
-            yield
-        finally:
-            for name, value in before.items():
-                if name in explicit and value is not None:
-                    spark.conf.set(name, value)
-                else:
-                    spark.conf.unset(name)
 
 
 def _recorded(name: str) -> Callable[..., StreamWriter]:
@@ -146,6 +121,10 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         self._report(decision, settings)
         if not decision.ours:
             return launch(self)
+        trigger = self._continuous()
+        if trigger:
+            log.warning("the query stays on Spark: %s", Reason("MP-TRIGGER", trigger))
+            return launch(self)
         check_stream(self._df, decision)
         check_writer(self._spark, self._option)
         checkpoint = choose_checkpoint(
@@ -153,16 +132,26 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         )
         if checkpoint is None:
             return launch(self)  # Spark asks for a checkpoint location in its own words
-        tasks = pipe_tasks(self._spark, decision, settings, checkpoint)
-        coverage = self._spark.sparkContext.accumulator([], Coverage())
-        frame = transplant(self._df, decision, tasks[0].partitions, lambda index, _: Pipe(tasks[index], coverage, figures=True))
-        writer = frame.writeStream
-        for name, args, kwargs in self._calls:
-            getattr(writer, name)(*args, **kwargs)
-        writer.option("checkpointLocation", checkpoint)
-        batch_rows = {"spark.sql.execution.arrow.maxRecordsPerBatch": settings.batch_rows}
-        with _settings(self._spark, _AROUND_START | batch_rows):
-            return launch(writer)
+        coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._given("foreachBatch") else None
+        around = running_settings(settings)
+        started: list[PipeTask] = []
+
+        def rewritten(tasks: list[PipeTask]) -> DataFrame:
+            started[:] = tasks
+            pipes = [Pipe(task, coverage, figures=True) for task in tasks]
+            return transplant(self._df, decision, tasks[0].partitions, lambda index, _: pipes[index])
+
+        def begin(frame: DataFrame) -> StreamingQuery:
+            writer = frame.writeStream
+            for name, args, kwargs in self._calls:
+                if name == "foreachBatch" and coverage is not None:
+                    args, kwargs = (CompleteBatch(self._said(name), list(started), coverage),), {}
+                getattr(writer, name)(*args, **kwargs)
+            writer.option("checkpointLocation", checkpoint)
+            with changed(self._spark, around):
+                return launch(writer)
+
+        return Start(self._spark, decision, settings, checkpoint, needs_sync(decision), rewritten, around).run(begin)
 
     def _report(self, decision: Decision, settings: Settings) -> None:
         for operator in decision.theirs:
@@ -174,10 +163,20 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             if settings.explain != "none":
                 log.warning("'%s' stays on Spark's state store: %s", operator.title, operator.reason)
 
+    def _continuous(self) -> str | None:
+        """The trigger, if it is one without micro-batch commits."""
+        kwargs: dict[str, Any] = next((k for name, _, k in reversed(self._calls) if name == "trigger"), {})
+        return next((name for name in ("continuous", "realTime") if kwargs.get(name) is not None), None)
+
     def _sink(self) -> str:
         """The sink's format, by which Spark chooses what may do without a checkpoint location."""
         names = [name for name, _, _ in self._calls if name in ("format", "foreach", "foreachBatch")]
-        return str(self._said("format")) if names and names[-1] == "format" else names[-1] if names else ""
+        if not names:
+            return ""
+        return str(self._said("format")) if names[-1] == "format" else names[-1]
+
+    def _given(self, method: str) -> bool:
+        return any(name == method for name, _, _ in self._calls)
 
     def _said(self, method: str) -> Any:
         """The argument of the last call of a one-argument method, None without a call."""

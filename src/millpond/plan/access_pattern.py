@@ -1,0 +1,29 @@
+"""The static choice of a store: how an operator will access its state, told by the operator (DESIGN §6)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millpond.operators.spec import AggregateSpec, OperatorSpec
+
+_GROWING = frozenset({"collect_list", "collect_set"})
+
+
+class AccessPattern(NamedTuple):
+    """How state is accessed, and why that was concluded."""
+
+    store: str
+    why: str
+
+
+def access_pattern(spec: OperatorSpec) -> AccessPattern:
+    """The access pattern of an operator."""
+    if not isinstance(spec, AggregateSpec):
+        return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")
+    if any(call.distinct for call in spec.calls):
+        why = "one row per key, updated in place; DISTINCT inputs are kept beside it, one row per key and value"
+    elif any(call.function in _GROWING for call in spec.calls):
+        why = "one row per key, updated in place; collected values grow with it"
+    else:
+        why = "every function is associative and commutative: one row per key, updated in place"
+    return AccessPattern("read-modify-write", why)

@@ -1,0 +1,78 @@
+"""What `millpond.explain(df)` says: where each stateful operator runs, with which access pattern, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.operators.catalogue import key_fields
+from millpond.operators.spec import AggregateCall, AggregateSpec, OperatorSpec
+from millpond.plan.access_pattern import access_pattern
+from millpond.plan.decide import Decision, Operator
+from millpond.plan.repeatable import needs_sync
+
+
+def as_dict(decision: Decision) -> dict[str, Any]:
+    """The decision as plain data.
+
+    Returns:
+        `output_mode`; `operators`, bottom up, each with `title`, `engine` (`millpond` or `spark`) and either `index`,
+        `store`, `why`, `keys`, `functions` or `reason` (`code`, `text`); `commit_mode` and `commit_reason`, the mode
+        that the query gets unless `spark.millpond.commit.mode` says otherwise.
+    """
+    reason = needs_sync(decision) if decision.ours else None
+    return {
+        "output_mode": decision.output_mode,
+        "operators": [_operator(operator) for operator in decision.operators],
+        "commit_mode": "sync" if reason else "async",
+        "commit_reason": reason,
+    }
+
+
+def _operator(operator: Operator) -> dict[str, Any]:
+    if operator.spec is None:
+        assert operator.reason is not None
+        reason = {"code": operator.reason.code, "text": str(operator.reason)}
+        return {"title": operator.title, "engine": "spark", "reason": reason}
+    pattern = access_pattern(operator.spec)
+    return {
+        "title": operator.title,
+        "engine": "millpond",
+        "index": operator.index,
+        "store": pattern.store,
+        "why": pattern.why,
+        "keys": [f"{field.name}: {field.type}" for field in key_fields(operator.spec)],
+        "functions": _functions(operator.spec),
+    }
+
+
+def _functions(spec: OperatorSpec) -> list[str]:
+    return [_call(spec, call) for call in spec.calls] if isinstance(spec, AggregateSpec) else []
+
+
+def _call(spec: AggregateSpec, call: AggregateCall) -> str:
+    inputs = ", ".join(spec.inputs[position].type for position in call.inputs) or "*"
+    condition = " filter" if call.filter is not None else ""
+    return f"{call.function}({'distinct ' if call.distinct else ''}{inputs}){condition}: {call.type}"
+
+
+def as_text(decision: Decision) -> str:
+    """The decision for people."""
+    data = as_dict(decision)
+    operators = data["operators"]
+    if not operators:
+        return "no stateful operators: the query runs on Spark as it is"
+    lines = [f"{len(operators)} stateful operator{'s' if len(operators) > 1 else ''}, {data['output_mode']} mode"]
+    for operator in operators:
+        if operator["engine"] == "spark":
+            lines += [f"  [spark] {operator['title']}", f"      {operator['reason']['text']}"]
+            continue
+        lines += [
+            f"  [millpond {operator['index']}] {operator['title']}",
+            f"      {operator['store']}: {operator['why']}",
+        ]
+        lines += [f"      keys: {', '.join(operator['keys'])}"] if operator["keys"] else []
+        lines += [f"      functions: {', '.join(operator['functions'])}"] if operator["functions"] else []
+    if any(operator["engine"] == "millpond" for operator in operators):
+        why = f" because {data['commit_reason']}" if data["commit_reason"] else ""
+        lines.append(f"  commits: {data['commit_mode']}{why}")
+    return "\n".join(lines)
