@@ -1,0 +1,197 @@
+"""Starting a query: what happens between the user's `start()` and Spark's.
+
+DESIGN §5: drain what an earlier run left pending, undo a recovery that was interrupted, pin the query, claim the next
+generation, look at what is durable, have Spark run a batch again where the state lags behind its ledger, and only then
+start into the real sink.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpond.checkpoint.generation import claim, numbers, read_claim
+from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain, read_pinned
+from millpond.checkpoint.recovery import Recovery
+from millpond.conf import Settings
+from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
+from millpond.files.filesystem import FileSystem, join_url, open_filesystem
+from millpond.operators.tables import table_schemas
+from millpond.plan.catalyst import Catalyst
+from millpond.plan.decide import Decision
+from millpond.query.ledger import Ledger, RollBack
+from millpond.slot.client import drain
+from millpond.slot.task import PipeTask, SlotSettings
+
+log = logging.getLogger("millpond")
+
+DRAIN_SECONDS = 30.0
+"""How long a start waits for the pending commits of an earlier run on this host."""
+
+Transplant = Callable[[list[PipeTask]], DataFrame]
+"""Makes the rewritten query whose pipes carry the given tasks, by operator index."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of one query.
+
+    Attributes:
+        spark: the user's session.
+        decision: which operators run on Millpond.
+        settings: of this query.
+        checkpoint: Spark's checkpoint location, any form that Spark takes.
+        sync_reason: why commits may not lag, None if they may.
+        transplant: makes the rewritten query.
+        around: session settings that the rewritten query is planned and started under.
+    """
+
+    spark: SparkSession
+    decision: Decision
+    settings: Settings
+    checkpoint: str
+    sync_reason: str | None
+    transplant: Transplant
+    around: dict[str, str]
+
+    def run(self, launch: Callable[[DataFrame], StreamingQuery]) -> StreamingQuery:
+        """Recover, then start the rewritten query with `launch`.
+
+        Raises:
+            StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store.
+            StateDamagedError: state that Spark's ledger counts on is gone.
+        """
+        catalyst = Catalyst(self.spark)
+        checkpoint = catalyst.qualified(self.checkpoint)
+        location = self.settings.state_location or checkpoint
+        files = open_filesystem(join_url(location, "millpond"))
+        ledger_files = open_filesystem(checkpoint)
+        catalyst.stop_active_run(ledger_files.get("metadata") if ledger_files.exists("metadata") else None)
+
+        task = self._first_task(location, checkpoint, files)
+        try:
+            drain(task, DRAIN_SECONDS)
+        except MillpondError as error:
+            log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
+        ledger = Ledger(ledger_files)
+        roll_back = RollBack(ledger_files, ledger)
+        roll_back.undo_interrupted()
+        self._pin(files, ledger)
+
+        generation = claim(files, run=task.run, partitions=task.partitions, key_groups=self.settings.key_groups)
+        recovery = Recovery(files, generation, operators=len(self.decision.specs))
+        task = msgspec.structs.replace(task, generation=generation.number)
+        again = self._begin(recovery, ledger)
+        for batch in again:
+            log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
+            with roll_back.again(batch):
+                self._replay(catalyst, task)
+        if self.sync_reason is not None and self.settings.commit_mode is None:
+            log.warning("every batch waits for its commit (commit.mode=sync): %s", self.sync_reason)
+        return launch(self.transplant(self._tasks(task)))
+
+    def _first_task(self, location: str, checkpoint: str, files: FileSystem) -> PipeTask:
+        settings = self.settings
+        mode = settings.commit_mode or ("async" if self.sync_reason is None else "sync")
+        return PipeTask(
+            application=self.spark.sparkContext.applicationId,
+            query=uuid.uuid5(uuid.NAMESPACE_URL, location).hex,
+            run=uuid.uuid4().hex,
+            operator=0,
+            spec=self.decision.specs[0],
+            partitions=self._partitions(files),
+            slots=settings.slots or _cores(self.spark),
+            location=location,
+            generation=0,
+            offsets=join_url(checkpoint, "offsets"),
+            settings=SlotSettings(memory=settings.slot_memory, commit_mode=mode, cache_disk=settings.cache_disk),
+        )
+
+    def _partitions(self, files: FileSystem) -> int:
+        if self.settings.partitions is not None:
+            return self.settings.partitions
+        claimed = numbers(files)
+        if claimed:  # as in Spark, `spark.sql.shuffle.partitions` counts when a query starts for the first time
+            return read_claim(files, claimed[-1]).partitions
+        return int(self.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+
+    def _tasks(self, first: PipeTask) -> list[PipeTask]:
+        return [
+            msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(self.decision.specs)
+        ]
+
+    def _pin(self, files: FileSystem, ledger: Ledger) -> None:
+        operators = tuple(
+            PinnedOperator(
+                name=operator.title,
+                spec=plain(operator.spec),
+                tables={name: plain(schema) for name, (schema, _) in table_schemas(operator.spec).items()},
+            )
+            for operator in self.decision.ours
+            if operator.spec is not None
+        )
+        if read_pinned(files) is None and ledger.last("commits") >= 0:
+            raise StateIncompatibleError(
+                f"Spark's ledger at {self.checkpoint} has {ledger.last('commits') + 1} batches, but there is no Millpond "
+                "state: the checkpoint was made by Spark's own state store, or state.location has changed.",
+                action="Start with a new checkpointLocation, or set spark.millpond.enabled=false to go on with Spark's.",
+                file=files.locate("query.json"),
+            )
+        pin(files, PinnedQuery(self.settings.key_groups, operators))
+
+    def _begin(self, recovery: Recovery, ledger: Ledger) -> list[int]:
+        """Name what the generation builds on; returns the batches that Spark has to run again, in order."""
+        committed, planned = ledger.last("commits"), ledger.last("offsets")
+        built_on, again = [committed + 1], []
+        if not recovery.durable(committed + 1):
+            missing = recovery.missing(committed)
+            if missing:
+                operator, partition = missing[0]
+                raise StateDamagedError(
+                    f"Spark has committed batch {committed}, but {len(missing)} partitions "
+                    f"have no durable state of version {committed} or {committed + 1}"
+                    + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
+                    + ".",
+                    action="Restore the missing files below millpond/, or start with a new checkpointLocation.",
+                    operator=str(operator),
+                    partition=partition,
+                    version=committed,
+                    file=recovery.files.locate("commits/"),
+                )
+            built_on, again = [committed], [committed]
+        if planned > committed:
+            # A sink that has the planned batch already will skip it, and the state must not depend on that.
+            if not again and recovery.durable(planned + 1):
+                built_on.append(planned + 1)
+            else:
+                again.append(planned)
+        recovery.begin(built_on)
+        return again
+
+    def _replay(self, catalyst: Catalyst, task: PipeTask) -> None:
+        """Have Spark run the batch that is planned but not committed, into nothing; returns when its state is durable."""
+        sync = msgspec.structs.replace(task.settings, commit_mode="sync")
+        tasks = self._tasks(msgspec.structs.replace(task, settings=sync))
+        frame = catalyst.in_own_session(self.transplant(tasks), self.around)
+        query = (
+            frame.writeStream.format("noop")
+            .outputMode(self.decision.output_mode)
+            .option("checkpointLocation", self.checkpoint)
+            .trigger(once=True)
+            .start()
+        )
+        query.awaitTermination()
+
+
+def _cores(spark: SparkSession) -> int:
+    """Cores of one host, as far as the driver knows: its own in local mode, else an executor's."""
+    if spark.sparkContext.master.startswith("local"):
+        return spark.sparkContext.defaultParallelism
+    return int(spark.sparkContext.getConf().get("spark.executor.cores", str(os.cpu_count() or 1)))
