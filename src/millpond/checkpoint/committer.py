@@ -268,6 +268,7 @@ class Committer:
     def _wait(self, done: Callable[[], bool], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
+            before = self.stats.retries + self.stats.restarts
             while not done():
                 if self._fenced is not None:
                     raise self._fenced
@@ -275,8 +276,10 @@ class Committer:
                 if deadline is not None and now >= deadline:
                     raise self._overdue(f"A commit is not durable after {timeout:g} s")
                 self._watch(now)
-                if self._failing_since is not None and now - self._failing_since > self._limit:
-                    raise self._overdue(f"Commits have failed for {now - self._failing_since:.0f} s")
+                fresh = self.stats.retries + self.stats.restarts - before
+                failing = 0.0 if self._failing_since is None else now - self._failing_since
+                if failing > self._limit and fresh > 1:  # it still fails, and not only for waiters before this one
+                    raise self._overdue(f"Commits have failed for {failing:.0f} s")
                 if self._threaded:
                     self._changed.wait(min(0.5, self._stuck / 4, max(0.0, (deadline or now + 1) - now)))
                 else:

@@ -9,12 +9,13 @@ A claim without a base belongs to a run that died before it began; recovery skip
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from itertools import pairwise
 
 import msgspec
 
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
-from millpond.errors import FencedError, TransientError
+from millpond.errors import FencedError, StateDamagedError, TransientError
 from millpond.files.filesystem import AlreadyExistsError, FileSystem
 
 FOLDER = "generations/"
@@ -123,6 +124,14 @@ def read_claim(files: FileSystem, number: int) -> Generation:
 def read_base(files: FileSystem, number: int) -> Base:
     """Read what a generation builds on."""
     return read_document(files, base_name(number), Base)
+
+
+def newest_claim(files: FileSystem) -> Generation | None:
+    """The newest claim that can be read (a torn one was never returned to its run), or None."""
+    for number in reversed(numbers(files)):
+        with suppress(StateDamagedError):
+            return read_claim(files, number)
+    return None
 
 
 def numbers(files: FileSystem, after: int = 0) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from millpond.files.filesystem import Buffer
+from millpond.files.filesystem import Buffer, views
 from millpond.files.refs import TableManifest
 
 
@@ -117,11 +117,9 @@ def seal(
 
 def checksum(pieces: Sequence[Buffer]) -> int:
     """XXH3 (64 bits) of the pieces in order; releases the interpreter lock."""
-    if len(pieces) == 1:
-        return xxhash.xxh3_64_intdigest(memoryview(pieces[0]).cast("B"))
     digest = xxhash.xxh3_64()
-    for piece in pieces:
-        digest.update(memoryview(piece).cast("B"))
+    for piece in views(pieces):
+        digest.update(piece)
     return digest.intdigest()
 
 

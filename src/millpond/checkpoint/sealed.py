@@ -72,15 +72,16 @@ class SealedFiles:
     def adopt(self, generation: int) -> list[Sealed]:
         """What dead slots of this generation on this host sealed and may not have uploaded, oldest version first.
 
+        To be called before the first `write`: what lies in this slot's own folder then is of an earlier use.
         Files of other generations and broken ones are deleted. The folders are this slot's until it has removed
         every one of the returned deltas, or ends.
         """
         found: list[Sealed] = []
         for slot in sorted(entry.name for entry in os.scandir(self.directory) if entry.is_dir()):
-            folder = None if slot in self._folders else self._take(slot)
+            folder = self._own if slot == self.slot else None if slot in self._folders else self._take(slot)
             if folder is not None:
                 found += folder.read_all(generation)
-                if not folder.names():
+                if folder is not self._own and not folder.names():
                     self._drop(folder)
         return sorted(found, key=lambda sealed: (sealed.manifest.version, sealed.key))
 

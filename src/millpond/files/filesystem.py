@@ -119,6 +119,12 @@ def join_url(url: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
+def views(data: Sequence[Buffer]) -> list[memoryview]:
+    """The pieces as flat views of bytes, empty ones left out."""
+    pieces = (memoryview(piece) for piece in data)
+    return [piece.cast("B") for piece in pieces if piece.nbytes]  # an empty array cannot be cast
+
+
 def _local_path(url: str, rest: str) -> str:
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.filesystem import Buffer, FileInfo, MissingFileError
+from millpond.files.filesystem import Buffer, FileInfo, MissingFileError, views
 from millpond.files.objects import cut_short, missing, taken
 
 STAGING = "staging"
@@ -181,8 +181,7 @@ class LocalFiles:
 
 
 def _write(handle: int, data: Sequence[Buffer]) -> None:
-    pieces = [memoryview(piece).cast("B") for piece in data]
-    pieces = [piece[i : i + _CALL] for piece in pieces for i in range(0, len(piece), _CALL)]
+    pieces = [piece[i : i + _CALL] for piece in views(data) for i in range(0, len(piece), _CALL)]
     first = 0
     while first < len(pieces):
         batch, room = [], _CALL

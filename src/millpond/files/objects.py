@@ -12,7 +12,7 @@ from obstore import exceptions
 from obstore.store import MemoryStore, ObjectStore, from_url
 
 from millpond.errors import SettingError, StateDamagedError, TransientError
-from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError
+from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
 
 KNOWN_SCHEMES = "a path, file:, memory:, s3:, gs:, az: or faults+<one of these>"
 
@@ -42,7 +42,8 @@ class ObjectFiles:
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`; object stores acknowledge only what is durable, so `sync` changes nothing."""
         with self._errors(name):
-            body = data[0] if len(data) == 1 else iter(data)
+            pieces = views(data)
+            body = pieces[0] if len(pieces) == 1 else iter(pieces)
             if create:
                 obstore.put(self.store, self._prefix + name, body, mode="create")
             else:

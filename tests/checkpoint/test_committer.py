@@ -1,0 +1,283 @@
+import threading
+import time
+
+import pytest
+
+from millpond.checkpoint.commit import read_header
+from millpond.checkpoint.generation import claim
+from millpond.errors import FencedError, TransientError
+from millpond.files.faults import Faults, FaultyFiles
+from millpond.files.filesystem import AlreadyExistsError
+from tests.checkpoint.rig import Slot, begin, memory
+
+
+class Intercepted:
+    """Passes everything on to `inner`; `on_put` is called around each put of a commit."""
+
+    def __init__(self, inner, on_put):
+        self._inner = inner
+        self._on_put = on_put
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def put(self, name, data, *, create=False, sync=True):
+        if name.startswith("commits/"):
+            self._on_put(lambda: self._inner.put(name, data, create=create, sync=sync), name)
+        else:
+            self._inner.put(name, data, create=create, sync=sync)
+
+
+def slot_on(tmp_path, on_put, **options):
+    files = memory()
+    generation, _ = begin(files, partitions=4)
+    threaded = options.pop("threaded", True)
+    slot = Slot(Intercepted(files, on_put), generation.number, tmp_path, threaded=threaded, options=options)
+    return files, slot
+
+
+def test_what_is_sealed_goes_into_one_object_per_version(tmp_path):
+    files, slot = slot_on(tmp_path, lambda put, name: put(), threaded=False)
+    for partition in (0, 1, 2):
+        first = slot.seal(slot.open(partition, 0), b"a")
+        slot.seal(first.manifest, b"b")
+    slot.settle()
+    names = [info.name for info in files.list("commits/")]
+    assert [len(read_header(files, name).manifests) for name in names] == [3, 3]
+    assert slot.committer.stats.commits == 2
+
+
+def test_the_group_waits_for_nobody(tmp_path):
+    # While one put is under way others are sealed; they go together into the next.
+    gate, started = threading.Event(), threading.Event()
+
+    def on_put(put, name):
+        started.set()
+        gate.wait(10)
+        put()
+
+    files, slot = slot_on(tmp_path, on_put)
+    slot.seal(slot.open(0, 0), b"a")
+    assert started.wait(10)
+    for partition in (1, 2, 3):
+        slot.seal(slot.open(partition, 0), b"a")
+    gate.set()
+    slot.committer.drain(10)
+    sizes = sorted(len(read_header(files, info.name).manifests) for info in files.list("commits/"))
+    assert sizes == [1, 3]
+
+
+def test_acknowledged_only_after_the_put(tmp_path):
+    gate = threading.Event()
+    _, slot = slot_on(tmp_path, lambda put, name: (gate.wait(10), put()))
+    slot.seal(slot.open(0, 0), b"a")
+    with pytest.raises(TransientError, match=r"not durable after 0.05 s.*commits/000000000001-000001-"):
+        slot.committer.wait_durable(0, 0, 1, timeout=0.05)
+    assert list((tmp_path / slot.name).glob("*.sealed"))
+    gate.set()
+    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    slot.committer.wait_durable(0, 0, 0)
+    slot.committer.wait_durable(0, 1, 0)
+
+
+def test_newer_generation_prevents_the_acknowledgement(tmp_path):
+    def on_put(put, name):
+        put()
+        claim(files, run="newer", partitions=4)
+
+    files = memory()
+    generation, _ = begin(files, partitions=4)
+    slot = Slot(Intercepted(files, on_put), generation.number, tmp_path, threaded=True)
+    sealed = slot.seal(slot.open(0, 0), b"a")
+    with pytest.raises(FencedError, match="partition 0, version 1"):
+        slot.committer.wait_durable(0, 0, 1, timeout=10)
+    with pytest.raises(FencedError):
+        slot.committer.drain(10)
+    with pytest.raises(FencedError):
+        slot.committer.submit(sealed)
+    assert list((tmp_path / slot.name).glob("*.sealed")), "what is not acknowledged stays on disk"
+
+
+def test_failing_puts_are_repeated(tmp_path):
+    tries = []
+
+    def on_put(put, name):
+        tries.append(name)
+        if len(tries) < 4:
+            raise TransientError("no")
+        put()
+
+    files, slot = slot_on(tmp_path, on_put)
+    slot.seal(slot.open(0, 0), b"a")
+    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    assert len(set(tries)) == 1
+    assert slot.committer.stats.retries == 3
+    assert len(files.list("commits/")) == 1
+
+
+def test_put_of_unknown_outcome_is_settled_by_reading_back(tmp_path):
+    tries = []
+
+    def on_put(put, name):
+        tries.append(name)
+        put()
+        if len(tries) == 1:
+            raise TransientError("time-out, though it took effect")
+
+    files, slot = slot_on(tmp_path, on_put)
+    slot.seal(slot.open(0, 0), b"a")
+    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    assert len(tries) == 2
+    assert len(files.list("commits/")) == 1
+
+
+def test_torn_put_is_left_alone_and_repeated_under_another_name(tmp_path):
+    tries = []
+
+    def on_put(put, name):
+        tries.append(name)
+        if len(tries) == 1:
+            files.put(name, [b"MILLCMIT torn"])
+            raise TransientError("connection reset")
+        put()
+
+    files, slot = slot_on(tmp_path, on_put)
+    manifest = slot.seal(slot.open(0, 0), b"a").manifest
+    slot.seal(manifest, b"b")
+    slot.committer.drain(10)
+    assert tries[0] == tries[1] != tries[2]
+    assert slot.read(Slot(files, 1, tmp_path).open(0, 2)) == [b"a", b"b"]
+
+
+def test_commit_never_overwrites(tmp_path):
+    created = []
+    _, slot = slot_on(tmp_path, lambda put, name: put(), threaded=False)
+    inner = slot.files._inner.put
+    slot.files._inner.put = lambda name, data, *, create=False, sync=True: (
+        created.append((create, sync)),
+        inner(name, data, create=create, sync=sync),
+    )
+    slot.seal(slot.open(0, 0), b"a")
+    slot.settle()
+    assert created == [(True, True)]
+
+
+def test_past_the_limit_waiters_get_an_error_that_names_file_and_store(tmp_path):
+    def on_put(put, name):
+        raise TransientError("The store failed: no route to host.")
+
+    _, slot = slot_on(tmp_path, on_put, limit=0.05)
+    slot.seal(slot.open(0, 0), b"a")
+    with pytest.raises(TransientError, match="no route to host") as error:
+        slot.committer.wait_durable(0, 0, 1)
+    assert error.value.file.startswith("memory:")
+    assert "commits/000000000001-000001-" in error.value.file
+    assert (error.value.partition, error.value.version) == (0, 1)
+
+
+def test_it_goes_on_trying_after_the_limit(tmp_path):
+    broken = threading.Event()
+    broken.set()
+
+    def on_put(put, name):
+        if broken.is_set():
+            raise TransientError("no")
+        put()
+
+    _, slot = slot_on(tmp_path, on_put, limit=0.05)
+    slot.seal(slot.open(0, 0), b"a")
+    with pytest.raises(TransientError):
+        slot.committer.wait_durable(0, 0, 1)
+    broken.clear()
+    slot.committer.wait_durable(0, 0, 1, timeout=10)
+
+
+def test_stuck_put_is_taken_over_by_a_new_thread(tmp_path):
+    release, tries = threading.Event(), []
+
+    def on_put(put, name):
+        tries.append(name)
+        if len(tries) == 1:
+            release.wait(10)
+        put()
+
+    files, slot = slot_on(tmp_path, on_put, stuck=0.05)
+    slot.seal(slot.open(0, 0), b"a")
+    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    assert slot.committer.stats.restarts == 1
+    first = [thread for thread in threading.enumerate() if thread.name == "millpond-committer"]
+    release.set()  # the first put takes effect late: it finds its own bytes and changes nothing
+    deadline = time.monotonic() + 10
+    while sum(t.is_alive() for t in first) > 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(files.list("commits/")) == 1
+    assert slot.committer.stats.commits == 1
+    slot.seal(slot.open(0, 1), b"b")
+    slot.committer.drain(10)
+    assert slot.read(Slot(files, 1, tmp_path).open(0, 2)) == [b"a", b"b"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_dead_thread_is_recreated(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    tries = []
+
+    def on_put(put, name):
+        tries.append(name)
+        if len(tries) == 1:
+            raise Killed
+        put()
+
+    _, slot = slot_on(tmp_path, on_put)
+    slot.seal(slot.open(0, 0), b"a")
+    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    assert slot.committer.stats.restarts == 1
+
+
+def test_earlier_attempt_that_is_not_on_its_way_is_dropped(tmp_path):
+    files, slot = slot_on(tmp_path, lambda put, name: put(), threaded=False)
+    base = slot.open(0, 0)
+    slot.seal(base, b"first attempt")
+    slot.seal(base, b"second attempt")
+    slot.settle()
+    assert slot.read(Slot(files, 1, tmp_path).open(0, 1)) == [b"second attempt"]
+    assert not list((tmp_path / slot.name).glob("*.sealed"))
+
+
+def test_waiting_for_what_was_never_sealed_is_an_error_at_once(tmp_path):
+    _, slot = slot_on(tmp_path, lambda put, name: put())
+    with pytest.raises(TransientError, match="has not sealed"):
+        slot.committer.wait_durable(0, 0, 3, timeout=10)
+
+
+def test_close_leaves_the_rest_on_disk(tmp_path):
+    gate = threading.Event()
+    _, slot = slot_on(tmp_path, lambda put, name: (gate.wait(10), put()))
+    slot.seal(slot.open(0, 0), b"a")
+    slot.committer.close()
+    gate.set()
+    slot.sealed.close()
+    assert Slot(slot.files, 1, tmp_path).sealed.adopt(1) != [] or slot.committer.stats.commits == 1
+
+
+def test_already_exists_is_an_error_of_its_own():
+    assert issubclass(AlreadyExistsError, FileExistsError)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_faults_end_in_the_right_state(tmp_path, seed):
+    files = memory()
+    generation, _ = begin(files)
+    faults = Faults(fail=0.3, torn=0.2, repeat=0.2, seed=seed, retries=50)
+    slot = Slot(FaultyFiles(files, Faults(retries=0)), generation.number, tmp_path)
+    slot.checkpoint.files = FaultyFiles(files, faults)
+    manifests = [slot.open(partition, 0) for partition in (0, 1)]
+    for version in (1, 2, 3):
+        manifests = [slot.seal(manifest, b"%d" % version).manifest for manifest in manifests]
+        if version != 2:
+            slot.settle()
+    other = Slot(files, generation.number, tmp_path)
+    for partition in (0, 1):
+        assert other.read(other.open(partition, 3)) == [b"1", b"2", b"3"]

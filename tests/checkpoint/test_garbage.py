@@ -1,0 +1,156 @@
+import pytest
+
+from millpond.checkpoint.garbage import Collector
+from millpond.checkpoint.generation import claim
+from millpond.checkpoint.manifest import seal
+from millpond.errors import FencedError
+from millpond.files.refs import RunRef, TableManifest
+from tests.checkpoint.rig import Slot, begin, memory
+
+
+class Clock:
+    """The store's time cannot be set, so everything else moves against it."""
+
+    def __init__(self, files):
+        self.now = max((info.modified for info in files.list("")), default=0.0)
+
+    def __call__(self):
+        return self.now
+
+
+class Job:
+    """One partition; the delta of each version is flushed into a run two versions later."""
+
+    def __init__(self, tmp_path):
+        self.files = memory()
+        self.generation, _ = begin(self.files, partitions=1)
+        self.slot = Slot(self.files, self.generation.number, tmp_path)
+        self.manifest = self.slot.open(0, 0)
+        self.clock = Clock(self.files)
+
+    def batch(self, *runs, flushed=0):
+        refs = tuple(RunRef(f"files/{name}.run", 1, 1, 0, 1, flushed) for name in runs)
+        tables = {"main": (TableManifest(refs, flushed), [b"delta"])}
+        sealed = self.slot.sealed.write(
+            seal(self.manifest, tables, input_checksum=self.manifest.version, input_rows=1), self.generation.number
+        )
+        self.slot.committer.submit(sealed)
+        self.slot.settle()
+        self.manifest = sealed.manifest
+
+    def write_run(self, name):
+        self.files.put(f"files/{name}.run", [b"run"])
+
+    def collector(self, **options):
+        return Collector(self.files, self.generation.number, clock=self.clock, **{"retain": 2, "grace": 60, **options})
+
+    def names(self, folder):
+        return [info.name for info in self.files.list(folder)]
+
+
+def twice(job, collector, running):
+    collector.collect(running)
+    job.clock.now += 61
+    return collector.collect(running)
+
+
+def test_old_versions_go_and_the_last_ones_stay(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    removed = twice(job, job.collector(), running=9)
+    assert removed.objects == 5
+    assert [int(name[8:20]) for name in job.names("commits/")] == [6, 7, 8, 9, 10]
+    fresh = Slot(job.files, job.generation.number, tmp_path)
+    for version in (8, 9, 10):
+        assert fresh.read(fresh.open(0, version)) == [b"delta"]
+
+
+def test_retained_batches_stay(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    assert twice(job, job.collector(retain=100), running=9).objects == 0
+    assert twice(job, job.collector(retain=6), running=9).objects == 2
+
+
+def test_deltas_that_a_manifest_names_stay(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=1)
+    twice(job, job.collector(), running=9)
+    assert [int(name[8:20]) for name in job.names("commits/")] == list(range(2, 11))
+    fresh = Slot(job.files, job.generation.number, tmp_path)
+    assert len(fresh.read(fresh.open(0, 10))) == 9
+
+
+def test_runs_go_when_no_retained_manifest_names_them(tmp_path):
+    job = Job(tmp_path)
+    for name in ("old", "kept", "orphan"):
+        job.write_run(name)
+    for version in range(12):
+        job.batch("kept", "old") if version < 5 else job.batch("kept")
+    twice(job, job.collector(), running=6)
+    assert job.names("files/") == ["files/kept.run", "files/old.run"]
+    twice(job, job.collector(), running=11)
+    assert job.names("files/") == ["files/kept.run"]
+
+
+def test_run_that_no_manifest_names_yet_stays_however_long_the_query_idles(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch()
+    job.write_run("flushed-in-the-background")
+    job.clock.now += 1e6
+    twice(job, job.collector(), running=10)
+    assert job.names("files/") == ["files/flushed-in-the-background.run"]
+    job.batch("flushed-in-the-background")
+    twice(job, job.collector(), running=11)
+    assert job.names("files/") == ["files/flushed-in-the-background.run"]
+
+
+def test_nothing_goes_before_the_grace_period(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    collector = job.collector()
+    assert collector.collect(9).objects == 0
+    job.clock.now += 59
+    assert collector.collect(9).objects == 0
+    job.clock.now += 2
+    assert collector.collect(9).objects == 5
+
+
+def test_fenced_run_deletes_nothing(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    collector = job.collector()
+    collector.collect(9)
+    claim(job.files, run="newer", partitions=1)
+    job.clock.now += 61
+    with pytest.raises(FencedError):
+        collector.collect(9)
+    assert len(job.names("commits/")) == 10
+
+
+def test_what_was_set_aside_stays_for_a_week(tmp_path):
+    job = Job(tmp_path)
+    job.files.put("rolled-back/batch-3.json", [b"{}"])
+    job.files.put("staging/left-by-a-dead-writer", [b"half"])
+    collector = job.collector()
+    job.clock.now += 6 * 86400
+    assert collector.collect(1).objects == 0
+    job.clock.now += 2 * 86400
+    assert collector.collect(1).objects == 2
+
+
+def test_old_claims_go_but_the_last_ones_stay(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(20):
+        job.generation, _ = begin(job.files, 0, partitions=1)
+    job.clock.now += 8 * 86400
+    job.collector().collect(1)
+    assert len(job.names("generations/")) == 32
+    with pytest.raises(FencedError):
+        job.slot.checkpoint.check_fence()

@@ -1,0 +1,89 @@
+import threading
+
+import pytest
+
+from millpond.checkpoint.generation import (
+    check_fence,
+    claim,
+    claim_name,
+    newest_claim,
+    numbers,
+    read_base,
+    read_claim,
+    split_key_groups,
+)
+from millpond.errors import FencedError, StateDamagedError, TransientError
+from millpond.files.faults import Faults, FaultyFiles
+from tests.checkpoint.rig import begin, memory
+
+
+def test_numbers_rise_and_fence():
+    files = memory()
+    first, second = (claim(files, run=r, partitions=3, key_groups=8) for r in "ab")
+    assert (first.number, second.number) == (1, 2)
+    assert read_claim(files, 1).ranges == ((0, 3), (3, 6), (6, 8))
+    check_fence(files, 2)
+    with pytest.raises(FencedError, match="Generation 2"):
+        check_fence(files, 1)
+
+
+def test_fence_holds_when_the_next_generation_has_been_collected():
+    files = memory()
+    for run in "abc":
+        claim(files, run=run, partitions=1)
+    files.delete(claim_name(2))
+    with pytest.raises(FencedError):
+        check_fence(files, 1)
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 7, 200])
+def test_ranges_are_those_of_the_hash(partitions):
+    ranges = split_key_groups(1 << 15, partitions)
+    for group in range(0, 1 << 15, 97):
+        first, stop = ranges[group * partitions >> 15]
+        assert first <= group < stop
+
+
+def test_racing_claims_get_different_numbers():
+    files = memory()
+    claims = []
+    threads = [threading.Thread(target=lambda: claims.append(claim(files, run="r", partitions=1))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(c.number for c in claims) == numbers(files) == list(range(1, 9))
+
+
+def test_claim_survives_puts_of_unknown_outcome():
+    files = memory()
+    for seed in range(20):
+        faulty = FaultyFiles(files, Faults(fail=0.3, torn=0.2, repeat=0.2, retries=20, seed=seed))
+        before = numbers(files)
+        try:
+            number = claim(faulty, run="r", partitions=1).number
+        except TransientError:
+            continue
+        assert read_claim(files, number).run == "r"
+        assert number > max(before, default=0)
+
+
+def test_altered_claim_and_base_are_named():
+    files = memory()
+    begin(files)
+    for name, read in ((claim_name(1), read_claim), ("generations/000001.base.json", read_base)):
+        data = files.get(name)
+        files.put(name, [data.replace(b"1", b"2", 1)])
+        with pytest.raises(StateDamagedError, match=name):
+            read(files, 1)
+        files.put(name, [data[:-30]])
+        with pytest.raises(StateDamagedError, match=name):
+            read(files, 1)
+
+
+def test_newest_claim_skips_a_torn_one():
+    files = memory()
+    assert newest_claim(files) is None
+    claim(files, run="r", partitions=5)
+    files.put(claim_name(2), [b'{"number'])
+    assert newest_claim(files).partitions == 5

@@ -1,0 +1,183 @@
+import pytest
+
+from millpond.checkpoint.generation import claim
+from millpond.checkpoint.recovery import Recovery
+from millpond.errors import StateDamagedError, StateIncompatibleError
+from tests.checkpoint.rig import Slot, begin, memory
+
+
+def run(files, generation, tmp_path, versions, *, start=0, partitions=(0, 1), data=b"x"):
+    """A slot that takes partitions from version `start` to `versions`."""
+    slot = Slot(files, generation, tmp_path)
+    for partition in partitions:
+        manifest = slot.open(partition, start)
+        for version in range(start + 1, versions + 1):
+            manifest = slot.seal(manifest, data + b"%d" % version).manifest
+    slot.settle()
+    return slot
+
+
+def look(files, **options):
+    return Recovery(files, claim(files, run="look", partitions=2, key_groups=64), operators=1, **options)
+
+
+def test_durable_is_what_every_partition_has(tmp_path):
+    files = memory()
+    generation, first = begin(files)
+    assert first.newest() == 0
+    assert first.durable(0)
+    assert not first.durable(1)
+    run(files, generation.number, tmp_path, 3)
+    run(files, generation.number, tmp_path, 4, start=3, partitions=(0,))
+    recovery = look(files)
+    assert [recovery.durable(v) for v in range(6)] == [True] * 4 + [False] * 2
+    assert recovery.missing(4) == [(0, 1)]
+    assert recovery.newest() == 3
+
+
+def test_every_operator_counts(tmp_path):
+    files = memory()
+    generation, _ = begin(files, operators=2)
+    run(files, generation.number, tmp_path, 1)
+    recovery = Recovery(files, claim(files, run="r", partitions=2, key_groups=64), operators=2)
+    assert recovery.missing(1) == [(1, 0), (1, 1)]
+
+
+def test_contradicting_attempts_are_not_durable(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 2)
+    for data in (b"same", b"same"):
+        run(files, generation.number, tmp_path, 3, start=2, data=data)
+    assert look(files).newest() == 3
+    generation, _ = begin(files, 2)
+    run(files, generation.number, tmp_path, 3, start=2, data=b"one")
+    run(files, generation.number, tmp_path, 3, start=2, partitions=(1,), data=b"another")
+    recovery = look(files)
+    assert recovery.missing(3) == [(0, 1)]
+    assert recovery.newest() == 2
+
+
+def test_late_commit_of_an_older_run_is_ignored(tmp_path):
+    files = memory()
+    old, _ = begin(files)
+    run(files, old.number, tmp_path, 2)
+    late = Slot(files, old.number, tmp_path)
+    sealed = [late.seal(late.open(p, 2), b"late") for p in (0, 1)]
+    begin(files, 2)  # builds on version 2
+    for number, one in enumerate(sealed):  # the old run's puts arrive now; they are never acknowledged
+        late.checkpoint.put_commit(late.name, number, [(one, late.checkpoint.parent_of(one.manifest))])
+    recovery = look(files)
+    assert not recovery.durable(3)
+    assert recovery.newest() == 2
+    generation, _ = begin(files, 2)
+    assert (
+        run(files, generation.number, tmp_path, 3, start=2, data=b"new").open(0, 3).lineage
+        != sealed[0].manifest.lineage
+    )
+
+
+def test_a_run_that_died_before_it_began_is_skipped(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 2)
+    claim(files, run="dies", partitions=2, key_groups=64)
+    claim(files, run="dies too", partitions=2, key_groups=64)
+    files.put("generations/000003.base.json", [b'{"gener'])
+    assert look(files).newest() == 2
+
+
+def test_altered_base_of_a_run_with_commits_is_refused(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 2)
+    name = "generations/000001.base.json"
+    files.put(name, [files.get(name).replace(b'"version":0', b'"version":2')])
+    with pytest.raises(StateDamagedError, match=name):
+        look(files)
+
+
+def test_claim_comes_before_the_listing(tmp_path):
+    # A commit that is acknowledged is seen by every later start: either its run was fenced, or it is in the listing.
+    files = memory()
+    generation, _ = begin(files)
+    slot = Slot(files, generation.number, tmp_path)
+    for partition in (0, 1):
+        slot.seal(slot.open(partition, 0), b"x")
+    recovery = look(files)
+    assert recovery.newest() == 0
+    slot.settle()
+    assert slot.committer.stats.commits == 0, "acknowledged, though the new run does not see it"
+
+
+def test_base_keeps_a_planned_batch_s_version(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 3)
+    look(files).begin([2, 3])
+    again = look(files)
+    assert again.durable(2)
+    assert again.durable(3)
+    assert again.newest() == 3
+
+
+def test_half_repeated_batch_with_other_input_is_not_durable(tmp_path):
+    # Version 3 is part of the base; its batch ran again, with other input, in one partition only.
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 3)
+    recovery = look(files)
+    recovery.begin([2, 3])
+    run(files, recovery.generation.number, tmp_path, 3, start=2, partitions=(0,), data=b"other")
+    half = Recovery(files)
+    assert half.missing(3) == [(0, 0)]
+    assert half.durable(2)
+    run(files, recovery.generation.number, tmp_path, 3, start=2, partitions=(1,), data=b"other")
+    assert Recovery(files).durable(3)
+
+
+def test_half_repeated_batch_with_the_same_input_is_durable(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 3)
+    recovery = look(files)
+    recovery.begin([2, 3])
+    run(files, recovery.generation.number, tmp_path, 3, start=2, partitions=(0,))
+    assert look(files).durable(3)
+
+
+def test_older_versions_are_found_in_older_runs(tmp_path):
+    files = memory()
+    for start, stop in ((0, 3), (3, 5), (5, 6)):
+        generation, _ = begin(files, start)
+        run(files, generation.number, tmp_path, stop, start=start)
+    recovery = Recovery(files)
+    assert [recovery.durable(version) for version in range(1, 8)] == [True] * 6 + [False]
+    assert (recovery.operators, recovery.partitions) == (1, 2)
+    manifest = recovery.manifest(0, 1, 4)
+    assert (manifest.version, manifest.partition) == (4, 1)
+    with pytest.raises(ValueError, match="claimed"):
+        recovery.begin([6])
+
+
+def test_damaged_commits_are_named(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 1)
+    (info,) = files.list("commits/")
+    files.put(info.name, [files.get(info.name)[:-1]])
+    recovery = look(files)
+    assert recovery.missing(1) == [(0, 0), (0, 1)]
+    assert recovery.damaged == {files.locate(info.name)}
+
+
+def test_only_durable_versions_can_begin(tmp_path):
+    with pytest.raises(ValueError, match="Version 4"):
+        look(memory()).begin([4])
+
+
+def test_other_partitions_are_refused_with_both_numbers(tmp_path):
+    files = memory()
+    begin(files)
+    with pytest.raises(StateIncompatibleError, match=r"has 2 partitions.*asks for 5"):
+        Recovery(files, claim(files, run="r", partitions=5, key_groups=64), operators=1)

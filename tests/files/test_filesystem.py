@@ -1,0 +1,264 @@
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+
+import numpy as np
+import pytest
+
+from millpond.errors import SettingError, StateDamagedError
+from millpond.files import local
+from millpond.files.faults import Faults, FaultyFiles
+from millpond.files.filesystem import AlreadyExistsError, FileSystem, MissingFileError, join_url, open_filesystem
+from millpond.files.local import LocalFiles
+
+
+@pytest.fixture(params=["memory", "file", "path", "faults"])
+def files(request, tmp_path):
+    url = {
+        "memory": f"memory:{uuid.uuid4().hex}/below",
+        "file": f"file:{tmp_path}/new folder/x",
+        "path": str(tmp_path / "a=b" / "c"),
+        "faults": f"faults+file://{tmp_path}/f?latency_ms=0.1",
+    }[request.param]
+    return open_filesystem(url)
+
+
+def test_pieces_become_one_object(files):
+    assert isinstance(files, FileSystem)
+    files.put("a/b", [b"ab", bytearray(b"cd"), np.arange(3, dtype=np.uint64), memoryview(b"xyz")[1:], b""])
+    assert files.get("a/b") == b"abcd" + np.arange(3, dtype="<u8").tobytes() + b"yz"
+    assert files.size("a/b") == 30
+    assert bytes(memoryview(files.get_range("a/b", 2, 3))) == b"cd\0"
+    assert [bytes(memoryview(piece)) for piece in files.get_ranges("a/b", [(28, 2), (0, 1)])] == [b"yz", b"a"]
+    files.put("empty", [])
+    assert files.get("empty") == b""
+
+
+def test_put_if_absent(files):
+    files.put("x", [b"1"], create=True)
+    with pytest.raises(AlreadyExistsError) as error:
+        files.put("x", [b"2"], create=True)
+    assert error.value.file == files.locate("x")
+    assert files.get("x") == b"1"
+    files.put("x", [b"3"])
+    assert files.get("x") == b"3"
+
+
+def test_many_pieces(files):
+    pieces = [bytes([i % 256]) * (i % 700) for i in range(3000)]
+    files.put("many", pieces)
+    assert files.get("many") == b"".join(pieces)
+
+
+def test_listing_takes_any_prefix(files):
+    for name in ("c/1", "c/10", "c/2", "d/e/f", "cd"):
+        files.put(name, [name.encode()])
+    assert [info.name for info in files.list("")] == ["c/1", "c/10", "c/2", "cd", "d/e/f"]
+    assert [info.name for info in files.list("c/1")] == ["c/1", "c/10"]
+    assert [info.name for info in files.list("c/", after="c/1")] == ["c/10", "c/2"]
+    assert [info.name for info in files.list("c")] == ["c/1", "c/10", "c/2", "cd"]
+    assert [info.name for info in files.list("", after="c/2")] == ["cd", "d/e/f"]
+    assert files.list("nothing/") == []
+    (info,) = files.list("d/e/")
+    assert info.size == 5
+    assert abs(info.modified - time.time()) < 60
+
+
+def test_rename_and_delete(files):
+    files.put("a/x", [b"1"])
+    files.put("b/y", [b"2"])
+    files.rename("a/x", "b/y")
+    assert files.get("b/y") == b"1"
+    assert not files.exists("a/x")
+    files.rename("b/y", "new/folder/z")
+    files.delete("new/folder/z")
+    files.delete("new/folder/z")
+    assert not files.exists("new/folder/z")
+
+
+def test_missing_file_is_named(files):
+    for act in (files.get, files.size, lambda name: files.get_range(name, 0, 1), lambda name: files.rename(name, "z")):
+        with pytest.raises(MissingFileError) as error:
+            act("not/there")
+        assert error.value.file == files.locate("not/there")
+    assert isinstance(error.value, StateDamagedError)
+
+
+@pytest.mark.parametrize("span", [(3, 9), (5, 1), (9, 2)])
+def test_range_behind_the_end_is_damage(files, span):
+    files.put("short", [b"12345"])
+    with pytest.raises(StateDamagedError, match="short"):
+        files.get_range("short", *span)
+
+
+def test_one_of_many_writers_wins(files):
+    won, barrier = [], threading.Barrier(8)
+
+    def write(number):
+        barrier.wait()
+        try:
+            files.put("contended", [b"%d" % number], create=True)
+        except AlreadyExistsError:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [b"%d" % number for number in won] == [files.get("contended")]
+
+
+def test_one_of_many_processes_wins(tmp_path):
+    program = textwrap.dedent(f"""
+        import sys
+        from millpond.files.filesystem import open_filesystem
+        files = open_filesystem({str(tmp_path)!r})
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for n in range(100):
+            try:
+                files.put(f"x/{{n}}", [sys.argv[1].encode() * 1000], create=True)
+                print(n, flush=True)
+            except FileExistsError:
+                pass
+    """)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(i)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for i in range(2)
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    won = [{int(line) for line in process.communicate()[0].split()} for process in processes]
+    assert won[0] | won[1] == set(range(100))
+    assert not won[0] & won[1]
+    for number in range(100):
+        assert (tmp_path / "x" / str(number)).read_text() == str(int(number in won[1])) * 1000
+
+
+def test_file_and_folder_are_synced_before_the_put_returns(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+
+    def fsync(handle):
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    monkeypatch.setattr(local.os, "fsync", fsync)
+    files = LocalFiles(str(tmp_path / "state"))
+    files.put("a/b/c", [b"x"], create=True)
+    state = str(tmp_path / "state")
+    (data,) = [path for path in synced if "/staging/" in path]
+    assert synced.index(data) < synced.index(f"{state}/a/b"), "the name appears only for bytes that are safe"
+    assert {str(tmp_path), state, f"{state}/a"} <= set(synced), "new folders are safe too"
+    synced.clear()
+    files.put("a/b/d", [b"x"], sync=False)
+    assert synced == []
+
+
+def test_failed_put_leaves_nothing(tmp_path, monkeypatch):
+    files = LocalFiles(str(tmp_path))
+    files.put("x", [b"old"])
+    monkeypatch.setattr(local.os, "writev", lambda handle, pieces: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(Exception, match=r"No space left.*Free some space") as error:
+        files.put("x", [b"new"])
+    assert error.value.file == f"file:{tmp_path}/x"
+    monkeypatch.undo()
+    assert files.get("x") == b"old"
+    assert [info.name for info in files.list("")] == ["x"]
+
+
+def test_short_writes_go_on(tmp_path, monkeypatch):
+    real = os.writev
+    monkeypatch.setattr(local.os, "writev", lambda handle, pieces: real(handle, [pieces[0][:3]]))
+    files = LocalFiles(str(tmp_path))
+    files.put("x", [b"abcdefgh", b"", b"ij"])
+    assert files.get("x") == b"abcdefghij"
+
+
+def test_memory_is_shared_by_name():
+    name = uuid.uuid4().hex
+    open_filesystem(f"memory:{name}/state").put("x", [b"1"])
+    assert open_filesystem(f"memory://{name}").get("state/x") == b"1"
+    assert not open_filesystem("memory:another").exists("x")
+
+
+@pytest.mark.parametrize("url", ["foo://bucket/x", "file://other/x", "faults+file:/x?latency=3", "faults+file:/x?fail"])
+def test_malformed_locations_are_refused(url):
+    with pytest.raises(SettingError) as error:
+        open_filesystem(url)
+    assert error.value.action
+
+
+def test_remote_schemes_pass_through():
+    files = open_filesystem("s3://bucket/some/prefix", region="us-east-1", skip_signature=True)
+    assert files.locate("commits/x") == "s3://bucket/some/prefix/commits/x"
+
+
+def test_join_url():
+    assert join_url("s3://b/p/", "millpond") == "s3://b/p/millpond"
+    assert join_url("/a/b?c", "x") == "/a/b?c/x"
+    assert join_url("faults+file:/p?fail=0.5", "millpond") == "faults+file:/p/millpond?fail=0.5"
+    assert join_url("memory:q", "millpond") == "memory:q/millpond"
+
+
+class TestFaults:
+    def faulty(self, **faults):
+        inner = open_filesystem(f"memory:{uuid.uuid4().hex}")
+        return inner, FaultyFiles(inner, Faults(**faults))
+
+    def test_same_seed_same_faults(self):
+        def outcomes(seed):
+            _, files = self.faulty(fail=0.5, seed=seed)
+            found = []
+            for number in range(40):
+                try:
+                    files.put(str(number), [b"x"])
+                    found.append("ok")
+                except Exception as error:
+                    found.append(str(error.message))
+            return found
+
+        assert outcomes(1) == outcomes(1) != outcomes(2)
+        assert len(set(outcomes(1))) == 3, "before the effect, after it, not at all"
+
+    def test_torn_put_leaves_a_part_or_nothing(self):
+        inner, files = self.faulty(torn=1)
+        left = []
+        for number in range(60):
+            with pytest.raises(Exception, match="torn"):
+                files.put(str(number), [b"ab", b"cd"], create=True)
+            left.append(inner.get(str(number)) if inner.exists(str(number)) else None)
+        assert set(left) == {None, b"", b"a", b"ab", b"abc"}
+
+    def test_repeated_put_finds_itself(self):
+        inner, files = self.faulty(repeat=1)
+        with pytest.raises(AlreadyExistsError):
+            files.put("x", [b"1"], create=True)
+        assert inner.get("x") == b"1"
+
+    def test_reads_are_retried_and_puts_are_not(self):
+        inner, files = self.faulty(fail=0.3, retries=30)
+        inner.put("x", [b"1"])
+        for _ in range(100):
+            assert files.get("x") == b"1"
+        assert files.requests["get"] > 110
+
+    def test_time_is_charged(self, monkeypatch):
+        slept = []
+        monkeypatch.setattr("millpond.files.faults.time.sleep", slept.append)
+        _, files = self.faulty(latency_ms=23, bandwidth_mb=100, stall=1, stall_s=7)
+        files.put("x", [bytes(10**6)])
+        assert slept[0] == 0.023
+        assert slept[1] == 7
+        assert 0.009 < slept[2] <= 0.01
