@@ -18,7 +18,7 @@ def joined(buffers) -> bytes:
     return b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_segments_round_trip(data):
     shape = data.draw(st.sampled_from(LAYOUTS))
@@ -46,7 +46,7 @@ def test_large_segments_come_in_bounded_pieces(shape, compress):
 
 
 @pytest.mark.parametrize("compress", [False, True])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_damage_is_named(compress, data):
     shape = data.draw(st.sampled_from(LAYOUTS))

@@ -24,7 +24,7 @@ def expected(runs: list[list[Entry]]) -> dict[tuple, Entry]:
     return {k: e for k, e in model.items() if not e.dead}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_lookup_finds_the_newest_version_of_each_key(data):
     shape = data.draw(st.sampled_from(LAYOUTS))
@@ -41,7 +41,7 @@ def test_lookup_finds_the_newest_version_of_each_key(data):
     assert dict(zip(found.tolist(), decode(rows, shape), strict=True)) == wanted
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_scan_yields_live_rows_in_hash_order(data):
     shape = data.draw(st.sampled_from(LAYOUTS))

@@ -63,15 +63,12 @@ def merge(
 
 def _boundary(sources: Sequence[BlockSource], current: int, highest: int, size: int) -> int:
     """Where the interval that begins at `current` ends (excluded), so that it holds about `size` rows."""
-    begins = [source.index.span(current, highest)[0] for source in sources]
-    left = [s.index.rows - int(s.index.starts[b]) for s, b in zip(sources, begins, strict=True) if s.index.count]
-    total = max(sum(left), 1)
+    indexes = [source.index for source in sources if source.index.count and source.index.highest >= current]
+    begins = [index.span(current, highest)[0] for index in indexes]
+    left = [index.rows - int(index.starts[begin]) for index, begin in zip(indexes, begins, strict=True)]
     boundary = highest + 1
-    for source, begin in zip(sources, begins, strict=True):
-        index = source.index
-        if not index.count:
-            continue
-        share = max(1, size * (index.rows - int(index.starts[begin])) // total)
+    for index, begin, rows in zip(indexes, begins, left, strict=True):
+        share = max(1, size * rows // sum(left))
         stop = int(np.searchsorted(index.starts, index.starts[begin] + share, "left"))
         if stop < index.count:
             boundary = min(boundary, int(index.fence[stop]))
