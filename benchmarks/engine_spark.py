@@ -46,6 +46,7 @@ def session(config: RunConfig) -> SparkSession:
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={work / 'local'}",
         "spark.local.dir": str(work / "local"),
         "spark.sql.warehouse.dir": str(work / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(config.partitions),
         "spark.sql.streaming.numRecentProgressUpdates": "100000",
         "spark.ui.showConsoleProgress": "false",

@@ -232,7 +232,7 @@ def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
             # Spark adds up over the partitions' tasks, which run side by side.
             commit = sum(o["commitTimeMs"] for o in operators) / max(1, min(config.partitions, config.cores))
     else:
-        commit = progress.get("observedMetrics", {}).get("millpond", {}).get("commit_wait_ms")
+        commit = progress.get("observedMetrics", {}).get("millpond", {}).get("commit_lag_ms")
     return Batch(start, float(progress["durationMs"]["triggerExecution"]), int(progress["numInputRows"]), commit)
 
 

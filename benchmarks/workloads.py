@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.config import RunConfig
-from millpond.workloads.draws import draw_sql, letters
+from millpond.workloads.draws import bits_sql, draw_sql, letters
+from millpond.workloads.nexmark import NexmarkConfig
+from millpond.workloads.nexmark_spark import bids, numbers
+from millpond.workloads.queries import QUERIES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,23 +22,14 @@ POOL = 16_384
 _KEY, _VALUE, _OFFSET = 1, 2, 3
 
 
-def event_numbers(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """Column `value`: 0, 1, 2 … in batches of exactly `rows_per_batch`."""
-    return (
-        spark.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", config.rows_per_batch)
-        .option("numPartitions", config.partitions)
-        .load()
-    )
-
-
 def key_sql(config: RunConfig) -> str:
-    """The key of event `value`: uniform or Zipf over `keys`, after one round of all keys if `preload`.
+    """The key of event `n`: uniform or Zipf over `keys`, after one round of all keys if `preload`.
 
     The Zipf ranks come from the inverse of the bounded Pareto distribution: Zipf's law for a continuous rank.
     """
+    draw = draw_sql("n", config.seed, _KEY)
     if config.zipf:
-        share = f"({draw_sql('value', config.seed, _KEY, 1 << 53)} / {float(1 << 53)!r}D)"
+        share = f"({bits_sql(draw, 0, 53)} / {float(1 << 53)!r}D)"
         power = 1.0 - config.zipf
         if abs(power) < 1e-9:
             rank = f"exp({share} * ln({config.keys}D))"
@@ -43,9 +37,9 @@ def key_sql(config: RunConfig) -> str:
             rank = f"pow(({config.keys**power - 1.0!r}D) * {share} + 1.0D, {1.0 / power!r}D)"
         key = f"least(cast({rank} as bigint) - 1L, {config.keys - 1}L)"
     else:
-        key = draw_sql("value", config.seed, _KEY, config.keys)
+        key = f"({draw} % {config.keys}L)"
     if config.preload:
-        key = f"if(value < {config.keys}L, value, {key})"
+        key = f"if(n < {config.keys}L, n, {key})"
     if config.key_type == "string":
         return f"concat('k', cast({key} + 1000000000000000000L as string))"
     return key
@@ -53,8 +47,8 @@ def key_sql(config: RunConfig) -> str:
 
 def rmw_source(spark: SparkSession, config: RunConfig) -> DataFrame:
     """Columns `key`, `amount`."""
-    return event_numbers(spark, config).selectExpr(
-        f"{key_sql(config)} as key", f"{draw_sql('value', config.seed, _VALUE, 1_000_000)} as amount"
+    return numbers(spark, config.rows_per_batch, config.partitions).selectExpr(
+        f"{key_sql(config)} as key", f"{draw_sql('n', config.seed, _VALUE)} % 1000000L as amount"
     )
 
 
@@ -71,9 +65,11 @@ def read_write_source(spark: SparkSession, config: RunConfig) -> DataFrame:
     """Columns `id`, `padding` (100 bytes): the stream of "A Performance Evaluation …" (APSys, section 3.1)."""
     from pyspark.sql import functions as f
 
-    offset = f.expr(f"cast({draw_sql('value', config.seed, _OFFSET, POOL - PADDING)} + 1L as int)")
+    offset = f.expr(f"cast({draw_sql('n', config.seed, _OFFSET)} % {POOL - PADDING}L + 1L as int)")
     padding = f.substring(f.lit(bytearray(letters(POOL, config.seed))), offset, f.lit(PADDING))
-    return event_numbers(spark, config).select(f.expr(key_sql(config)).alias("id"), padding.alias("padding"))
+    return numbers(spark, config.rows_per_batch, config.partitions).select(
+        f.expr(key_sql(config)).alias("id"), padding.alias("padding")
+    )
 
 
 def read_write(source: DataFrame) -> DataFrame:
@@ -83,8 +79,16 @@ def read_write(source: DataFrame) -> DataFrame:
     return source.groupBy("id").agg(f.count("*").alias("count"), f.last("padding").alias("padding"))
 
 
+def nexmark(spark: SparkSession, config: RunConfig) -> DataFrame:
+    """One NEXMark query over the bids of the stream."""
+    stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
+    return QUERIES[config.query](bids(numbers(spark, config.rows_per_batch, config.partitions), stream))
+
+
 def build(spark: SparkSession, config: RunConfig) -> DataFrame:
     """The workload's streaming query, ready to be written."""
+    if config.workload == "nexmark":
+        return nexmark(spark, config)
     if config.workload == "rmw":
         return rmw(rmw_source(spark, config))
     return read_write(read_write_source(spark, config))

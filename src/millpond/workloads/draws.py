@@ -36,26 +36,29 @@ def hash_longs(values: NDArray[np.uint64], seed: NDArray[np.uint64] | np.uint64)
     return mixed
 
 
-def draw(numbers: Longs, seed: int, stream: int, bound: Longs | int) -> Longs:
-    """Uniform integers in [0, bound), one per event number.
-
-    Args:
-        numbers: int64[n] event numbers.
-        bound: one bound, or int64[n] of them; positive.
-    """
+def draw(numbers: Longs, seed: int, stream: int) -> Longs:
+    """63 random bits per event number, as int64[n] that is not negative. Take `bits` of them."""
     with np.errstate(over="ignore"):
         state = hash_longs(np.array([stream_id(seed, stream)], dtype=np.uint64), np.uint64(42))
-        positive = (hash_longs(numbers.view(np.uint64), state) >> np.uint64(1)).view(np.int64)
-    return positive % bound
+        return (hash_longs(numbers.view(np.uint64), state) >> np.uint64(1)).view(np.int64)
 
 
-def draw_sql(number: str, seed: int, stream: int, bound: int | str) -> str:
-    """The same draw as a Spark SQL expression of type bigint; `bound` may be a SQL expression."""
-    limit = f"{bound}L" if isinstance(bound, int) else bound
-    return f"(shiftrightunsigned(xxhash64({stream_id(seed, stream)}L, {number}), 1) % {limit})"
+def bits(drawn: Longs, shift: int, width: int) -> Longs:
+    """`width` of the drawn bits, from bit `shift` on: a uniform integer below 2^width."""
+    return (drawn >> shift) & ((1 << width) - 1)
+
+
+def draw_sql(number: str, seed: int, stream: int) -> str:
+    """`draw` as a Spark SQL expression of type bigint."""
+    return f"shiftrightunsigned(xxhash64({stream_id(seed, stream)}L, {number}), 1)"
+
+
+def bits_sql(drawn: str, shift: int, width: int) -> str:
+    """`bits` as a Spark SQL expression of type bigint."""
+    return f"(shiftright({drawn}, {shift}) & {(1 << width) - 1}L)"
 
 
 def letters(length: int, seed: int, alphabet: bytes = b"abcdefghijklmnopqrstuvwxyz") -> bytes:
     """A fixed text of random letters, to cut strings from."""
-    picks = draw(np.arange(length, dtype=np.int64), seed, _STREAMS - 1, len(alphabet))
+    picks = draw(np.arange(length, dtype=np.int64), seed, _STREAMS - 1) % len(alphabet)
     return np.frombuffer(alphabet, dtype=np.uint8)[picks].tobytes()
