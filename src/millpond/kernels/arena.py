@@ -24,7 +24,7 @@ _INLINE = 12
 
 
 @helper
-def _chunk(size):
+def chunk_of(size):
     """Class and bytes of the chunk for a value of `size` bytes."""
     if size <= _SMALL:
         number = (size + 15) >> 4
@@ -40,7 +40,7 @@ def _chunk(size):
 @helper
 def take(state, lists, size):
     """Offset of a chunk that holds `size` bytes; the caller has made sure that the arena has room."""
-    number, chunk = _chunk(size)
+    number, chunk = chunk_of(size)
     at = lists[number]
     if at != 0:
         lists[number] = np.int64(word_at(state[HEAP], at))
@@ -54,7 +54,7 @@ def take(state, lists, size):
 @helper
 def give_back(state, lists, at, size):
     """Free the chunk of a value of `size` bytes at offset `at`."""
-    number, chunk = _chunk(size)
+    number, chunk = chunk_of(size)
     put_word(step(state[HEAP], at), 0, np.uint64(lists[number]))
     lists[number] = at
     state[HEAP_FREE] += chunk
@@ -112,7 +112,7 @@ def long_bytes(rows, count, stride, columns):
         for c in range(len(columns)):
             size = np.int64(word(rows, i * stride + columns[c]) & _LENGTH)
             if size > _INLINE:
-                total += _chunk(size)[1]
+                total += chunk_of(size)[1]
     return total
 
 

@@ -44,6 +44,7 @@ HEAP_FREE = 24  # bytes of them on free lists
 TOUCHED_ROWS = 25
 DIRTY_ROWS = 26
 WALK = 27  # slot at which a walk goes on
+COPIED = 28  # bytes of long values that an eviction copied
 SIZE = 32
 
 TOMBSTONE = 1

@@ -258,3 +258,20 @@ def overwrite(state, references, lists, rows, sources, stride, heap):
         put_word(at, 1, (word(source, 1) & ~np.uint64(FLAGS)) | (meta & np.uint64(TOUCHED)) | np.uint64(DIRTY))
         drop_values(state, references, lists, at, state[KEY_STOP])
         _copy_values(state, references, lists, at, source, heap)
+
+
+@kernel("void(int64[::1], uint64[::1], int64[::1])")
+def raise_stamps(state, hashes, stamps):
+    """Give the rows with some hashes the stamps given, where these are later than their own."""
+    for i in range(len(hashes)):
+        mark = fingerprint(state, hashes[i])
+        if mark > np.uint64(state[LAST]):
+            continue
+        entries, slot = home(state, mark)
+        entry = word(entries, slot)
+        while entry != EMPTY and (entry >> BITS) <= mark:
+            at = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
+            if (entry >> BITS) == mark and word(at, 0) == hashes[i]:
+                put_word(at, 1, _refresh(word(at, 1), stamps[i]))
+            slot += 1
+            entry = word(entries, slot)

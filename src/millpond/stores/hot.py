@@ -9,24 +9,20 @@ from numpy.typing import NDArray
 
 from millpond.errors import UsageError
 from millpond.files.blocks import HashRange, shape_of
-from millpond.kernels import extract
+from millpond.kernels import extract, sweep
 from millpond.kernels import hot_state as hs
 from millpond.kernels.arena import long_bytes, relocate
-from millpond.kernels.index import migrate, walk
+from millpond.kernels.index import walk
 from millpond.kernels.pointers import address
-from millpond.kernels.upsert import BLOCK, TOUCH_ALL, overwrite, settle, upsert
-from millpond.layout import Bytes, RowLayout, Rows, Words
+from millpond.kernels.upsert import BLOCK, TOUCH_CREATED, overwrite, raise_stamps, settle, upsert
+from millpond.layout import META, Bytes, RowLayout, Rows, Words
 from millpond.stores.heap import Heap
+from millpond.stores.hot_index import HotIndex
 from millpond.stores.mapping import Mapping
 from millpond.stores.protocol import Located
 
-_LOAD = 0.7  # fullest that an index gets
-_FRESH_LOAD = 0.47  # how full it is after growing
-_CROWDED = 0.8  # how full the small index may get while its entries move
-_MIN_SLOTS = 64
-_STEPS_PER_KEY = 8  # slots that move into the grown index for each key looked for
 _MAX_ROWS = (1 << 32) - 2
-_NO_IDS = np.empty(0, np.uint32)
+_SAMPLE = 8192  # rows that are looked at to choose what to evict
 
 
 class HotTable:
@@ -60,7 +56,6 @@ class HotTable:
         self.state = np.zeros(hs.SIZE, np.int64)
         self.heap = Heap(self.state, 2 * space if layout.bytes_columns else 0)
         self._scratch = np.empty(2 * BLOCK, np.uint64)
-        self._entries = self._next = Mapping(0)
         state = self.state
         state[hs.SLAB] = self._slab.address
         state[hs.STRIDE] = width * 8
@@ -73,58 +68,7 @@ class HotTable:
         span = range_.hi - range_.lo - 1
         state[hs.SHIFT] = max(0, span.bit_length() - 32)
         state[hs.LAST] = span >> int(state[hs.SHIFT])
-        self._open_index(_MIN_SLOTS)
-
-    # The index
-
-    def _new_index(self, slots: int) -> tuple[Mapping, int]:
-        # Entries pushed beyond the last slot stand behind it: in the worst case all of them.
-        mapping = Mapping((2 * slots + 64) * 8)
-        mapping.using(slots * 8)
-        return mapping, (slots << 32) // (int(self.state[hs.LAST]) + 1)
-
-    def _open_index(self, slots: int) -> None:
-        self._entries, scale = self._new_index(slots)
-        self.state[hs.ENTRIES] = self._entries.address
-        self.state[hs.SLOTS] = slots
-        self.state[hs.SCALE] = scale
-
-    @property
-    def _growing(self) -> bool:
-        return bool(self.state[hs.NEXT_ENTRIES])
-
-    def _move_index(self, slots: int) -> None:
-        """Go on growing the index, if it is being grown."""
-        if self._growing and migrate(self.state, slots):
-            state = self.state
-            self._entries.close()
-            self._entries = self._next
-            state[hs.ENTRIES] = state[hs.NEXT_ENTRIES]
-            state[hs.SLOTS] = state[hs.NEXT_SLOTS]
-            state[hs.SCALE] = state[hs.NEXT_SCALE]
-            for number in (hs.NEXT_ENTRIES, hs.NEXT_SLOTS, hs.NEXT_SCALE, hs.FRONTIER, hs.CURSOR, hs.NEXT_STOP):
-                state[number] = 0
-
-    def settle_index(self) -> None:
-        """Finish growing the index at once."""
-        self._move_index(int(self.state[hs.SLOTS]) + 1)
-
-    def index_room(self) -> int:
-        """How many keys can be added before the index has to be enlarged."""
-        slots = self.state[hs.NEXT_SLOTS] if self._growing else self.state[hs.SLOTS]
-        return int(slots * _LOAD) - self.count
-
-    def grow_index(self, keys: int) -> None:
-        """Begin to enlarge the index for that many more keys; the entries move later, a few at a time."""
-        self.settle_index()
-        slots = int((self.count + keys) / _LOAD * 1.02) + _MIN_SLOTS
-        slots = max(slots, int(self.count / _FRESH_LOAD))
-        self._next, scale = self._new_index(slots)
-        self.state[hs.NEXT_ENTRIES] = self._next.address
-        self.state[hs.NEXT_SLOTS] = slots
-        self.state[hs.NEXT_SCALE] = scale
-        if self.count + keys > self.state[hs.SLOTS] * _CROWDED:
-            self.settle_index()
+        self.index = HotIndex(state)
 
     # Figures
 
@@ -153,13 +97,20 @@ class HotTable:
         """Bytes of a row in the slab."""
         return int(self.state[hs.STRIDE])
 
+    def growth(self, keys: int, long_bytes: int) -> int:
+        """Bytes of memory that so many fresh rows, with so many bytes of long values, may take in addition."""
+        rows = max(0, keys - self.free) * (self.row_bytes + 4)
+        index = self.index.growth(keys) if keys > self.index.room else 0
+        # Free chunks serve values of like length; half of them may not fit.
+        values = max(0, long_bytes - self.heap.free // 2)
+        return rows + index + values
+
     @property
     def memory(self) -> int:
         """Bytes of memory in use: rows ever used, index, arena, lists."""
         state = self.state
-        index = int(state[hs.SLOTS] + state[hs.NEXT_SLOTS]) * 8
-        high = int(state[hs.HIGH])
-        return high * self.row_bytes + index + self.heap.used + 4 * (self.free + int(state[hs.TOUCHED_ROWS]))
+        rows = int(state[hs.HIGH]) * self.row_bytes
+        return rows + self.index.memory + self.heap.used + 4 * (self.free + int(state[hs.TOUCHED_ROWS]))
 
     # Rows
 
@@ -215,8 +166,7 @@ class HotTable:
                 f"A key's hash {int(words[-1 - absent, 0])} lies outside the range of the table's partition.",
                 action="Route each row to the partition that owns its hash.",
             )
-        if self._growing:
-            self._move_index(_STEPS_PER_KEY * count)
+        self.index.advance(count)
         return Located(rows, created), pending[:absent]
 
     def settle(
@@ -248,7 +198,7 @@ class HotTable:
 
     def load(self, rows: Rows) -> None:
         """Put whole rows in, over those of the same keys; they become dirty. There must be room for all of them."""
-        located, _ = self.upsert(rows, 0, TOUCH_ALL + 1, True)
+        located, _ = self.upsert(rows, 0, TOUCH_CREATED, True)
         words = rows.words
         overwrite(
             self.state,
@@ -260,6 +210,10 @@ class HotTable:
             address(rows.heap),
         )
 
+    def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
+        """Move the stamps of the rows with given hashes forward, where there are such rows."""
+        raise_stamps(self.state, np.ascontiguousarray(hashes), np.ascontiguousarray(stamps))
+
     # Copies
 
     def touched_ids(self) -> NDArray[np.uint32]:
@@ -267,18 +221,22 @@ class HotTable:
         return self._touched_ids[: int(self.state[hs.TOUCHED_ROWS])]
 
     def forget_touched(self) -> None:
-        """Begin a new list of touched rows; their flags were cleared by `copy`."""
+        """Begin a new list of touched rows."""
+        self.words[self.touched_ids(), META] &= ~np.uint64(hs.TOUCHED)
         self.state[hs.TOUCHED_ROWS] = 0
 
     def copy(self, ids: NDArray[np.uint32], *, keep: int = 0, clear: int = 0, compact: bool = True) -> Rows:
         """Copies of rows.
 
         Args:
-            ids: row ids. keep: flags to keep in the copies. clear: flags to clear in the table.
+            ids: row ids. keep: flags to keep in the copies.
+            clear: flags, which all of the rows have, to clear in the table.
             compact: copy long values too, so that the copies do not depend on the table.
         """
         words = np.empty((len(ids), self.layout.width), np.uint64)
         extract.gather(self.state, ids, words, keep, clear)
+        if clear & hs.DIRTY:
+            self.state[hs.DIRTY_ROWS] -= len(ids)
         if not compact:
             return Rows(words, self.heap.data)
         return Rows(words, self._own_heap(words))
@@ -292,19 +250,92 @@ class HotTable:
         used = relocate(address(words), len(words), stride, self._blobs, address(self.heap.data), heap, 0)
         return heap[:used]
 
-    def walk(self, size: int) -> Iterator[NDArray[np.uint32]]:
-        """Row ids in hash order, about `size` at a time. The table may not change meanwhile."""
-        self.settle_index()
-        slot = 0
+    def walk(self, size: int, flag: int = 0, start: int = 0) -> Iterator[NDArray[np.uint32]]:
+        """Row ids in hash order, at most `size` at a time, of all rows or those with a flag.
+
+        The rows may not change meanwhile, except for their flags.
+
+        Args:
+            size: of a piece. flag: of the rows wanted (0: all).
+            start: a hash; rows before it are left out, but for a few close to it.
+        """
+        self.index.settle()
+        slot = self.index.home(start)
         while slot >= 0:
             ids = np.empty(size, np.uint32)
-            found = walk(self.state, slot, ids)
+            found = sweep.walk_flagged(self.state, slot, flag, ids) if flag else walk(self.state, slot, ids)
             slot = int(self.state[hs.WALK])
             if found:
                 yield ids[:found]
 
+    # Making room
+
+    def evict(self, share: float, rows: int) -> Iterator[Rows]:
+        """Remove about a share of the rows: those with the earliest stamps, those changed in this batch last.
+
+        Everything may go on only after the last piece was taken.
+
+        Args:
+            share: between 0 and 1.
+            rows: most rows in a piece.
+
+        Yields:
+            The dirty ones among them, in hash order, with their flags except that one.
+        """
+        self.index.settle()
+        rank, ties = self._threshold(share)
+        slot = 0
+        room = 2 * rows * (self.heap.used // max(1, self.count) + 64) if len(self._blobs) else 0
+        while slot >= 0:
+            words = np.empty((rows, self.layout.width), np.uint64)
+            heap = np.empty(room, np.uint8)
+            found = sweep.evict(self.state, self._blobs, self.heap.lists, self._free_ids, slot, rank, ties, words, heap)
+            slot = int(self.state[hs.WALK])
+            if found:
+                yield Rows(words[:found], heap[: int(self.state[hs.COPIED])])
+            else:
+                room *= 2  # a single row had more long values than fit
+        ids = self.touched_ids()
+        left = ids[(self.words[ids, META] & np.uint64(hs.TOUCHED)) != 0]
+        self._touched_ids[: len(left)] = left
+        self.state[hs.TOUCHED_ROWS] = len(left)
+
+    def _threshold(self, share: float) -> tuple[int, int]:
+        """Rank below which rows go, and the share (of 2³²) of those that have it, so that about `share` of all go."""
+        ranks = np.empty(_SAMPLE, np.uint64)
+        step = max(1, int(self.state[hs.SLOTS]) // _SAMPLE)
+        ranks = np.sort(ranks[: sweep.sample_ranks(self.state, step, ranks)])
+        if share >= 1 or not len(ranks):
+            return 1 << 63, 0
+        rank = ranks[int(len(ranks) * share)]
+        below, upto = np.searchsorted(ranks, rank, "left"), np.searchsorted(ranks, rank, "right")
+        return int(rank), int((len(ranks) * share - below) / (upto - below) * (1 << 32))
+
+    def pack_rows(self) -> None:
+        """Move the rows together and give back the memory behind them; row ids change. No row may be touched."""
+        self.index.shrink()
+        self.index.settle()
+        count = self.count
+        free = self._free_ids[: self.free]
+        below = free[free < count]
+        self._free_ids[: len(below)] = below
+        self.state[hs.FREE] = len(below)
+        high = int(self.state[hs.HIGH])
+        sweep.move_rows(self.state, self._free_ids, count)
+        self.state[hs.HIGH] = count
+        self._slab.release(count * self.row_bytes, high * self.row_bytes)
+        self._free.release(0, len(free) * 4)
+
+    def pack_values(self) -> None:
+        """Move the long values together and give back the memory of those freed."""
+        self.index.settle()
+        self.heap.turn()
+        sweep.move_values(self.state, self._blobs)
+        self.heap.turned()
+
     def close(self) -> None:
         """Give all memory back."""
-        for mapping in (self._slab, self._free, self._touched, self._entries, self._next):
+        for mapping in (self._slab, self._free, self._touched):
             mapping.close()
         self.heap.close()
+        self.index.close()

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.layout import Rows
+from millpond.layout import RowLayout, Rows
+from millpond.stores.runs import Run
 
 
 class Located(NamedTuple):
@@ -36,16 +37,8 @@ class TableDelta:
         return sum(memoryview(piece).nbytes for piece in self.pieces)
 
 
-class Runs(Protocol):
-    """The immutable runs behind a hot table, as far as a lookup is concerned."""
+class RunStore(Protocol):
+    """Where the runs of a table are kept."""
 
-    @property
-    def rows(self) -> int:
-        """Rows in all runs."""
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that the runs hold."""
-
-    def lookup(self, keys: Rows, pending: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
-        """Positions in `keys` of the pending keys that were found, and their rows in the same order."""
+    def write(self, rows: Rows, layout: RowLayout) -> Run:
+        """Write rows in hash order, each key once, to a file and open it. Called in the background."""

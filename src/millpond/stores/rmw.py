@@ -17,13 +17,18 @@ from millpond.kernels.hot_state import TOUCHED
 from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED
 from millpond.layout import Bytes, RowLayout, Rows, TableSchema, Words
 from millpond.stores.budget import MemoryBudget
+from millpond.stores.flush import Flusher
 from millpond.stores.heap import Heap
 from millpond.stores.hot import HotTable
-from millpond.stores.protocol import Located, Runs, TableDelta
+from millpond.stores.merged import merged
+from millpond.stores.outbox import Outbox
+from millpond.stores.protocol import Located, RunStore, TableDelta
+from millpond.stores.room import Room
+from millpond.stores.runs import RunSet
 
 PIECE = 65536
 """Rows in a piece of a scan or a delta, at most."""
-_CHUNK = 65536  # keys that are made room for at once
+_CHUNK = 16384  # rows that are loaded at once
 
 
 class RmwTable:
@@ -38,6 +43,8 @@ class RmwTable:
         budget: the memory that the table shares with the others of its slot.
         background: runs the writing of files.
         range_: the hashes that the table holds.
+        store: writes run files. Without one, everything stays in memory.
+        flushed: the version up to which deltas are covered by `runs`.
 
     Attributes:
         layout: of the rows.
@@ -49,38 +56,48 @@ class RmwTable:
         self,
         schema: TableSchema,
         initial: Words,
-        runs: Runs,
+        runs: RunSet,
         budget: MemoryBudget,
         background: Executor,
         range_: HashRange = HashRange(),  # noqa: B008
+        *,
+        store: RunStore | None = None,
+        flushed: int = 0,
     ) -> None:
         self.layout = RowLayout(schema)
+        self._range = range_
         self._runs = runs
-        self._background = background
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self.words: Words = self._hot.words
         self.heap: Heap = self._hot.heap
         self._account = budget.open()
-        self._version = 0
-        self._sealed = False
-        self._room = 0  # keys that may be upserted without asking whether there is room
+        self._outbox = Outbox(runs, store, background) if store is not None else None
+        self._room = Room(self._hot, runs, self._outbox, self._account)
+        self._flusher = Flusher(self._hot, self._outbox, budget.total, flushed) if self._outbox is not None else None
+        self._version = flushed
+        self._sealed = True
 
     # A batch
 
     def begin(self, version: int) -> None:
-        """Start the batch that reads `version`."""
-        if not self._sealed and len(self._hot.touched_ids()):
-            raise UsageError(
-                f"The batch on version {self._version} was not sealed.", action="Open the table anew.", version=version
-            )
+        """Start the batch that reads `version`. Written files are taken over, and rows flushed, here."""
+        if not self._sealed:
+            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
         self._version = version
         self._sealed = False
         self._hot.forget_touched()
+        self._room.spilled.clear()
+        if self._outbox is not None:
+            self._outbox.adopt()
+        if self._flusher is not None:
+            self._flusher.step(version)
+        self._room.tidy()
 
     def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
         """Find the rows of some keys, in memory or in runs, and make fresh ones for those that are new.
 
-        Best called with 2,048 to 16,384 keys at a time: then what is done with the rows finds them in the cache.
+        Best called with 2,048 to 16,384 keys at a time: then what is done with the rows finds them in the cache. There
+        must be memory for all the keys of one call; a batch may have any number of them.
 
         Args:
             keys: rows of which the words hash, nulls and key columns are filled; more words are ignored.
@@ -92,13 +109,13 @@ class RmwTable:
         """
         if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
             keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
-        count = len(keys.words)
         mode = TOUCH_ALL if touch == "all" else TOUCH_CREATED
-        self._make_room(count, self._hot.long_key_bytes(keys))
-        search = self._runs.rows > 0
+        self._room.make(len(keys.words), self._hot.long_key_bytes(keys))
+        search = not self._room.complete
         located, pending = self._hot.upsert(keys, stamps, mode, search)
         if search and len(pending):
             positions, found = self._runs.lookup(keys, pending)
+            self._room.take(self._hot.long_bytes(found))
             self._hot.settle(located, pending, positions, found, mode)
         return located
 
@@ -109,32 +126,52 @@ class RmwTable:
             rows: row ids. offset: the first of the column's two words.
             values: two words a row, as in the row layout. heap: what long values point into.
         """
-        values = values if values.strides[1] == 8 and values.strides[0] % 8 == 0 else np.ascontiguousarray(values)
+        if values.strides[1] != 8 or values.strides[0] % 8:
+            values = np.ascontiguousarray(values)
+        self._room.take(self.heap.size_of(values))
         self.heap.put(rows, offset, values, heap)
 
     def touched(self, size: int = PIECE) -> Iterator[Rows]:
-        """The rows that the batch changed, each key once, as they are now.
+        """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows.
 
-        Long values stay in the table's own heap: use a piece before the table changes.
+        Long values may stay in the table's own heap: use a piece before the table changes.
         """
+        if self._room.spilled:
+            spilled = [frozen.run.source for frozen in reversed(self._room.spilled)]
+            yield from merged(self._hot, spilled, self._range, size, touched=True)
+            return
         ids = self._hot.touched_ids()
         for start in range(0, len(ids), size):
             yield self._hot.copy(ids[start : start + size], compact=False)
 
     def scan(self, size: int = PIECE) -> Iterator[Rows]:
-        """The whole state in hash order, in pieces of at most `size` rows; use a piece before the table changes."""
+        """The whole state in hash order, in pieces of about `size` rows; use a piece before the table changes."""
+        if not self._room.complete:
+            yield from merged(self._hot, [run.source for run in self._runs.runs], self._range, size)
+            return
         for ids in self._hot.walk(size):
             yield self._hot.copy(ids, compact=False)
 
     def seal(self) -> TableDelta:
         """End the batch: what it changed, encoded. `touched` may still be asked until the next `begin`."""
-        ids = self._hot.touched_ids()
-        pieces = []
-        for start in range(0, len(ids), PIECE):
-            pieces += encode_rows(self._hot.copy(ids[start : start + PIECE], clear=TOUCHED), self.layout, False)
+        rows, pieces = 0, []
+        for piece in self._sealed_rows():
+            rows += piece.count
+            pieces += encode_rows(piece, self.layout, False)
+        delta = TableDelta(rows, pieces)
         self._sealed = True
         self._version += 1
-        return TableDelta(len(ids), pieces)
+        if self._flusher is not None:
+            self._flusher.sealed(self._version, delta.bytes)
+        return delta
+
+    def _sealed_rows(self) -> Iterator[Rows]:
+        if self._room.spilled:
+            yield from self.touched()
+            return
+        ids = self._hot.touched_ids()
+        for start in range(0, len(ids), PIECE):
+            yield self._hot.copy(ids[start : start + PIECE], clear=TOUCHED)
 
     def load(self, delta_rows: Rows) -> None:
         """Apply rows of a delta, in recovery: they replace what the table knows of their keys."""
@@ -143,37 +180,34 @@ class RmwTable:
             words = np.ascontiguousarray(words)
         for start in range(0, len(words), _CHUNK):
             piece = Rows(words[start : start + _CHUNK], delta_rows.heap)
-            self._make_room(len(piece.words), self._hot.long_bytes(piece))
+            self._room.make(len(piece.words), self._hot.long_bytes(piece))
             self._hot.load(piece)
-
-    # Memory
-
-    def _make_room(self, keys: int, long_bytes: int) -> None:
-        hot = self._hot
-        if keys > hot.index_room():
-            hot.grow_index(keys)
-        if long_bytes:
-            hot.heap.reserve(long_bytes)
 
     # The rest
 
     def hint(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
-        """Announce keys that will be needed at given times, so that they are kept (or brought) in memory."""
+        """Announce keys (by hash) that will be needed at given times: those in memory stay until then."""
+        self._hot.stamp(hashes, stamps)
 
     def manifest(self) -> TableManifest:
         """The runs that hold the state together with the deltas of later versions."""
-        return TableManifest()
+        refs = [run.ref for run in self._runs.runs]
+        flushed = self._flusher.flushed if self._flusher is not None else 0
+        return TableManifest(tuple(ref for ref in refs if ref is not None), flushed)
 
     def stats(self) -> dict[str, int]:
-        """Figures: rows and bytes in memory, dirty rows, rows in runs."""
+        """Figures: rows and bytes in memory, dirty rows, bytes on their way to files, rows in runs."""
         return {
             "hot_rows": self._hot.count,
             "hot_bytes": self._hot.memory,
             "dirty_rows": self._hot.dirty,
+            "buffer_bytes": 0 if self._outbox is None else self._outbox.memory,
             "run_rows": self._runs.rows,
         }
 
     def close(self) -> None:
         """Give all memory back."""
+        if self._outbox is not None:
+            self._outbox.close()
         self._hot.close()
         self._account.close()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from millpond.compaction.merge import PIECE_ROWS, merge
 from millpond.files.blocks import BlockSource, HashRange, MemorySource, shape_of
+from millpond.files.refs import RunRef
 from millpond.kernels.bloom import admit
 from millpond.kernels.gather import gather_rows
 from millpond.kernels.pointers import address
@@ -47,10 +48,16 @@ class Query:
 
 
 class Run:
-    """One immutable hash-ordered run, in memory or in a file."""
+    """One immutable hash-ordered run, in memory or in a file.
 
-    def __init__(self, source: BlockSource) -> None:
+    Args:
+        source: its blocks.
+        ref: its entry in manifests; None while no file holds it.
+    """
+
+    def __init__(self, source: BlockSource, ref: RunRef | None = None) -> None:
         self.source = source
+        self.ref = ref
         self.layout = source.layout
 
     @property

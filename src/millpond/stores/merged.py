@@ -1,0 +1,57 @@
+"""Hot rows and runs seen as one, in hash order and bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from millpond.compaction.merge import merge
+from millpond.files.blocks import BlockSource, HashRange, MemorySource
+from millpond.kernels.hot_state import FLAGS, TOUCHED
+from millpond.layout import HASH, META, Rows
+from millpond.stores.hot import HotTable
+
+
+def merged(
+    hot: HotTable, sources: Sequence[BlockSource], range_: HashRange, size: int, *, touched: bool = False
+) -> Iterator[Rows]:
+    """The newest version of each key, interval by interval of the hash axis.
+
+    Args:
+        hot: the newest rows. sources: runs, newest first.
+        range_: the hashes wanted. size: rows in a piece, roughly.
+        touched: only rows that the running batch changed.
+    """
+    lowest = range_.lo
+    flag = TOUCHED if touched else 0
+    rest = np.empty(0, np.uint32)
+    for ids in hot.walk(size, flag):
+        rest = np.concatenate([rest, ids])
+        hashes = hot.words[rest, HASH]
+        # Rows of one hash stay together: those of the last one wait for the next interval.
+        cut = int(np.searchsorted(hashes, hashes[-1], "left"))
+        if cut:
+            highest = int(hashes[-1]) - 1
+            yield from _interval(hot, rest[:cut], sources, lowest, highest, size, touched)
+            lowest, rest = highest + 1, rest[cut:]
+    yield from _interval(hot, rest, sources, lowest, range_.hi - 1, size, touched)
+
+
+def _interval(
+    hot: HotTable,
+    ids: np.ndarray[tuple[int], np.dtype[np.uint32]],
+    sources: Sequence[BlockSource],
+    lowest: int,
+    highest: int,
+    size: int,
+    touched: bool,
+) -> Iterator[Rows]:
+    newest = MemorySource(hot.copy(ids, keep=TOUCHED, compact=False), hot.layout, filtered=False)
+    for rows in merge([newest, *sources], hot.layout, drop_tombstones=True, lowest=lowest, highest=highest, size=size):
+        words = rows.words
+        if touched:
+            words = words[(words[:, META] & np.uint64(TOUCHED)) != 0]
+        words[:, META] &= ~np.uint64(FLAGS)
+        if len(words):
+            yield Rows(words, rows.heap)

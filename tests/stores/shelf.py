@@ -1,0 +1,47 @@
+"""Run files without a file layer: rows in mapped temporary files, so that they do not count as memory."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from millpond.files.blocks import MemorySource
+from millpond.files.refs import RunRef
+from millpond.layout import RowLayout, Rows
+from millpond.stores.runs import Run
+
+
+class MappedSource(MemorySource):
+    """A run in mapped files."""
+
+    @property
+    def memory(self) -> int:
+        return self._filter.nbytes
+
+
+class Shelf:
+    """Writes runs into a directory; `gate` can be closed to hold the writing up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written: dict[str, Run] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+
+    def write(self, rows: Rows, layout: RowLayout) -> Run:
+        self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        name = f"{len(self.written):04d}.run"
+        mapped = Rows(self._map(name + ".words", rows.words), self._map(name + ".heap", rows.heap))
+        hashes = rows.words[:, 0]
+        ref = RunRef(name, rows.count, rows.words.nbytes, int(hashes[0]), int(hashes[-1]), 0)
+        self.written[name] = Run(MappedSource(mapped, layout), ref)
+        return self.written[name]
+
+    def _map(self, name: str, array: np.ndarray) -> np.ndarray:
+        if not array.size:
+            return np.empty(array.shape, array.dtype)
+        array.tofile(self.folder / name)
+        return np.memmap(self.folder / name, array.dtype, "c", shape=array.shape)
