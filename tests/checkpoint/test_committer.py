@@ -1,5 +1,4 @@
 import threading
-import time
 
 import pytest
 
@@ -203,13 +202,12 @@ def test_stuck_put_is_taken_over_by_a_new_thread(tmp_path):
 
     files, slot = slot_on(tmp_path, on_put, stuck=0.05)
     slot.seal(slot.open(0, 0), b"a")
+    first = slot.committer._thread
     slot.committer.wait_durable(0, 0, 1, timeout=10)
     assert slot.committer.stats.restarts == 1
-    first = [thread for thread in threading.enumerate() if thread.name == "millpond-committer"]
     release.set()  # the first put takes effect late: it finds its own bytes and changes nothing
-    deadline = time.monotonic() + 10
-    while sum(t.is_alive() for t in first) > 1 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    first.join(10)
+    assert not first.is_alive()
     assert len(files.list("commits/")) == 1
     assert slot.committer.stats.commits == 1
     slot.seal(slot.open(0, 1), b"b")
