@@ -86,7 +86,7 @@ class Rig:
         def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
             table = RmwTable(schema, initial, no_runs(schema), budget, self._pool)
             for delta in self._deltas:
-                for rows in decode_rows(delta[name], table.layout, name):
+                for rows in decode_rows(delta[name], table.layout, name) if delta[name] else ():
                     table.load(rows)
             self._made.append(table)
             return table

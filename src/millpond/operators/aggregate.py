@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.kernels import aggregate, mix
 from millpond.layout import Rows
 from millpond.operators.accumulators import BLOCK
-from millpond.operators.encode import ALL, NO_HEAP, Leaf, Mask, Operand, both, flatten, hashes_of, key_rows, operand
+from millpond.operators.encode import ALL, NO_HEAP, Leaf, Mask, both, flatten, hashes_of, key_rows, normalised, operand
 from millpond.operators.protocol import MAIN, PIECE, MakeTable
 from millpond.operators.spec import GLOBAL_HASH, AggregateSpec, output_fields
 from millpond.operators.tables import Distinct, Keyed, decode_rows, distincts, main_table
@@ -87,7 +87,7 @@ class AggregateOperator:
             counts = ALL if spec.filter is None else filters[spec.filter]
             if number in self._mask_of:  # the side table has looked at the filter and the nulls
                 counts = self._mask_of[number].mask
-                inputs = [Operand(column.values, ALL, column.heap) for column in inputs]
+                inputs = [normalised(column) for column in inputs]
             call.load(inputs, counts)
         for start in range(0, count, BLOCK):
             stop = min(start + BLOCK, count)

@@ -14,6 +14,7 @@ from millpond.operators.accumulators import (
     SumFloats,
     SumInts,
 )
+from millpond.operators.blobs import Collect, Sketch
 from millpond.operators.extremes import Extreme, ExtremeBy, FirstLast
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
@@ -47,6 +48,9 @@ ACCUMULATORS: dict[str, Make] = {
     "first": FirstLast,
     "any_value": FirstLast,
     "last": FirstLast,
+    "collect_list": Collect,
+    "collect_set": Collect,
+    "approx_count_distinct": Sketch,
     **dict.fromkeys(_EXTREMES, Extreme),
 }
 

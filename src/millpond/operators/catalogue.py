@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
 from millpond.operators.types import leaves, parse_type
@@ -65,6 +66,9 @@ FUNCTIONS: dict[str, Function] = {
     "stddev_pop": _MOMENTS,
     "var_samp": _MOMENTS,
     "var_pop": _MOMENTS,
+    "approx_count_distinct": Function((("bigint",),), distinct=False),
+    "collect_list": Function((ATOMIC,)),
+    "collect_set": Function((ATOMIC,)),
 }
 
 
@@ -77,6 +81,8 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
     if len(arguments) != len(inputs):
         return FUNCTION
     if call.options.get("eval_mode") == "try" and call.function == "sum" and parse_type(inputs[0]).name in INTEGERS:
+        return FUNCTION
+    if call.function.startswith("collect_") and call.options.get("ignore_nulls") is False:
         return FUNCTION
     for accepted, ddl in zip(arguments, inputs, strict=True):
         dtype = parse_type(ddl)
@@ -91,7 +97,13 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
 
 def is_distinct(call: AggregateCall) -> bool:
     """Whether only distinct inputs may reach the accumulator."""
-    return call.distinct and bool(call.inputs) and FUNCTIONS[call.function].distinct
+    distinct = call.distinct and bool(call.inputs) and FUNCTIONS[call.function].distinct
+    return distinct or call.function == "collect_set"
+
+
+def sketch_precision(options: Mapping[str, Any]) -> int:
+    """Bits of the hash that choose a register of `approx_count_distinct`, from `relative_sd` (5 % by default)."""
+    return math.ceil(2.0 * math.log(1.106 / float(options.get("relative_sd", 0.05))) / math.log(2.0))
 
 
 def key_supported(ddl: str) -> str | None:

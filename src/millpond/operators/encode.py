@@ -148,6 +148,14 @@ def operand(array: pa.Array, dtype: DataType) -> Operand:
     return Operand(values, valid, data)
 
 
+def normalised(column: Operand) -> Operand:
+    """The values of a column as grouping shows them (no −0.0, one NaN), without regard to nulls."""
+    values = column.values
+    if values.dtype == np.float64:
+        values = np.where(np.isnan(values), np.nan, values + 0.0)
+    return Operand(values, ALL, column.heap)
+
+
 def flatten(array: pa.Array, dtype: DataType, outer: Mask = ALL) -> list[Leaf]:
     """The stored columns of a key: the array itself, or for a struct a null flag and its fields, recursively."""
     array = plain(array)

@@ -1,0 +1,148 @@
+"""Aggregates the slow way: one group's rows, in order, by plain Python."""
+
+import math
+from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+from fractions import Fraction
+from typing import Any
+
+from millpond.operators.catalogue import is_distinct
+from millpond.operators.spec import AggregateCall, AggregateSpec
+from millpond.operators.types import DataType, parse_type
+from tests.operators.rig import Row, normal
+
+GREATEST = {"max", "max_by", "bool_or", "some"}
+
+
+def aggregate(shape: AggregateSpec, rows: Sequence[Row]) -> list[Any]:
+    """The result of every call over the rows of one group."""
+    return [call_result(shape, call, rows) for call in shape.calls]
+
+
+def call_result(shape: AggregateSpec, call: AggregateCall, rows: Sequence[Row]) -> Any:
+    names = [shape.inputs[position].name for position in call.inputs]
+    types = [parse_type(shape.inputs[position].type) for position in call.inputs]
+    if call.filter is not None:
+        rows = [row for row in rows if row[shape.inputs[call.filter].name]]
+    inputs = [tuple(row[name] for name in names) for row in rows]
+    if is_distinct(call):
+        seen: dict[Any, Any] = {}
+        for one in inputs:
+            if None not in one:
+                seen.setdefault(tuple(normal(value) for value in one), tuple(shown(value) for value in one))
+        inputs = list(seen.values())
+    return FUNCTIONS[call.function](call, types, inputs)
+
+
+def shown(value: Any) -> Any:
+    """A value as grouping shows it."""
+    return value + 0.0 if isinstance(value, float) else value
+
+
+def order(value: Any) -> Any:
+    """What Spark orders by."""
+    if isinstance(value, float):
+        return (value != value, 0.0 if value != value else value)
+    return value.encode() if isinstance(value, str) else value
+
+
+def _count(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> int:
+    return sum(1 for one in inputs if None not in one and (call.function == "count" or one[0]))
+
+
+def _values(inputs: list[tuple[Any, ...]]) -> list[Any]:
+    return [one[0] for one in inputs if one[0] is not None]
+
+
+def _fits(value: Decimal, dtype: DataType) -> Decimal | None:
+    return value if abs(value.scaleb(dtype.scale)) < 10**dtype.precision else None
+
+
+def _sum(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    values = _values(inputs)
+    if not values:
+        return None
+    if types[0].name == "decimal":
+        total: Decimal | None = Decimal(0).scaleb(-types[0].scale)
+        for value in values:
+            with localcontext(prec=80):
+                total = None if total is None else _fits(total + value, parse_type(call.type))
+        return total
+    if types[0].machine == "int":
+        return (sum(values) + 2**63) % 2**64 - 2**63
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def _avg(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    values = _values(inputs)
+    if not values:
+        return None
+    if types[0].name == "decimal":
+        result = parse_type(call.type)
+        exact = sum(Fraction(value) for value in values)
+        if abs(exact * 10 ** types[0].scale) >= 10 ** min(38, types[0].precision + 10):
+            return None
+        with localcontext(prec=200):
+            quotient = Decimal(exact.numerator) / (Decimal(exact.denominator) * len(values))
+            quotient = quotient.quantize(Decimal(1).scaleb(-39), ROUND_HALF_UP)
+            return _fits(quotient.quantize(Decimal(1).scaleb(-result.scale), ROUND_HALF_UP), result)
+    total = 0.0
+    for value in values:
+        total += float(value)
+    return total / len(values)
+
+
+def _extreme(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    values = _values(inputs)
+    if not values:
+        return None
+    return (max if call.function in GREATEST else min)(values, key=order)  # of equal ones the first
+
+
+def _by(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    pairs = [one for one in inputs if one[1] is not None][::-1]  # of equal ones the last
+    if not pairs:
+        return None
+    return (max if call.function in GREATEST else min)(pairs, key=lambda one: order(one[1]))[0]
+
+
+def _first(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    values = _values(inputs) if call.options.get("ignore_nulls") else [one[0] for one in inputs]
+    return (values[-1] if call.function == "last" else values[0]) if values else None
+
+
+def _moments(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    values = [float(value) for value in _values(inputs)]
+    population = call.function.endswith("_pop")
+    if not values or (len(values) == 1 and not population):
+        return None
+    if not all(math.isfinite(value) for value in values):
+        return math.nan
+    exact = [Fraction(value) for value in values]
+    mean = sum(exact) / len(exact)
+    variance = sum((value - mean) ** 2 for value in exact) / (len(exact) - (not population))
+    return math.sqrt(variance) if call.function.startswith("std") else float(variance)
+
+
+def _collect(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> list[Any]:
+    return _values(inputs)
+
+
+FUNCTIONS: dict[str, Callable[[AggregateCall, list[DataType], list[tuple[Any, ...]]], Any]] = {
+    "count": _count,
+    "count_if": _count,
+    "sum": _sum,
+    "avg": _avg,
+    "first": _first,
+    "last": _first,
+    "any_value": _first,
+    "min_by": _by,
+    "max_by": _by,
+    "collect_list": _collect,
+    "collect_set": _collect,
+    **dict.fromkeys(["min", "max", "bool_and", "every", "bool_or", "some"], _extreme),
+    **dict.fromkeys(["stddev_samp", "stddev_pop", "var_samp", "var_pop"], _moments),
+}
