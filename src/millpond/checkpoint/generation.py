@@ -19,6 +19,7 @@ from millpond.errors import FencedError, StateDamagedError, TransientError
 from millpond.files.filesystem import AlreadyExistsError, FileSystem
 
 FOLDER = "generations/"
+_BASE = ".base.json"
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -141,6 +142,12 @@ def numbers(files: FileSystem, after: int = 0) -> list[int]:
     return sorted({int(name[:6]) for name in found if name[:6].isdigit() and int(name[:6]) > after})
 
 
+def begun(files: FileSystem) -> list[int]:
+    """The generations that have a base, ascending."""
+    found = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER))
+    return sorted(int(name[:6]) for name in found if name[:6].isdigit() and name[6:] == _BASE)
+
+
 def check_fence(files: FileSystem, number: int) -> None:
     """Raise `FencedError` if a newer generation exists."""
     later = numbers(files, after=number)
@@ -159,4 +166,4 @@ def claim_name(number: int) -> str:
 
 def base_name(number: int) -> str:
     """The object that says what a generation builds on."""
-    return f"{FOLDER}{number:06d}.base.json"
+    return f"{FOLDER}{number:06d}{_BASE}"

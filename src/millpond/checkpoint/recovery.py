@@ -29,8 +29,8 @@ from millpond.checkpoint.generation import (
     BaseVersion,
     Generation,
     Tip,
+    begun,
     claim_name,
-    numbers,
     read_base,
     read_claim,
     write_base,
@@ -169,12 +169,12 @@ class _Run:
 
 
 class _Runs:
-    """The generations that began before this one, newest first, read as far as needed."""
+    """The runs before this one that wrote a base, newest first, read as far as needed."""
 
     def __init__(self, files: FileSystem, committed: set[int], generation: Generation | None) -> None:
         self._files = files
         self._committed = committed
-        self._left = [n for n in numbers(files) if generation is None or n < generation.number]
+        self._left = [n for n in begun(files) if generation is None or n < generation.number]
         self._read: list[_Run] = []
 
     def newest(self) -> _Run | None:
@@ -194,8 +194,6 @@ class _Runs:
             number = self._left.pop()
             try:
                 run = _Run(read_claim(self._files, number), read_base(self._files, number))
-            except MissingFileError:
-                continue  # that run died before it began
             except StateDamagedError:
                 if number in self._committed:
                     raise

@@ -1,0 +1,165 @@
+"""Seeded schedules of crashes and failures, without Spark: restart until done, and the rows are right.
+
+`MILLPOND_SCHEDULES=5000` (`make chaos`) runs that many random ones. `MILLPOND_SEED=n` repeats one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.errors import FencedError, StateDamagedError, TransientError
+from tests.chaos.tripwire import Crash
+from tests.chaos.world import TaskFailed, World
+
+SCHEDULES = int(os.environ.get("MILLPOND_SCHEDULES", "190"))
+SEEDS = [int(os.environ["MILLPOND_SEED"])] if "MILLPOND_SEED" in os.environ else list(range(SCHEDULES))
+BATCHES = 6
+CHUNK = 10
+
+CRASHES = ("before crash", "after crash", "torn crash", "late crash")
+FAILURES = ("before failure", "after failure", "torn failure", "late failure", "twice")
+
+
+def drive(world: World, batches: int, *, between: Callable[[], None] = lambda: None) -> int:
+    """Start, and start again, until Spark has committed so many batches; returns how many starts it took."""
+    for starts in range(1, 200):
+        try:
+            world.start()
+            while world.ledger.last("commits") < batches - 1:
+                between()
+                world.run_batch()
+        except StateDamagedError:
+            raise  # nothing here damages files: the ledger must never be ahead of what can be recovered
+        except (Crash, TaskFailed, TransientError, FencedError):
+            world.end_application(world.random.choice(["kill", "stop", "drain"]))
+            continue
+        return starts
+    raise AssertionError("it does not come to an end")
+
+
+def random_world(seed: int, tmp_path: Path) -> World:
+    choice = random.Random(seed * 7919)
+    crash, fail = choice.choice([(0.02, 0.0), (0.01, 0.05), (0.0, 0.15), (0.04, 0.04), (0.1, 0.0)])
+    left = [choice.randrange(1, 12)]
+
+    def decide(step: str) -> str:
+        if choice.random() < crash and left[0]:
+            left[0] -= 1
+            return choice.choice(CRASHES)
+        if choice.random() < (fail if " put " in step else fail / 5):  # obstore repeats reads by itself
+            return choice.choice(FAILURES)
+        return "ok"
+
+    world = World(
+        tmp_path,
+        seed,
+        partitions=choice.randrange(1, 5),
+        slots=choice.randrange(1, 4),
+        hosts=choice.randrange(1, 3),
+        decide=decide,
+    )
+    world.sync = choice.random() < 0.2
+    world.skipping_sink = choice.random() < 0.5
+    world.chatty = choice.choice([0.0, 0.3, 0.7])
+    world.retain = choice.choice([2, 2, 4])
+    return world
+
+
+def run_schedule(seed: int, tmp_path: Path) -> World:
+    world = random_world(seed, tmp_path)
+    kills = random.Random(seed)
+
+    def between() -> None:
+        what = kills.random()
+        if what < 0.05:
+            world.kill_slot(kills.randrange(world.slot_count))
+        elif what < 0.10:
+            world.stop_slot(kills.randrange(world.slot_count))
+        elif what < 0.13:
+            world.lose_host(kills.randrange(world.host_count))
+        elif what < 0.20:
+            world.wake_zombie()
+        elif what < 0.25:
+            world.arrive()
+        elif what < 0.30:
+            raise Crash("driver")
+
+    try:
+        drive(world, BATCHES, between=between)
+        world.quiet = True
+        while any(zombie.committer.step() for zombie in world.zombies):
+            pass
+        world.check_end(BATCHES)
+    except BaseException:
+        print(f"MILLPOND_SEED={seed}", *world.trace[-60:], sep="\n  ")
+        raise
+    finally:
+        world.clean()
+    return world
+
+
+@pytest.mark.parametrize("chunk", [SEEDS[i : i + CHUNK] for i in range(0, len(SEEDS), CHUNK)], ids=lambda c: f"{c[0]}+")
+def test_random_schedules(chunk, tmp_path):
+    for seed in chunk:
+        run_schedule(seed, tmp_path)
+
+
+STEPS = {
+    "disk put sealed": "seal a delta on the local disk",
+    "disk delete sealed": "forget a delta that is durable",
+    "state put commits": "put a commit",
+    "state list generations": "look for a newer generation",
+    "state put generations": "claim a generation, write its base",
+    "state put json": "pin the query",
+    "state list commits": "list what is durable",
+    "state get commits": "read a manifest",
+    "state put files": "write a run",
+    "state delete commits": "collect garbage",
+    "spark put offsets": "plan a batch",
+    "spark put commits": "commit a batch",
+    "spark delete offsets": "set a planned batch aside",
+    "spark delete commits": "roll a batch back",
+    "spark put millpond": "journal a roll-back",
+    "sink write rows": "the sink takes a batch",
+}
+
+
+def crash_at(tmp_path: Path, number: int, fate: str, how: str) -> tuple[World, bool]:
+    """Three batches; the process that performs the `number`-th operation dies of it, and of the one 25 later."""
+    seen = [0]
+
+    def decide(step: str) -> str:
+        seen[0] += 1
+        return fate if seen[0] in (number, number + 25) else "ok"
+
+    world = World(tmp_path, 3, partitions=2, slots=2, decide=decide)
+    world.chatty = 0.3
+    world.random.choice = lambda options: how if how in options else options[0]  # type: ignore[method-assign]
+    try:
+        drive(world, 5)
+        world.quiet = True
+        world.check_end(5)
+    except BaseException:
+        print(number, fate, how, *world.trace[-60:], sep="\n  ")
+        raise
+    finally:
+        world.clean()
+    return world, seen[0] < number
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "drain"])
+@pytest.mark.parametrize("fate", CRASHES)
+def test_crash_at_every_operation(tmp_path, fate, how):
+    died = set()
+    for number in range(1, 400, 1 if SCHEDULES > 190 else 3):
+        world, over = crash_at(tmp_path, number, fate, how)
+        died |= {line.partition(":")[0] for line in world.trace if line.endswith("crash")}
+        if over:
+            break
+    if fate == "after crash" and SCHEDULES > 190:
+        assert set(STEPS) <= died, f"never died at {set(STEPS) - died}"

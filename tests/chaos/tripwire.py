@@ -1,0 +1,92 @@
+"""File systems that a world can trip up: before an operation, after it, in the middle, or by sending it too late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millpond.errors import TransientError
+from millpond.files.filesystem import FileInfo, FileSystem
+
+
+class Crash(BaseException):
+    """The process that made the call is gone: nothing in it may catch this."""
+
+
+class Tripwire:
+    """Passes operations to `inner`; `decide(step)` says what becomes of each: see `World.decide`.
+
+    A step is named by the store, the operation and the kind of file, e.g. `state put commits`.
+    """
+
+    def __init__(self, inner: FileSystem, store: str, decide: Callable[[str], str], delayed: list[Any]) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self._store = store
+        self._decide = decide
+        self._delayed = delayed
+
+    def put(self, name: str, data: Any, *, create: bool = False, sync: bool = True) -> None:
+        pieces = [bytes(memoryview(piece)) for piece in data]
+
+        def act() -> None:
+            self.inner.put(name, pieces, create=create, sync=sync)
+
+        fate = self._decide(self._step("put", name))
+        if fate.startswith("torn"):
+            whole = b"".join(pieces)
+            try:
+                self.inner.put(name, [whole[: len(whole) // 2]], create=create, sync=sync)
+            except FileExistsError:
+                pass
+        elif fate.startswith("late") and create:
+            self._delayed.append(act)  # on its way in the network: it arrives at some time, or never
+        elif fate == "twice":
+            act()
+            act()
+            return
+        self._run(act, fate, name, done=fate.startswith(("torn", "late")))
+
+    def get(self, name: str) -> bytes:
+        return self._run(lambda: self.inner.get(name), self._decide(self._step("get", name)), name)
+
+    def get_range(self, name: str, offset: int, length: int) -> Any:
+        fate = self._decide(self._step("get", name))
+        return self._run(lambda: self.inner.get_range(name, offset, length), fate, name)
+
+    def get_ranges(self, name: str, ranges: Any) -> Any:
+        return self._run(lambda: self.inner.get_ranges(name, ranges), self._decide(self._step("get", name)), name)
+
+    def size(self, name: str) -> int:
+        return self._run(lambda: self.inner.size(name), self._decide(self._step("get", name)), name)
+
+    def exists(self, name: str) -> bool:
+        return self._run(lambda: self.inner.exists(name), self._decide(self._step("get", name)), name)
+
+    def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        fate = self._decide(self._step("list", prefix))
+        return self._run(lambda: self.inner.list(prefix, after=after), fate, prefix)
+
+    def rename(self, src: str, dst: str) -> None:
+        self._run(lambda: self.inner.rename(src, dst), self._decide(self._step("rename", src)), src)
+
+    def delete(self, name: str) -> None:
+        self._run(lambda: self.inner.delete(name), self._decide(self._step("delete", name)), name)
+
+    def locate(self, name: str) -> str:
+        return self.inner.locate(name)
+
+    def _step(self, operation: str, name: str) -> str:
+        kind = name.partition("/")[0] if "/" in name else name.rpartition(".")[2]
+        return f"{self._store} {operation} {kind}"
+
+    def _run(self, act: Callable[[], Any], fate: str, name: str, *, done: bool = False) -> Any:
+        when, _, what = fate.partition(" ")
+        result = None
+        if not done and when != "before":
+            result = act()
+        if what == "crash":
+            raise Crash(name)
+        if what == "failure":
+            raise TransientError("Injected failure.", file=self.inner.locate(name))
+        return result
