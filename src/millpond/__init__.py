@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from millpond.query.writer import StreamWriter
 
-__all__ = ["writeStream"]
+__all__ = ["explain", "install", "writeStream"]
 
 
 def writeStream(df: DataFrame) -> StreamWriter:
@@ -20,7 +20,51 @@ def writeStream(df: DataFrame) -> StreamWriter:
 
     Returns:
         Spark's `DataStreamWriter`, whose `start()` gives Spark's own `StreamingQuery`.
+
+    Raises:
+        UsageError: the session is a Spark Connect session, or of a version of Spark that was never tested.
     """
     from millpond.query.writer import StreamWriter
 
     return StreamWriter(df)
+
+
+def install(spark: SparkSession) -> None:
+    """Make `df.writeStream` itself do what `millpond.writeStream(df)` does, for all DataFrames of this session.
+
+    Args:
+        spark: a classic session; others are not affected.
+
+    Raises:
+        UsageError: the session is a Spark Connect session, or of a version of Spark that was never tested.
+    """
+    from millpond.query.install import install_session
+
+    install_session(spark)
+
+
+@overload
+def explain(df: DataFrame, output_mode: str = ..., *, as_dict: Literal[False] = ...) -> None: ...
+@overload
+def explain(df: DataFrame, output_mode: str = ..., *, as_dict: Literal[True]) -> dict[str, Any]: ...
+def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False) -> dict[str, Any] | None:
+    """Print where each stateful operator of a streaming DataFrame would run, with which access pattern, and why.
+
+    Args:
+        df: a streaming DataFrame of a classic session.
+        output_mode: the output mode that the query will be started with.
+        as_dict: return the decision as plain data instead of printing it.
+
+    Raises:
+        UsageError: the session is a Spark Connect session, or of a version of Spark that was never tested.
+    """
+    from millpond.plan import explain as explaining
+    from millpond.plan.decide import decide
+    from millpond.query.checks import check_session
+
+    check_session(df)
+    decision = decide(df, output_mode)
+    if as_dict:
+        return explaining.as_dict(decision)
+    print(explaining.as_text(decision))
+    return None

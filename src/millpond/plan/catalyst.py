@@ -205,6 +205,11 @@ class Catalyst:
         scala = self._class("scala.jdk.javaapi.CollectionConverters").asScala(array)
         return scala.toIndexedSeq() if indexed else scala.toSeq()
 
+    @property
+    def session_id(self) -> str:
+        """What tells this session from others of the application."""
+        return str(self.spark._jsparkSession.sessionUUID())
+
     def analyzed(self, df: DataFrame) -> Node:
         """The analysed plan of a DataFrame, common table expressions inlined where Spark's optimiser would."""
         plan = Node(df._jdf.queryExecution().analyzed())

@@ -19,17 +19,22 @@ log = logging.getLogger("millpond")
 
 
 def check_session(df: DataFrame) -> None:
+    """Refuse the DataFrames of sessions that `check_spark` refuses."""
+    check_spark(df.sparkSession)
+
+
+def check_spark(spark: SparkSession) -> None:
     """Refuse Spark Connect and untested versions of Spark.
 
     Raises:
         UsageError: saying which sessions and versions work.
     """
-    if not hasattr(df, "_jdf") or type(df).__module__.startswith("pyspark.sql.connect"):
+    if not hasattr(spark, "_jsparkSession") or type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
             "Millpond reads the query's plan in the driver's JVM, which a Spark Connect session does not offer.",
             action="Use a classic session: SparkSession.builder.master(…).getOrCreate(), without remote().",
         )
-    version = df.sparkSession.version
+    version = spark.version
     if ".".join(version.split(".")[:2]) not in TESTED:
         raise UsageError(
             f"Millpond was never tested with Spark {version} (PySpark {pyspark.__version__}).",

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.plan.decide import Decision, decide
+from millpond.plan.explain import as_text
 from millpond.plan.reasons import Reason
 from millpond.plan.repeatable import needs_sync
 from millpond.plan.transplant import transplant
@@ -142,7 +143,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             return transplant(self._df, decision, tasks[0].partitions, lambda index, _: pipes[index])
 
         def begin(frame: DataFrame) -> StreamingQuery:
-            writer = frame.writeStream
+            writer = DataStreamWriter(frame)
             for name, args, kwargs in self._calls:
                 if name == "foreachBatch" and coverage is not None:
                     args, kwargs = (CompleteBatch(self._said(name), list(started), coverage),), {}
@@ -154,13 +155,15 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         return Start(self._spark, decision, settings, checkpoint, needs_sync(decision), rewritten, around).run(begin)
 
     def _report(self, decision: Decision, settings: Settings) -> None:
+        if settings.explain == "all":
+            log.warning("%s", as_text(decision))
         for operator in decision.theirs:
             if settings.on_unsupported == "error":
                 raise UnsupportedError(
                     f"The operator '{operator.title}' is not supported: {operator.reason}.",
                     action="Change the query, or set spark.millpond.onUnsupported=spark to leave it to Spark.",
                 )
-            if settings.explain != "none":
+            if settings.explain == "fallback":
                 log.warning("'%s' stays on Spark's state store: %s", operator.title, operator.reason)
 
     def _continuous(self) -> str | None:

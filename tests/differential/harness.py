@@ -1,0 +1,139 @@
+"""One query, run by Spark and by Millpond on the same batches: all rows of all batches must be equal."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import threading
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+
+import millpond
+from tests.differential.data import DDL, write
+
+Query = Callable[[DataFrame, SparkSession], DataFrame]
+"""Builds the query from its stream."""
+Batches = dict[int, list[tuple[Any, ...]]]
+"""Output rows by batch id."""
+
+
+def stream(spark: SparkSession, folder: Path, ddl: str = DDL) -> DataFrame:
+    """The stream of a folder's files, one file a batch."""
+    return spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+def plain(value: Any) -> Any:
+    """A value without identity: rows become tuples, collected arrays are put in order."""
+    if isinstance(value, Row):
+        return tuple(plain(part) for part in value)
+    if isinstance(value, list):
+        return sorted((plain(part) for part in value), key=order)
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+def order(value: Any) -> tuple[Any, ...]:
+    """A sort key for any value, floats coarsely so that rounding does not reorder rows."""
+    if isinstance(value, tuple | list):
+        return (3, *(order(part) for part in value))
+    if isinstance(value, float):
+        return (1, f"{value + 0.0:.5g}")
+    return (0, "") if value is None else (2, type(value).__name__, str(value))
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality, of floats up to rounding."""
+    if isinstance(left, tuple | list) and isinstance(right, tuple | list):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    if isinstance(left, float) and isinstance(right, float):
+        return (math.isnan(left) and math.isnan(right)) or math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9)
+    return type(left) is type(right) and left == right
+
+
+def run(
+    df: DataFrame, mode: str, checkpoint: Path, *, ours: bool, into: Batches, trigger: dict[str, Any] | None = None
+) -> None:
+    """Run a query over the files that are there, to the end; add its output to `into`."""
+
+    def keep(batch: DataFrame, number: int) -> None:
+        into[number] = [plain(row) for row in batch.collect()]
+
+    writer = millpond.writeStream(df) if ours else df.writeStream
+    query = (
+        writer.outputMode(mode)
+        .option("checkpointLocation", str(checkpoint))
+        .foreachBatch(keep)
+        .trigger(**(trigger or {"availableNow": True}))
+        .start()
+    )
+    query.awaitTermination()
+
+
+def compare(
+    spark: SparkSession,
+    folder: Path,
+    query: Query,
+    mode: str,
+    rounds: Sequence[Sequence[pa.Table]],
+) -> Batches:
+    """Run both engines over the batches, with a restart between rounds, and compare everything.
+
+    Args:
+        spark: the session.
+        folder: an empty folder.
+        query: builds the query.
+        mode: output mode.
+        rounds: the batches, grouped by run.
+
+    Returns:
+        Millpond's output.
+    """
+    native, ours = spark.newSession(), spark.newSession()
+    ours.conf.set("spark.millpond.onUnsupported", "error")  # nothing is compared with itself
+    expected: Batches = {}
+    actual: Batches = {}
+    number = 0
+    for tables in rounds:
+        for table in tables:
+            write(folder / "in", number, table)
+            number += 1
+        failures: list[BaseException] = []
+
+        def natively(into: list[BaseException] = failures) -> None:
+            try:
+                df = query(stream(native, folder / "in"), native)
+                run(df, mode, folder / "native", ours=False, into=expected)
+            except BaseException as error:
+                into.append(error)
+
+        thread = threading.Thread(target=natively)
+        thread.start()
+        try:
+            run(query(stream(ours, folder / "in"), ours), mode, folder / "ours", ours=True, into=actual)
+        finally:
+            thread.join()
+        if failures:
+            raise failures[0]
+    assert_equal(actual, expected)
+    return actual
+
+
+def assert_equal(actual: Batches, expected: Batches) -> None:
+    """Compare batch by batch, rows as multisets."""
+    assert sorted(actual) == sorted(expected)
+    for number, wanted in expected.items():
+        left, right = sorted(actual[number], key=order), sorted(wanted, key=order)
+        if len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True)):
+            continue
+        lines = [f"batch {number}: {len(left)} rows, Spark has {len(right)}"]
+        odd = [(a, b) for a, b in zip(left, right, strict=False) if not same(a, b)][:5]
+        lines += [f"  millpond {_show(a)}\n  spark    {_show(b)}" for a, b in odd]
+        raise AssertionError("\n".join(lines))
+
+
+def _show(row: tuple[Any, ...]) -> str:
+    return ", ".join(str(v) if isinstance(v, Decimal | dt.datetime | dt.date) else repr(v) for v in row)

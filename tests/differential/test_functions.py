@@ -1,0 +1,82 @@
+"""Every function over every type, in one query each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.differential.data import batch
+from tests.differential.harness import compare
+
+INTEGERS = ["i8", "i16", "i32", "i64"]
+FLOATS = ["f32", "f64"]
+DECIMALS = ["dec9", "dec18", "dec38"]
+OTHERS = ["b", "s", "bin", "d", "ts", "tsn"]
+ATOMIC = INTEGERS + FLOATS + DECIMALS + OTHERS
+
+
+def each(function: str, columns: list[str]) -> list[str]:
+    return [function.format(c) for c in columns]
+
+
+CASES = {
+    "count": ["count(*)", "count(1)", "count(i64, s)", *each("count({})", ATOMIC), "count(st)"],
+    "count_if": ["count_if(b)", "count_if(i32 > 10)", "count_if(s is null)"],
+    "sum integers": each("sum({})", INTEGERS),
+    "sum floats": each("sum({})", FLOATS),
+    "sum decimals": each("sum({})", DECIMALS),
+    "avg integers": each("avg({})", INTEGERS),
+    "avg floats": each("avg({})", FLOATS),
+    "avg decimals": each("avg({})", DECIMALS),
+    "min numbers": each("min({})", INTEGERS + FLOATS + DECIMALS),
+    "max numbers": each("max({})", INTEGERS + FLOATS + DECIMALS),
+    "min others": each("min({})", OTHERS),
+    "max others": each("max({})", OTHERS),
+    "first": each("first({})", ATOMIC),
+    "first ignore nulls": each("first({}, true)", ATOMIC),
+    "last": each("last({})", ATOMIC),
+    "last ignore nulls": each("last({}) ignore nulls", ATOMIC),
+    "any_value": each("any_value({})", ATOMIC) + each("any_value({}, true)", ATOMIC),
+    "booleans": ["bool_and(b)", "bool_or(b)", "every(i32 > 0)", "some(i32 > 900)"],
+    "stddev": [
+        *each("stddev({})", INTEGERS),
+        *each("stddev_samp({})", FLOATS),
+        *each("stddev_pop({})", ["i32", "f64"]),
+    ],
+    "variance": [*each("variance({})", INTEGERS), *each("var_samp({})", FLOATS), *each("var_pop({})", ["i32", "f64"])],
+    "stddev decimals": ["stddev(dec9)", "var_pop(dec18)"],
+    "min_by": [*each("min_by({}, i64)", ATOMIC), *each("min_by(s, {})", ATOMIC)],
+    "max_by": [*each("max_by({}, i64)", ATOMIC), *each("max_by(s, {})", ATOMIC)],
+    "approx_count_distinct": [*each("approx_count_distinct({})", ATOMIC), "approx_count_distinct(i64, 0.1)"],
+    "collect_list": each("collect_list({})", ATOMIC),
+    "collect_set": each("collect_set({})", [c for c in ATOMIC if c not in FLOATS]),
+    "filter": [
+        "count(*) filter (where i32 > 0)",
+        "sum(i64) filter (where b)",
+        "max(s) filter (where f64 is not null)",
+        "avg(dec9) filter (where s like '%a%')",
+        "count(s) filter (where b)",
+    ],
+    "try": ["try_sum(dec18)", "try_avg(i64)"],
+    "arithmetic": ["sum(i32 * 2) + max(i64) - 1", "cast(avg(i32) as decimal(20,3))", "sum(i32) / count(i32)", "k + 1"],
+    "twice": ["sum(i32)", "sum(i32) as again", "sum(i32) + sum(i32)", "max(s)", "max(s) || '!'"],
+}
+
+
+ORDERED = {"first", "first ignore nulls", "last", "last ignore nulls", "any_value", "min_by", "max_by"}
+"""Functions whose result depends on the order of rows, which Spark keeps only from batch to batch."""
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+@pytest.mark.parametrize("name", CASES)
+def test_function(spark: SparkSession, tmp_path: Path, name: str, mode: str) -> None:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        df.createOrReplaceTempView("events")
+        return session.sql(f"select k, {', '.join(CASES[name])} from events group by k")
+
+    seed = sum(map(ord, name + mode))
+    once = name in ORDERED
+    rounds = [[batch(seed, 60, once=once), batch(seed + 1, 0)], [batch(seed + 2, 40, once=once)]]
+    compare(spark, tmp_path, query, mode, rounds)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from millpond.conf import Settings, parse_size, read_settings
+from millpond.errors import SettingError
+
+
+def test_defaults() -> None:
+    assert read_settings({"spark.app.name": "x"}) == Settings()
+
+
+def test_reads_every_setting() -> None:
+    given = {
+        "enabled": "false",
+        "state.location": "s3://bucket/state",
+        "partitions": "7",
+        "slots": "3",
+        "slot.memory": "512m",
+        "cache.disk": "10g",
+        "commit.mode": "SYNC",
+        "compaction": "off",
+        "onUnsupported": "error",
+        "explain": "all",
+        "keyGroups": "32768",
+        "batch.rows": "5000",
+    }
+    settings = read_settings({f"spark.millpond.{name}": value for name, value in given.items()})
+    assert settings == Settings(
+        enabled=False,
+        state_location="s3://bucket/state",
+        partitions=7,
+        slots=3,
+        slot_memory=512 << 20,
+        cache_disk=10 << 30,
+        commit_mode="sync",
+        compaction="off",
+        on_unsupported="error",
+        explain="all",
+        key_groups=32768,
+        batch_rows=5000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512", 512), ("64k", 65536), ("1g", 1 << 30), ("100 MB", 100 << 20), ("2GiB", 2 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slot.memry", "1g"),
+        ("slot.memory", "much"),
+        ("slot.memory", "1k"),
+        ("partitions", "0"),
+        ("partitions", "40000"),
+        ("slots", "-1"),
+        ("commit.mode", "later"),
+        ("enabled", "yes"),
+        ("compaction", "remote"),
+        ("keyGroups", "128"),
+        ("state.location", " "),
+    ],
+)
+def test_unknown_or_malformed_lists_the_known(name: str, value: str) -> None:
+    with pytest.raises(SettingError, match=r"Known settings: .*spark.millpond.slot.memory") as caught:
+        read_settings({f"spark.millpond.{name}": value})
+    assert f"spark.millpond.{name}" in str(caught.value)

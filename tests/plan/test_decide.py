@@ -1,0 +1,183 @@
+"""Which operators run on Millpond, what their specs say, and why the others stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
+from millpond.plan.decide import decide
+
+Make = Callable[[DataFrame, SparkSession], DataFrame]
+
+
+def test_aggregate_spec(stream: DataFrame) -> None:
+    df = stream.groupBy((F.col("k") + 1).alias("next"), "st").agg(
+        F.count("*"), F.sum(F.col("v") * 2) + F.max("d"), F.expr("count(s) filter (where b)"), F.countDistinct("s", "v")
+    )
+    (operator,) = decide(df, "update").operators
+    assert operator.spec == AggregateSpec(
+        keys=(Field("next", "int"), Field("st", "struct<a:int,b:string>")),
+        inputs=(
+            Field("input0", "bigint"),
+            Field("input1", "double"),
+            Field("input2", "boolean"),
+            Field("input3", "boolean"),
+            Field("input4", "string"),
+            Field("input5", "bigint"),
+        ),
+        calls=(
+            AggregateCall("count", (), "bigint"),
+            AggregateCall("sum", (0,), "bigint", options={"eval_mode": "ansi"}),
+            AggregateCall("max", (1,), "double"),
+            AggregateCall("count", (2,), "bigint", filter=3),
+            AggregateCall("count", (4, 5), "bigint", distinct=True),
+        ),
+        output_mode="update",
+    )
+
+
+def test_the_same_function_is_computed_once(stream: DataFrame) -> None:
+    df = stream.groupBy("k").agg(F.sum("v"), F.sum("v").alias("again"), F.sum("v") + F.sum("v"), F.max("v"))
+    (operator,) = decide(df, "update").operators
+    assert isinstance(operator.spec, AggregateSpec)
+    assert [call.function for call in operator.spec.calls] == ["sum", "max"]
+    assert len(operator.spec.inputs) == 1
+
+
+def test_counting_what_is_never_null_needs_no_input(spark: SparkSession) -> None:
+    df = spark.readStream.format("rate").load().select(F.lit(1).alias("k"), F.lit("x").alias("s"))
+    (operator,) = decide(df.groupBy("k").agg(F.count("s"), F.count(F.lit(1))), "update").operators
+    assert isinstance(operator.spec, AggregateSpec)
+    assert operator.spec.inputs == ()
+    assert len(operator.spec.calls) == 2
+
+
+def test_deduplicate_spec(stream: DataFrame) -> None:
+    df = stream.select("k", "s", "arr", "v").dropDuplicates(["v", "k"])
+    (operator,) = decide(df, "append").operators
+    columns = (Field("k", "int"), Field("s", "string"), Field("arr", "array<int>"), Field("v", "bigint"))
+    assert isinstance(operator.spec, DeduplicateSpec)
+    assert operator.spec.columns == columns
+    assert sorted(operator.spec.keys) == [0, 3]
+
+
+def test_select_distinct_groups_by_all_columns(stream: DataFrame, spark: SparkSession) -> None:
+    (operator,) = decide(spark.sql("select distinct k, s from events"), "update").operators
+    assert isinstance(operator.spec, AggregateSpec)
+    assert [field.name for field in operator.spec.keys] == ["k", "s"]
+    assert operator.spec.calls == ()
+
+
+def test_names_are_unique(stream: DataFrame) -> None:
+    df = stream.select("k", F.col("v").alias("K"), F.col("s").alias("__hash")).dropDuplicates()
+    (operator,) = decide(df, "append").operators
+    assert isinstance(operator.spec, DeduplicateSpec)
+    names = [field.name.lower() for field in operator.spec.columns]
+    assert len(set(names)) == 3
+    assert not any(name.startswith("__") for name in names)
+
+
+def test_operators_are_numbered_bottom_up(stream: DataFrame) -> None:
+    df = stream.dropDuplicates(["k"]).groupBy("s").count()
+    first, second = decide(df, "update").operators
+    assert isinstance(first.spec, DeduplicateSpec)
+    assert isinstance(second.spec, AggregateSpec)
+    assert (first.index, second.index) == (0, 1)
+
+
+def test_stateless_queries_and_batch_aggregates_have_no_operators(stream: DataFrame, spark: SparkSession) -> None:
+    assert decide(stream.filter("k > 1").select("v"), "append").operators == ()
+    totals = spark.range(10).groupBy((F.col("id") % 3).alias("id")).count()
+    assert decide(stream.join(totals, F.col("k") == F.col("id")), "append").operators == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with c as (select k, sum(v) as t from events group by k) select * from c where t > 1",
+        "select * from (select s, max(v) from events group by s having count(*) > 1)",
+        "select k, s, sum(v) from events group by rollup(k, s)",
+        "select k + 1, count(*) from events group by 1",
+        "select e.k, count(*) from events e join values (1, 'a') as t(k, name) on e.k = t.k group by e.k",
+    ],
+)
+def test_sql(stream: DataFrame, spark: SparkSession, text: str) -> None:
+    decision = decide(spark.sql(text), "update")
+    assert [operator.index for operator in decision.operators] == [0]
+
+
+def test_a_cte_read_twice_is_two_operators(stream: DataFrame, spark: SparkSession) -> None:
+    text = "with c as (select k, sum(v) as t from events group by k) select * from c union all select * from c"
+    assert [operator.index for operator in decide(spark.sql(text), "update").operators] == [0, 1]
+
+
+STAY = {
+    "append": (lambda df, _: df.groupBy("k").count(), "append", "MP-MODE"),
+    "window": (lambda df, _: df.groupBy(F.window("ts", "1 minute")).count(), "update", "MP-EVENT-TIME"),
+    "session": (lambda df, _: df.groupBy(F.session_window("ts", "1 minute")).count(), "update", "MP-EVENT-TIME"),
+    "watermark": (lambda df, _: df.withWatermark("ts", "1 minute").groupBy("ts").count(), "update", "MP-EVENT-TIME"),
+    "watermarked key": (
+        lambda df, _: df.withWatermark("ts", "1 minute").dropDuplicates(["ts", "k"]),
+        "append",
+        "MP-EVENT-TIME",
+    ),
+    "within": (
+        lambda df, _: df.withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["k"]),
+        "append",
+        "MP-OPERATOR",
+    ),
+    "function": (lambda df, _: df.groupBy("k").agg(F.expr("percentile(d, 0.5)")), "update", "MP-FUNCTION"),
+    "array key": (lambda df, _: df.groupBy("arr").count(), "update", "MP-KEY-TYPE"),
+    "map key": (lambda df, _: df.groupBy("m").count(), "update", "MP-KEY-TYPE"),
+    "collation": (
+        lambda df, _: df.groupBy(F.expr("s collate UTF8_LCASE")).count(),
+        "update",
+        "MP-KEY-TYPE",
+    ),
+    "input": (lambda df, _: df.groupBy("k").agg(F.max("arr")), "update", "MP-INPUT-TYPE"),
+    "limit": (lambda df, _: df.limit(3), "append", "MP-OPERATOR"),
+    "pandas": (
+        lambda df, _: df.groupBy("k").applyInPandasWithState(
+            lambda *_: iter(()), "k int", "n int", "update", "NoTimeout"
+        ),
+        "update",
+        "MP-OPERATOR",
+    ),
+    "keys": (
+        lambda df, _: df.groupBy(*[(F.col("v") + i).alias(f"k{i}") for i in range(65)]).count(),
+        "update",
+        "MP-KEYS",
+    ),
+    "stream-stream join": (
+        lambda df, _: df.alias("a").join(df.alias("b"), F.expr("a.k = b.k")),
+        "append",
+        "MP-OPERATOR",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_stays_on_spark_with_a_reason(stream: DataFrame, spark: SparkSession, name: str) -> None:
+    make, mode, code = STAY[name]
+    (operator,) = decide(make(stream, spark), mode).operators
+    assert operator.spec is None
+    assert operator.reason is not None
+    assert operator.reason.code == code
+    assert str(operator.reason).startswith(f"{code}: ")
+
+
+def test_updates_stay_below_an_operator_that_stays(stream: DataFrame) -> None:
+    df = stream.withWatermark("ts", "1 minute").groupBy("k").agg(F.sum("v").alias("t")).limit(3)
+    first, second = decide(df, "update").operators
+    assert first.reason is not None
+    assert first.reason.code == "MP-ABOVE"
+    assert second.reason is not None
+
+
+def test_a_watermark_beside_the_keys_does_not_matter(stream: DataFrame) -> None:
+    (operator,) = decide(stream.withWatermark("ts", "1 minute").dropDuplicates(["k"]), "append").operators
+    assert operator.spec is not None

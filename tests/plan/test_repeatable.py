@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millpond.plan.decide import decide
+from millpond.plan.explain import as_dict, as_text
+from millpond.plan.repeatable import needs_sync
+
+
+def reason(df: DataFrame, mode: str = "update") -> str | None:
+    return needs_sync(decide(df, mode))
+
+
+def test_plain_queries_may_lag(stream: DataFrame, spark: SparkSession) -> None:
+    assert reason(stream.groupBy("k").agg(F.first("s"), F.collect_list("v"), F.current_timestamp())) is None
+    assert reason(spark.readStream.format("rate").load().groupBy("value").count()) is None
+    assert reason(stream.dropDuplicates(["k"]).withColumn("r", F.rand()), "append") is None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda df: df.withColumn("r", F.rand()).groupBy("k").agg(F.sum("r")), "not deterministic"),
+        (lambda df: df.filter("uuid() > 'a'").dropDuplicates(["k"]), "not deterministic"),
+        (lambda df: df.sample(0.5).groupBy("k").count(), "sample"),
+    ],
+)
+def test_nondeterministic_plans(stream: DataFrame, make: object, words: str) -> None:
+    assert words in str(reason(make(stream)))  # type: ignore[operator]
+
+
+def test_sources_that_forget(spark: SparkSession, tmp_path: Path) -> None:
+    cleaning = spark.readStream.schema("k int").option("cleanSource", "delete").parquet(str(tmp_path))
+    assert "cleanSource" in str(reason(cleaning.groupBy("k").count()))
+    socket = spark.readStream.format("socket").option("host", "localhost").option("port", 9).load()
+    assert "socket" in str(reason(socket.groupBy("value").count()))
+
+
+def test_batch_tables_that_may_change(spark: SparkSession, stream: DataFrame, tmp_path: Path) -> None:
+    spark.range(3).write.parquet(str(tmp_path / "table"))
+    table = spark.read.parquet(str(tmp_path / "table"))
+    joined = stream.join(table, F.col("k") == F.col("id"))
+    assert "batch table" in str(reason(joined.groupBy("k").count()))
+    assert reason(stream.groupBy("k").count().join(table, F.col("k") == F.col("id"))) is None
+    assert reason(stream.join(spark.range(3), F.col("k") == F.col("id")).groupBy("k").count()) is None
+
+
+def test_explain(stream: DataFrame) -> None:
+    df = stream.dropDuplicates(["k"]).groupBy("k").agg(F.expr("percentile(d, 0.5)"), F.sum("v"))
+    data = as_dict(decide(df, "update"))
+    assert data["commit_mode"] == "async"
+    first, second = data["operators"]
+    assert (first["engine"], first["index"], first["keys"]) == ("millpond", 0, ["k: int"])
+    assert first["store"] == "read-modify-write"
+    assert second["reason"]["code"] == "MP-FUNCTION"
+    text = as_text(decide(df, "update"))
+    assert "[millpond 0] deduplicate by k" in text
+    assert "MP-FUNCTION: the aggregate function percentile" in text
+    assert as_text(decide(stream.select("k"), "append")).startswith("no stateful operators")

@@ -1,0 +1,104 @@
+"""The rewritten plan: the same schema, the same identities, and what the pipe gets and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millpond.operators.spec import OperatorSpec
+from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Node
+from millpond.plan.decide import decide
+from millpond.plan.transplant import transplant
+
+
+class NoPipe:
+    """A pipe that is only planned, never run."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+
+def no_pipe(operator: int, spec: OperatorSpec) -> NoPipe:
+    return NoPipe()
+
+
+def rewritten(df: DataFrame, mode: str = "update", partitions: int = 3) -> DataFrame:
+    return transplant(df, decide(df, mode), partitions, no_pipe)
+
+
+QUERIES = {
+    "columns": lambda df: df.groupBy("k", "st").agg(F.count("*"), F.sum("v").alias("t"), F.max("dec"), F.avg("dec")),
+    "global": lambda df: df.agg(F.count("*"), F.first("s")),
+    "arithmetic": lambda df: df.groupBy((F.col("k") % 7).alias("m")).agg(
+        (F.sum("v") / F.count("v") + F.col("m")).alias("x")
+    ),
+    "having": lambda df: df.groupBy("s").agg(F.sum("v").alias("t")).filter("t > 3").select((F.col("t") + 1).alias("u")),
+    "booleans": lambda df: df.groupBy("b").agg(F.expr("bool_and(b)"), F.expr("any_value(s)"), F.expr("count_if(b)")),
+    "deduplicated": lambda df: df.dropDuplicates(["k", "s"]),
+    "metadata": lambda df: df.withMetadata("k", {"note": "kept"}).groupBy("k").agg(F.max("v")),
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_keeps_the_schema(stream: DataFrame, name: str) -> None:
+    df = QUERIES[name](stream)
+    new = rewritten(df)
+    assert new.schema == df.schema
+    assert new.isStreaming
+
+
+def test_keeps_identities(stream: DataFrame) -> None:
+    df = stream.groupBy("k").agg(F.sum("v").alias("t"))
+    catalyst = Catalyst(df.sparkSession)
+    old, new = catalyst.analyzed(df), catalyst.analyzed(rewritten(df))
+    assert [a.expr_id for a in old.output] == [a.expr_id for a in new.output]
+
+
+def test_keeps_the_watermark_delay(stream: DataFrame) -> None:
+    df = stream.withWatermark("ts", "1 minute").dropDuplicates(["k"])
+    plan = Catalyst(df.sparkSession).analyzed(rewritten(df, "append"))
+    delays = {a.name: a.metadata.get(WATERMARK_DELAY) for a in plan.output}
+    assert delays["ts"] == 60_000
+    assert delays["k"] is None
+
+
+def nodes(df: DataFrame) -> list[Node]:
+    return list(Catalyst(df.sparkSession).analyzed(df).walk())
+
+
+def test_the_pipe_gets_hash_mark_and_columns_and_bears_a_name(stream: DataFrame) -> None:
+    (pipe,) = [n for n in nodes(rewritten(stream.groupBy("k").agg(F.sum("v")))) if n.kind == "MapInArrow"]
+    assert [a.name for a in pipe.children[0].output] == ["__hash", "__mark", "k", "input0"]
+    assert [a.type for a in pipe.children[0].output] == ["bigint", "boolean", "int", "bigint"]
+    assert "millpond[aggregate by k]" in str(pipe)
+
+
+def test_markers_carry_each_partitions_lowest_hash(spark: SparkSession, stream: DataFrame) -> None:
+    (local,) = [n for n in nodes(rewritten(stream.groupBy("k").count(), partitions=5)) if n.kind == "LocalRelation"]
+    assert local.streaming
+    rows = local.java.toString()
+    assert "low" in rows
+    low = [local.java.data().apply(index).getLong(0) & ((1 << 64) - 1) for index in range(5)]
+    groups = [value >> 49 for value in low]
+    assert [group * 5 >> 15 for group in groups] == [0, 1, 2, 3, 4]
+    assert all((group - 1) * 5 >> 15 == p - 1 for p, group in enumerate(groups) if p)
+    assert all(value & ((1 << 49) - 1) == 0 for value in low)
+
+
+def test_batch_aggregates_are_left_alone(spark: SparkSession, stream: DataFrame) -> None:
+    names = spark.range(9).groupBy((F.col("id") % 3).alias("id")).agg(F.count("*").alias("n"))
+    df = stream.join(names, F.col("k") == F.col("id")).groupBy("n").count()
+    kinds = [node.kind for node in nodes(rewritten(df))]
+    assert kinds.count("Aggregate") == 1
+    assert kinds.count("MapInArrow") == 1
+
+
+def test_several_operators(stream: DataFrame) -> None:
+    df = stream.dropDuplicates(["k"]).groupBy("s").count().unionByName(stream.groupBy("s").count())
+    new = rewritten(df)
+    assert [node.kind for node in nodes(new)].count("MapInArrow") == 3
+    assert new.schema == df.schema

@@ -1,0 +1,316 @@
+"""`millpond.writeStream`: Spark's writer in every respect but where the state lives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkValueError, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+import millpond
+from millpond.errors import SettingError, UnsupportedError, UsageError
+from tests.differential.data import batch, write
+from tests.differential.harness import stream
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    return spark.newSession()
+
+
+@pytest.fixture
+def events(session: SparkSession, tmp_path: Path) -> DataFrame:
+    for number in range(2):
+        write(tmp_path / "in", number, batch(number, 30))
+    return stream(session, tmp_path / "in")
+
+
+@pytest.fixture
+def counts(events: DataFrame) -> DataFrame:
+    return events.groupBy("k").agg(F.count("*").alias("n"), F.sum("i32").alias("t"))
+
+
+@pytest.fixture
+def settings(session: SparkSession) -> Iterator[Any]:
+    return session.conf
+
+
+def once(writer: Any, mode: str = "update") -> Any:
+    return writer.outputMode(mode).trigger(availableNow=True)
+
+
+def total(session: SparkSession, tmp_path: Path) -> list[tuple[Any, ...]]:
+    table = session.read.parquet(str(tmp_path / "in"))
+    return sorted(map(tuple, table.groupBy("k").agg(F.count("*"), F.sum("i32")).collect()), key=str)
+
+
+def test_memory_sink_in_complete_mode(session: SparkSession, counts: DataFrame, tmp_path: Path) -> None:
+    query = once(millpond.writeStream(counts).format("memory").queryName("totals"), "complete").start()
+    query.awaitTermination()
+    assert sorted(map(tuple, session.table("totals").collect()), key=str) == total(session, tmp_path)
+
+
+def test_arguments_of_start(session: SparkSession, events: DataFrame, tmp_path: Path) -> None:
+    query = (
+        millpond.writeStream(events.dropDuplicates(["k"]))
+        .trigger(availableNow=True)
+        .start(
+            str(tmp_path / "out"),
+            format="parquet",
+            outputMode="append",
+            partitionBy=["b"],
+            queryName="firsts",
+            checkpointLocation=str(tmp_path / "checkpoint"),
+        )
+    )
+    assert query.name == "firsts"
+    query.awaitTermination()
+    out = session.read.parquet(str(tmp_path / "out"))
+    assert any(path.name.startswith("b=") for path in (tmp_path / "out").iterdir())
+    assert out.count() == session.read.parquet(str(tmp_path / "in")).select("k").distinct().count()
+    assert (tmp_path / "checkpoint" / "millpond" / "query.json").exists()
+
+
+def test_to_table(session: SparkSession, events: DataFrame, tmp_path: Path) -> None:
+    session.sql(f"create table firsts_{tmp_path.name} (k int) using parquet location '{tmp_path / 'table'}'")
+    try:
+        (
+            millpond.writeStream(events.select("k").dropDuplicates())
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .toTable(f"firsts_{tmp_path.name}")
+            .awaitTermination()
+        )
+        wanted = session.read.parquet(str(tmp_path / "in")).select("k").distinct().count()
+        assert session.table(f"firsts_{tmp_path.name}").count() == wanted
+    finally:
+        session.sql(f"drop table firsts_{tmp_path.name}")
+
+
+def test_foreach(counts: DataFrame, tmp_path: Path) -> None:
+    out = tmp_path / "rows"
+    out.mkdir()
+
+    def keep(row: Any) -> None:
+        (out / f"{row.k}-{row.n}").touch()
+
+    once(millpond.writeStream(counts).foreach(keep)).start().awaitTermination()
+    assert list(out.iterdir())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda w: w.trigger(),
+        lambda w: w.trigger(once=True, availableNow=True),
+        lambda w: w.queryName(" "),
+        lambda w: w.outputMode(""),
+        lambda w: w.trigger(processingTime=""),
+    ],
+)
+def test_wrong_calls_fail_as_in_spark(counts: DataFrame, wrong: Any) -> None:
+    with pytest.raises(PySparkValueError) as theirs:
+        wrong(counts.writeStream)
+    with pytest.raises(PySparkValueError) as ours:
+        wrong(millpond.writeStream(counts))
+    assert ours.value.getCondition() == theirs.value.getCondition()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda w, p: w.format("noop").start(),  # append without watermark
+        lambda w, p: w.format("parquet").outputMode("update").option("checkpointLocation", f"{p}/c").start(f"{p}/o"),
+        lambda w, p: w.format("parquet").outputMode("update").start(f"{p}/o"),  # no checkpoint location
+        lambda w, p: w.format("nowhere").outputMode("update").option("checkpointLocation", f"{p}/c").start(),
+    ],
+)
+def test_what_spark_refuses_is_refused_in_its_words(counts: DataFrame, tmp_path: Path, start: Any) -> None:
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 — whatever Spark raises
+        start(counts.writeStream, tmp_path)
+    with pytest.raises(type(theirs.value)) as ours:
+        start(millpond.writeStream(counts), tmp_path)
+    assert str(ours.value).split("\n")[0] == str(theirs.value).split("\n")[0]
+
+
+def test_updates_above_updates_are_refused(events: DataFrame) -> None:
+    twice = events.groupBy("k").agg(F.count("*").alias("n")).groupBy("n").count()
+    with pytest.raises(AnalysisException, match="correctness"):
+        millpond.writeStream(twice).format("noop").outputMode("update").start()
+
+
+def test_session_settings_are_put_back(session: SparkSession, counts: DataFrame) -> None:
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "123")
+    before = session.conf.getAll
+    once(millpond.writeStream(counts).format("noop")).start().awaitTermination()
+    assert session.conf.getAll == before
+    with pytest.raises(AnalysisException):
+        millpond.writeStream(counts).format("parquet").outputMode("update").start("/nowhere")
+    assert session.conf.getAll == before
+
+
+def test_the_query_is_known_to_the_session_and_its_listeners(session: SparkSession, counts: DataFrame) -> None:
+    seen: list[Any] = []
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None:
+            pass
+
+        def onQueryProgress(self, event: Any) -> None:
+            seen.append(event.progress)
+
+        def onQueryTerminated(self, event: Any) -> None:
+            pass
+
+    listener = Listener()
+    session.streams.addListener(listener)
+    try:
+        query = millpond.writeStream(counts).format("noop").outputMode("update").start()
+        assert [active.id for active in session.streams.active] == [query.id]
+        query.processAllAvailable()
+        query.stop()
+    finally:
+        session.streams.removeListener(listener)
+    assert query.lastProgress is not None
+    metrics = query.recentProgress[0].observedMetrics["millpond"]
+    assert metrics.input_rows == 30
+
+
+def test_foreach_batch_that_reads_it_all_twice(counts: DataFrame, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def twice(df: DataFrame, number: int) -> None:
+        assert not df.isEmpty()
+        seen.append((number, len(df.collect())))
+        assert df.count() == seen[-1][1]
+
+    once(millpond.writeStream(counts).foreachBatch(twice)).start().awaitTermination()
+    assert [number for number, _ in seen] == [0, 1]
+
+
+def test_foreach_batch_that_only_asks_whether_there_is_anything(counts: DataFrame) -> None:
+    seen: list[bool] = []
+    once(millpond.writeStream(counts).foreachBatch(lambda df, _: seen.append(df.isEmpty()))).start().awaitTermination()
+    assert seen == [False, False]
+
+
+@pytest.mark.parametrize("peek", [lambda df: df.first(), lambda df: df.limit(1).collect(), lambda df: None])
+def test_foreach_batch_that_leaves_partitions_out_fails(counts: DataFrame, peek: Any) -> None:
+    query = once(millpond.writeStream(counts).foreachBatch(lambda df, _: peek(df))).start()
+    with pytest.raises(StreamingQueryException, match="did not read the whole batch"):
+        query.awaitTermination()
+
+
+def test_stateless_queries_pass_through(events: DataFrame, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    query = millpond.writeStream(events.select("k")).format("noop").option("checkpointLocation", str(checkpoint))
+    once(query, "append").start().awaitTermination()
+    assert not (checkpoint / "millpond").exists()
+
+
+def test_unsupported_operators_stay_on_spark_with_one_line(
+    events: DataFrame, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    df = events.groupBy("k").agg(F.expr("percentile(i32, 0.5)"))
+    with caplog.at_level(logging.WARNING, "millpond"):
+        once(millpond.writeStream(df).format("noop")).start().awaitTermination()
+    (line,) = [record.getMessage() for record in caplog.records if "MP-" in record.getMessage()]
+    assert "MP-FUNCTION" in line
+    assert "percentile" in line
+
+
+def test_unsupported_operators_can_be_an_error(events: DataFrame, settings: Any) -> None:
+    settings.set("spark.millpond.onUnsupported", "error")
+    df = events.groupBy("k").agg(F.expr("percentile(i32, 0.5)"))
+    with pytest.raises(UnsupportedError, match="MP-FUNCTION"):
+        millpond.writeStream(df).format("noop").outputMode("update").start()
+
+
+def test_continuous_triggers_stay_on_spark(session: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    df = session.readStream.format("rate").load().dropDuplicates(["value"])
+    with caplog.at_level(logging.WARNING, "millpond"), pytest.raises(AnalysisException):
+        millpond.writeStream(df).format("noop").trigger(continuous="1 second").start()
+    assert any("MP-TRIGGER" in record.getMessage() for record in caplog.records)
+
+
+def test_disabled(counts: DataFrame, settings: Any, tmp_path: Path) -> None:
+    settings.set("spark.millpond.enabled", "false")
+    writer = millpond.writeStream(counts).format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    once(writer).start().awaitTermination()
+    assert (tmp_path / "checkpoint" / "state").exists()
+    assert not (tmp_path / "checkpoint" / "millpond").exists()
+
+
+def test_settings_are_checked(counts: DataFrame, settings: Any) -> None:
+    settings.set("spark.millpond.comit.mode", "sync")
+    with pytest.raises(SettingError, match=r"Known settings: .*spark\.millpond\.commit\.mode"):
+        millpond.writeStream(counts).format("noop").outputMode("update").start()
+
+
+def test_asynchronous_progress_is_refused(counts: DataFrame) -> None:
+    writer = millpond.writeStream(counts).format("noop").outputMode("update")
+    with pytest.raises(UsageError, match="asyncProgressTrackingEnabled"):
+        writer.option("asyncprogresstrackingENABLED", True).start()
+
+
+def test_too_few_retained_batches_are_refused(counts: DataFrame, settings: Any) -> None:
+    settings.set("spark.sql.streaming.minBatchesToRetain", "1")
+    with pytest.raises(SettingError, match="minBatchesToRetain"):
+        millpond.writeStream(counts).format("noop").outputMode("update").start()
+
+
+def test_the_default_checkpoint_location_is_sparks(counts: DataFrame, settings: Any, tmp_path: Path) -> None:
+    settings.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "base"))
+    once(millpond.writeStream(counts).format("noop").queryName("named")).start().awaitTermination()
+    assert (tmp_path / "base" / "named" / "millpond" / "query.json").exists()
+    assert (tmp_path / "base" / "named" / "commits" / "1").exists()
+
+
+def test_a_temporary_checkpoint_is_announced(counts: DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "millpond"):
+        once(millpond.writeStream(counts).format("noop")).start().awaitTermination()
+    assert any("no checkpointLocation" in record.getMessage() for record in caplog.records)
+
+
+def test_commits_wait_where_the_source_forgets(
+    session: SparkSession, events: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    df = events.withColumn("r", F.rand()).groupBy("k").agg(F.max("r"))
+    with caplog.at_level(logging.WARNING, "millpond"):
+        once(millpond.writeStream(df).format("noop")).start().awaitTermination()
+    assert any("commit.mode=sync" in record.getMessage() for record in caplog.records)
+
+
+def test_install(session: SparkSession, counts: DataFrame, tmp_path: Path) -> None:
+    other = session.newSession()
+    millpond.install(session)
+    millpond.install(session)
+    writer = counts.writeStream
+    assert type(writer).__module__ == "millpond.query.writer"
+    assert type(other.readStream.format("rate").load().writeStream).__module__.startswith("pyspark.")
+    once(writer.format("noop").option("checkpointLocation", str(tmp_path / "c"))).start().awaitTermination()
+    assert (tmp_path / "c" / "millpond" / "query.json").exists()
+
+
+def test_spark_connect_is_refused_by_name() -> None:
+    class ConnectSession:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name)
+
+    class ConnectFrame:
+        sparkSession = ConnectSession()
+
+    with pytest.raises(UsageError, match="Spark Connect"):
+        millpond.writeStream(ConnectFrame())  # type: ignore[arg-type]
+
+
+def test_other_versions_of_spark_are_refused_by_name(counts: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(counts.sparkSession), "version", property(lambda _: "3.5.1"))
+    with pytest.raises(UsageError, match=r"4\.1\.x, 4\.2\.x, 4\.3\.x"):
+        millpond.writeStream(counts)
