@@ -44,7 +44,7 @@ def task(folder: Path) -> PipeTask:
         location=str(folder / "state"),
         generation=1,
         offsets=str(folder / "offsets"),
-        settings=SlotSettings(directory=str(folder), silence_timeout=2.0, start_timeout=20.0),
+        settings=SlotSettings(directory=str(folder), silence_timeout=15.0, start_timeout=20.0),
         template="tests.slot.echo",
     )
 
@@ -53,6 +53,11 @@ def task(folder: Path) -> PipeTask:
 def owned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots started from this process belong to this process."""
     monkeypatch.setattr(client, "owner", identify)
+
+
+def hasty(task: PipeTask) -> PipeTask:
+    """The same, with less patience for a silent slot."""
+    return msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, silence_timeout=1.5))
 
 
 @dataclasses.dataclass
@@ -74,6 +79,14 @@ def key_hash(partition: int, partitions: int, low: int = 0) -> int:
     group = -(-(partition << 15) // partitions)
     value = (group << 49) | low
     return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def hashes_in(partition: int, partitions: int, keys: np.ndarray) -> np.ndarray:
+    """Well-mixed hashes of some keys, all of one partition (`partitions` is a power of two)."""
+    bits = partitions.bit_length() - 1
+    mixed = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0xFF51AFD7ED558CCD)
+    return (mixed >> np.uint64(bits) | np.uint64(partition << (64 - bits))).astype(np.int64)
 
 
 def rows(partition: int = 0, *, partitions: int = 4, count: int = 10, name: str = "k") -> pa.RecordBatch:
@@ -114,7 +127,7 @@ TIME = 1_700_000_000_000
 @pytest.fixture
 def counting(task: PipeTask) -> PipeTask:
     """A real operator: count and sum of `v` by `k`, on a new checkpoint."""
-    task = msgspec.structs.replace(task, spec=GROUPED, template="millpond.slot.template")
+    task = msgspec.structs.replace(task, spec=GROUPED, template="millpond.slot.template", partitions=1, slots=1)
     begin(task)
     return task
 
@@ -131,8 +144,9 @@ def grouped(
     partition: int, keys: list[int], values: list[int], *, partitions: int = 4, time: int = TIME
 ) -> pa.RecordBatch:
     """A batch of the counting operator: marker row first."""
-    base = key_hash(partition, partitions)
-    hashes = np.append(base | time, base | (np.array(keys, np.int64) * 7919 % (1 << 40)))
+    hashes = np.append(
+        key_hash(partition, partitions, time), hashes_in(partition, partitions, np.array(keys, np.int64))
+    )
     return pa.RecordBatch.from_pydict(
         {
             "__hash": pa.array(hashes, pa.int64()),

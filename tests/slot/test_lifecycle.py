@@ -18,7 +18,7 @@ from millpond.slot.pipe import Pipe
 from millpond.slot.processes import Process, identify
 from millpond.slot.task import PipeTask
 
-from .conftest import FakeContext, rows, wait_until, with_tests_on_path
+from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path
 
 pytestmark = pytest.mark.usefixtures("owned")
 
@@ -96,12 +96,14 @@ def test_a_dead_slot_is_replaced(task):
 
 
 def test_a_slot_stopped_in_the_middle_is_killed_before_it_is_replaced(task):
+    task = hasty(task)
     with pytest.raises(TransientError, match=r"hung and was killed.*partition 0"):
         _run(task, rows(0, name="stop"))
     assert len(_run(task, rows(0))) == 1
 
 
 def test_a_slot_stopped_between_batches_is_replaced_within_the_attempt(task):
+    task = hasty(task)
     _run(task, rows(0))
     stopped = SlotDirectory.of(task).noted("slot-0")
     os.kill(stopped.pid, signal.SIGSTOP)
@@ -110,6 +112,7 @@ def test_a_slot_stopped_between_batches_is_replaced_within_the_attempt(task):
 
 
 def test_a_slot_that_works_long_is_not_taken_for_hung(task):
+    task = hasty(task)
     assert len(_run(task, rows(0, name="wait"))) == 1
 
 

@@ -29,6 +29,10 @@ Versions = dict[tuple[int, int], int]
 """Version by (operator, partition)."""
 
 
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""NumPy and Arrow start threads when they are imported unless told otherwise, and the template must have none."""
+
+
 class SlotFinder:
     """Finds the slots of one application on this host, starting what does not run.
 
@@ -132,7 +136,7 @@ class SlotFinder:
                 listener.close()
 
     def _spawn(self, listener: socket.socket) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment = {**os.environ, **_NO_THREADS, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         log = os.open(self.directory.path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
             subprocess.Popen(

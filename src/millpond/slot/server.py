@@ -165,10 +165,3 @@ def _incoming(connection: Connection) -> Iterator[pa.RecordBatch]:
             yield payload
         elif kind is Kind.END:
             return
-
-
-def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> None:
-    """What a slot forked by the template runs."""
-    from millpond.slot.partitions import PartitionServer
-
-    Slot(directory, listener, PartitionServer(directory.path)).run()

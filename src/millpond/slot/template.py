@@ -46,6 +46,9 @@ class Template:
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.directory.note("template", identify())
+        threads = len(os.listdir("/proc/self/task"))
+        if threads > 1:
+            print(f"The template has {threads} threads: what it forks may hang.", file=sys.stderr, flush=True)
         self.directory.sweep_siblings()
         while not self._ended:
             ready, _, _ = select.select([self.listener], [], [], POLL)
@@ -135,6 +138,6 @@ def main(serve: Serve) -> None:
 
 
 if __name__ == "__main__":
-    from millpond.slot.server import serve
+    from millpond.slot.serve import serve
 
     main(serve)

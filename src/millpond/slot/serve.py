@@ -1,0 +1,17 @@
+"""What the template imports before it forks, and what a slot runs: everything, so that a fork finds it all loaded."""
+
+from __future__ import annotations
+
+import socket
+
+import millpond.files.faults
+import millpond.files.local
+import millpond.files.objects  # noqa: F401
+from millpond.slot.lifecycle import SlotDirectory
+from millpond.slot.partitions import PartitionServer
+from millpond.slot.server import Slot
+
+
+def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> None:
+    """Be slot `number` until the application is gone."""
+    Slot(directory, listener, PartitionServer(directory.path)).run()

@@ -1,0 +1,195 @@
+"""Real slots with a real operator and a real store: killed, stopped, ended, and taken over."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+import millpond.slot.pipe as pipe_module
+from millpond.checkpoint.recovery import Recovery
+from millpond.errors import MillpondError, TransientError
+from millpond.files.filesystem import join_url, open_filesystem
+from millpond.slot.client import drain, held_versions
+from millpond.slot.lifecycle import SlotDirectory
+from millpond.slot.pipe import Pipe
+
+from .conftest import FakeContext, begin, grouped, hasty, table_of, wait_until, with_tests_on_path
+
+pytestmark = pytest.mark.usefixtures("owned")
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """Runs a batch of partition 0 through a pipe."""
+
+    def run(task, batch, *batches):
+        context = FakeContext(batch)
+        monkeypatch.setattr(pipe_module.TaskContext, "get", staticmethod(lambda: context))
+        return table_of(Pipe(task)(iter(batches)))
+
+    return run
+
+
+def slot(task):
+    return SlotDirectory.of(task).noted("slot-0")
+
+
+def durable(task, version):
+    files = open_filesystem(join_url(task.location, "millpond"))
+    return (0, 0) not in Recovery(files, operators=1).missing(version)
+
+
+def test_a_slot_answers_within_two_seconds_of_being_asked_for(counting, ask):
+    started = time.monotonic()
+    assert ask(counting, 0, grouped(0, [1], [1])) == {1: (1, 1)}
+    assert time.monotonic() - started < 15  # kernels may have to be compiled
+    assert not (SlotDirectory.of(counting).path / "log").read_text(), "the template has no threads, nobody complains"
+    for process in SlotDirectory.of(counting).running().values():
+        process.kill()
+    started = time.monotonic()
+    ask(counting, 1, grouped(0, [1], [1]))
+    took = time.monotonic() - started
+    assert took < 4, "twice the promise, for a busy machine"
+
+
+def test_a_killed_slot_is_taken_over_with_what_it_had_sealed(counting, ask):
+    truth = {}
+    for batch in range(6):
+        truth[1] = (batch + 1, sum(range(batch + 1)))
+        assert ask(counting, batch, grouped(0, [1], [batch])) == truth
+        if batch % 2:
+            # At once: its last commit may be durable, on its way, or only sealed.
+            slot(counting).kill()
+    assert drain(counting, 10) in ({}, {(0, 0): 6})
+
+
+def test_a_commit_that_never_left_a_killed_slot_is_adopted(counting, ask, folder):
+    # Puts take half a second: the slot dies before its last one is through.
+    slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=500")
+    ask(slow, 0, grouped(0, [1], [5]))
+    slot(slow).kill()
+    assert not durable(counting, 1)
+    assert ask(slow, 1, grouped(0, [1], [6])) == {1: (2, 11)}
+
+
+def test_a_stopped_slot_is_killed_and_cannot_commit_any_more(counting, ask):
+    ask(counting, 0, grouped(0, [1], [1]))
+    counting = hasty(counting)
+    stopped = slot(counting)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    assert ask(counting, 1, grouped(0, [1], [1])) == {1: (2, 2)}
+    assert not stopped.alive()
+    assert slot(counting) != stopped
+
+
+def test_sigterm_leaves_everything_durable(counting, ask):
+    slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=200")
+    ask(slow, 0, grouped(0, [1], [1]))
+    ended = slot(slow)
+    os.kill(ended.pid, signal.SIGTERM)
+    wait_until(lambda: not ended.alive())
+    assert durable(counting, 1)
+    assert ask(slow, 1, grouped(0, [1], [1])) == {1: (2, 2)}
+
+
+def test_drain_leaves_everything_durable_and_nothing_held(counting, ask):
+    slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=200")
+    ask(slow, 0, grouped(0, [1], [1]))
+    assert held_versions(slow) == {(0, 0): 1}
+    assert drain(slow, 10) == {(0, 0): 1}
+    assert durable(counting, 1)
+    assert held_versions(slow) == {}
+    newer = msgspec.structs.replace(slow, generation=2)
+    begin(msgspec.structs.replace(counting, generation=2), (1,))
+    assert ask(newer, 1, grouped(0, [1], [1])) == {1: (2, 2)}
+    with pytest.raises(MillpondError, match="Generation 2"):
+        ask(slow, 1, grouped(0, [1], [1]))
+
+
+_DRIVER = """
+import pickle, sys
+import millpond.slot.client, millpond.slot.pipe as p
+from millpond.slot.processes import identify
+from tests.slot.conftest import FakeContext, grouped
+millpond.slot.client.owner = identify
+p.TaskContext.get = staticmethod(lambda: FakeContext(0))
+rows = list(p.Pipe(pickle.load(sys.stdin.buffer))(iter([grouped(0, [1], [1])])))
+print("answered", flush=True)
+import signal
+signal.pause()
+"""
+
+
+def test_slots_of_a_killed_driver_finish_their_commits_and_go(counting):
+    import pickle
+
+    slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=200")
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=with_tests_on_path()
+    )
+    driver.stdin.write(pickle.dumps(slow))
+    driver.stdin.close()
+    assert driver.stdout.readline() == b"answered\n"
+    directory = SlotDirectory.of(slow)
+    running = directory.running()
+    assert set(running) == {"template", "slot-0"}
+    driver.kill()
+    driver.wait()
+    wait_until(lambda: not any(p.alive() for p in running.values()))
+    wait_until(lambda: not directory.path.exists())
+    assert durable(counting, 1)
+
+
+def test_a_killed_worker_leaves_nothing_behind(counting, ask, monkeypatch):
+    """The worker dies in the middle of its input; the next attempt gives what it should."""
+    ask(counting, 0, grouped(0, [1], [1]))
+
+    def dying():
+        yield grouped(0, [1, 2], [100, 100])
+        yield grouped(0, [1, 2], [100, 100])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(counting, 1, *dying())
+    output = Pipe(counting)(dying())
+    monkeypatch.setattr(pipe_module.TaskContext, "get", staticmethod(lambda: FakeContext(1)))
+    with pytest.raises(KeyboardInterrupt):
+        list(output)
+    assert ask(counting, 1, grouped(0, [1], [2])) == {1: (2, 3)}
+
+
+def test_a_slot_killed_while_rows_flow_fails_the_attempt_and_the_next_one_succeeds(counting, ask):
+    ask(counting, 0, grouped(0, [1], [1]))
+    victim = slot(counting)
+    keys = np.arange(20_000)
+    piece = grouped(0, keys, keys)
+
+    def batches():
+        for number in range(400):
+            if number == 100:
+                threading.Thread(target=victim.kill).start()
+            yield piece
+
+    with pytest.raises(TransientError, match="died") as caught:
+        ask(counting, 1, *batches())
+    assert str(victim.pid) in str(caught.value)
+    assert ask(counting, 1, grouped(0, [1], [2])) == {1: (2, 3)}
+
+
+def test_a_state_file_that_was_altered_is_named(counting, ask, folder):
+    ask(counting, 0, grouped(0, [1], [1]))
+    drain(counting, 10)
+    (commit,) = (folder / "state" / "millpond" / "commits").glob("*-000001-*")
+    data = bytearray(commit.read_bytes())
+    data[-40] ^= 1
+    commit.write_bytes(bytes(data))
+    with pytest.raises(MillpondError) as caught:
+        ask(counting, 1, grouped(0, [1], [1]))
+    assert commit.name in str(caught.value)
+    assert caught.value.partition == 0
