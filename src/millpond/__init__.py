@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from millpond.query.writer import StreamWriter
 
-__all__ = ["explain", "install", "writeStream"]
+__all__ = ["explain", "install", "read_state", "writeStream"]
 
 
 def writeStream(df: DataFrame) -> StreamWriter:
@@ -68,3 +68,20 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
         return explaining.as_dict(decision)
     print(explaining.as_text(decision))
     return None
+
+
+def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None) -> DataFrame:
+    """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
+
+    Args:
+        spark: a classic session.
+        checkpoint: the query's checkpoint location (or its `spark.millpond.state.location`, where that is set).
+        operator: which of the query's operators, as `explain` numbers them.
+        version: the state after batch `version - 1`; the newest durable one by default.
+
+    Raises:
+        UsageError: there is no such state, operator or version; the message says what there is.
+    """
+    from millpond.query.state import read_state as read
+
+    return read(spark, checkpoint, operator, version)

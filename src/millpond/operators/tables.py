@@ -118,6 +118,11 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     return {name: (table.layout.schema, table.initial) for name, table in tables.items()}
 
 
+def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
+    """The columns of `read_rows` for the main table: the key, and what the state says of it."""
+    return catalogue.key_fields(spec) if isinstance(spec, DeduplicateSpec) else output_fields(spec)
+
+
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
     """Rows of a table as a user reads them: for the main table the operator's output, for others their keys.
 
@@ -125,7 +130,7 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
     """
     if table == MAIN:
         main, made = main_table(spec)
-        yield from decode_rows(main, made, output_fields(spec), rows)
+        yield from decode_rows(main, made, state_fields(spec), rows)
         return
     if isinstance(spec, AggregateSpec):
         for distinct, side, _ in distincts(spec):

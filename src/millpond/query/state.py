@@ -1,0 +1,58 @@
+"""`millpond.read_state`: the state of a query as a DataFrame, read by Spark's executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+
+from millpond.errors import UsageError
+from millpond.operators.tables import state_fields
+from millpond.plan.catalyst import Catalyst
+from millpond.slot.reader import StateReader
+
+
+class _PartitionReader:
+    """Turns partition numbers into the rows of those partitions."""
+
+    def __init__(self, location: str, operator: int, version: int) -> None:
+        self.location = location
+        self.operator = operator
+        self.version = version
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        reader = StateReader(self.location)
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                yield from reader.read(self.operator, partition, self.version)
+
+
+def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None) -> DataFrame:
+    """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
+
+    Args:
+        spark: a classic session.
+        checkpoint: the query's checkpoint location (or its `spark.millpond.state.location`, where that is set).
+        operator: which of the query's operators, as `millpond.explain` numbers them.
+        version: the state after batch `version - 1`; the newest durable one by default.
+
+    Raises:
+        UsageError: there is no such state, operator or version; the message says what there is.
+    """
+    location = Catalyst(spark).qualified(checkpoint) if "+" not in checkpoint.partition(":")[0] else checkpoint
+    reader = StateReader(location)
+    versions = reader.versions()
+    if not versions or not 0 <= operator < len(reader.operators):
+        raise UsageError(
+            "There is no durable version yet." if not versions else f"The query has no operator {operator}.",
+            action=f"Its operators are {', '.join(f'{o.index} ({o.title})' for o in reader.operators)}.",
+            file=reader.files.url,
+        )
+    chosen = versions[-1] if version is None else version
+    reader.manifest(operator, 0, chosen)
+    fields = state_fields(reader.operators[operator].spec)
+    schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
+    numbers = spark.range(0, reader.partitions, 1, reader.partitions)
+    return numbers.mapInArrow(_PartitionReader(location, operator, chosen), schema)

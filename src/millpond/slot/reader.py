@@ -1,0 +1,158 @@
+"""Reads the state of a query at a version, without serving it: for people, tools and checks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from millpond.checkpoint.commit import parse_commit_name, read_header
+from millpond.checkpoint.deltas import read_deltas
+from millpond.checkpoint.generation import Base, Generation, numbers, read_base, read_claim
+from millpond.checkpoint.manifest import PartitionManifest, TableState
+from millpond.checkpoint.pinned import PinnedQuery, read_pinned
+from millpond.errors import StateDamagedError, UsageError
+from millpond.files.blocks import HashRange, sort_rows
+from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
+from millpond.files.segment import decode_rows
+from millpond.layout import RowLayout, Rows
+from millpond.operators.protocol import MAIN
+from millpond.operators.spec import OperatorSpec
+from millpond.operators.tables import read_rows, table_schemas
+from millpond.stores.run_store import RunStore
+from millpond.stores.runs import RunSet, memory_run
+
+_MEMORY = 64 << 20
+"""Bytes of file blocks that one reader keeps."""
+
+
+@dataclass(frozen=True)
+class StateOperator:
+    """One operator of the query: its index, what it is, its spec and the names of its tables."""
+
+    index: int
+    title: str
+    spec: OperatorSpec
+    tables: tuple[str, ...]
+
+
+class StateReader:
+    """The state below one location, as its newest run left it.
+
+    Args:
+        location: URL or path of the checkpoint (or of `spark.millpond.state.location`, where that is set).
+
+    Raises:
+        UsageError: there is no Millpond state.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self.files: FileSystem = open_filesystem(join_url(location, "millpond"))
+        pinned = read_pinned(self.files)
+        found = self._newest_run()
+        if pinned is None or found is None:
+            raise UsageError(
+                "There is no Millpond state here.",
+                action="Give the query's checkpointLocation, or its spark.millpond.state.location.",
+                file=self.files.url,
+            )
+        self.pinned: PinnedQuery = pinned
+        self.claim, self.base = found
+        self.operators = [
+            StateOperator(index, one.name, msgspec.convert(one.spec, OperatorSpec), tuple(one.tables))
+            for index, one in enumerate(pinned.operators)
+        ]
+        self._manifests: dict[int, dict[tuple[int, int], PartitionManifest]] = {}
+
+    @property
+    def partitions(self) -> int:
+        """Number of partitions."""
+        return self.claim.partitions
+
+    def versions(self) -> list[int]:
+        """The versions that every partition has, ascending."""
+        known = {base.version for base in self.base.versions if base.version > 0}
+        for info in self.files.list("commits/"):
+            version, generation = parse_commit_name(info.name)
+            if generation == self.claim.number:
+                known.add(version)
+        return [version for version in sorted(known) if len(self.manifests(version)) == self._places]
+
+    def manifests(self, version: int) -> dict[tuple[int, int], PartitionManifest]:
+        """The manifests of a version by (operator, partition), as far as they are durable."""
+        if version not in self._manifests:
+            found: dict[tuple[int, int], PartitionManifest] = {}
+            names = [info.name for info in self.files.list(f"commits/{version:012d}-{self.claim.number:06d}-")]
+            names += [tip.commit for base in self.base.versions if base.version == version for tip in base.tips]
+            for name in names:
+                try:
+                    header = read_header(self.files, name)
+                except (MissingFileError, StateDamagedError):
+                    continue
+                for manifest in header.manifests:
+                    if manifest.version == version:
+                        found.setdefault(manifest.place, manifest)
+            self._manifests[version] = found
+        return self._manifests[version]
+
+    def manifest(self, operator: int, partition: int, version: int) -> PartitionManifest:
+        """One manifest.
+
+        Raises:
+            UsageError: there is no such operator or partition, or it has no such version.
+        """
+        manifest = self.manifests(version).get((operator, partition))
+        if manifest is None:
+            versions = self.versions()
+            raise UsageError(
+                "This version of the state is not there.",
+                operator=str(operator),
+                partition=partition,
+                version=version,
+                action=f"There are operators 0 to {len(self.operators) - 1}, partitions 0 to {self.partitions - 1}, "
+                + (f"versions {versions[0]} to {versions[-1]}." if versions else "and no version yet."),
+            )
+        return manifest
+
+    def read(self, operator: int, partition: int, version: int, table: str = MAIN) -> Iterator[pa.RecordBatch]:
+        """The rows of a table as Arrow: for the main table the keys and results, for others their keys.
+
+        Raises:
+            StateDamagedError: a file is missing, cut short or altered.
+        """
+        manifest = self.manifest(operator, partition, version)
+        spec = self.operators[operator].spec
+        schema = table_schemas(spec)[table][0]
+        first, last = self.claim.ranges[partition]
+        shift = 64 - (self.claim.key_groups - 1).bit_length()
+        range_ = HashRange(first << shift, last << shift) if table == MAIN else HashRange()
+        for rows in self._rows(manifest.tables[table], RowLayout(schema), range_):
+            yield from read_rows(spec, table, rows)
+
+    def _rows(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
+        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
+            store = RunStore(self.files, local, disk=0, memory=_MEMORY)
+            try:
+                runs = RunSet(layout, [store.open(ref, layout, range_) for ref in state.runs.runs], range_)
+                for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
+                    for rows in decode_rows(data, layout, self.files.locate(ref.commit)):
+                        runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))
+                yield from runs.scan()
+            finally:
+                store.close()
+
+    @property
+    def _places(self) -> int:
+        return len(self.operators) * self.partitions
+
+    def _newest_run(self) -> tuple[Generation, Base] | None:
+        for number in reversed(numbers(self.files)):
+            try:
+                return read_claim(self.files, number), read_base(self.files, number)
+            except MissingFileError:
+                continue  # that run died before it began
+        return None

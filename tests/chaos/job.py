@@ -1,0 +1,64 @@
+"""The program that the kill tests run in a process of its own: one query over the files of a folder, until all are read.
+
+`python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` after each batch and `done` at the end.
+"""
+
+import sys
+from pathlib import Path
+
+import millpond
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+SCHEMA = "key bigint, name string, amount bigint"
+
+
+def session() -> SparkSession:
+    spark = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.millpond.slot.memory", "64m")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def aggregate(rows: DataFrame) -> DataFrame:
+    """Touches every key again and again: a batch applied twice, or not at all, shows in every sum."""
+    return rows.groupBy("key", "name").agg(
+        F.count("*").alias("rows"), F.sum("amount").alias("total"), F.count_distinct("amount").alias("amounts")
+    )
+
+
+def deduplicate(rows: DataFrame) -> DataFrame:
+    """For sinks that only append, and skip the batch ids they have."""
+    return rows.dropDuplicates(["key", "name"]).select("key", "name")
+
+
+def main(query: str, source: str, output: str, checkpoint: str) -> None:
+    spark = session()
+    rows = (
+        spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).option("latestFirst", "false").parquet(source)
+    )
+    if query == "aggregate":
+
+        def write(batch: DataFrame, number: int) -> None:
+            batch.write.mode("overwrite").parquet(str(Path(output) / f"batch={number}"))
+            print(f"batch {number}", flush=True)
+
+        writer = millpond.writeStream(aggregate(rows)).outputMode("update").foreachBatch(write)
+    else:
+        writer = millpond.writeStream(deduplicate(rows)).outputMode("append").format("parquet").option("path", output)
+    running = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    running.awaitTermination()
+    print("done", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
