@@ -12,7 +12,9 @@ class RunRef(msgspec.Struct, frozen=True):
         name: the file, below the state location.
         rows, bytes: what it holds and how long the file is.
         first, last: lowest and highest hash among its rows, both included.
-        flushed: the version up to which deltas are covered by this run and those behind it.
+        flushed: the version up to which deltas are covered by this run and those behind it, as far as its writer knew.
+        oldest, newest: lowest and highest stamp among its rows.
+        checksum: of the file's footer, which holds what is needed to check the rest.
     """
 
     name: str
@@ -20,7 +22,10 @@ class RunRef(msgspec.Struct, frozen=True):
     bytes: int
     first: int
     last: int
-    flushed: int
+    flushed: int = 0
+    oldest: int = 0
+    newest: int = 0
+    checksum: int = 0
 
 
 class TableManifest(msgspec.Struct, frozen=True):

@@ -10,14 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.compaction.merge import PIECE_ROWS, merge
-from millpond.files.blocks import BlockSource, HashRange, MemorySource, shape_of
+from millpond.files.blocks import BlockSource, BlockTable, HashRange, MemorySource, shape_of
+from millpond.files.refs import RunRef
 from millpond.files.refs import RunRef
 from millpond.kernels.bloom import admit
-from millpond.kernels.gather import gather_rows
+from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.pointers import address
 from millpond.kernels.search import DELETED, locate, probe, remaining
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
+
+_PART_BLOCKS = 128
+"""Blocks that one step of a search brings into memory."""
 
 
 @dataclass(eq=False)
@@ -51,29 +55,36 @@ class Run:
     """One immutable hash-ordered run, in memory or in a file.
 
     Args:
-        source: its blocks.
-        ref: its entry in manifests; None while no file holds it.
+        source: where its blocks come from.
+        ref: its file, if it has one.
+        range_: the hashes that it is opened for; it may hold others, which nobody asks for.
     """
 
-    def __init__(self, source: BlockSource, ref: RunRef | None = None) -> None:
+    def __init__(self, source: BlockSource, ref: RunRef | None = None, range_: HashRange = HashRange()) -> None:  # noqa: B008
         self.source = source
-        self.ref = ref
         self.layout = source.layout
+        self.ref = ref
+        self.range = range_
 
     @property
     def rows(self) -> int:
-        """Number of rows, tombstones included."""
-        return self.source.index.rows
+        """Number of rows, tombstones included; of a narrowed run, those of the blocks in its range."""
+        index = self.source.index
+        begin, end = index.span(self.range.lo, self.range.hi - 1)
+        return int(index.starts[end] - index.starts[begin])
 
     @property
     def memory(self) -> int:
         """Bytes of memory that the run holds."""
         return self.source.memory
 
+    def close(self) -> None:
+        """Let go of caches and files."""
+        self.source.close()
+
     def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
         """Look for the selected keys of a query, note what is found, and return those to seek in older runs."""
-        source = self.source
-        index = source.index
+        index = self.source.index
         if not index.count or not len(select):
             return select
         wanted = query.hashes[select]
@@ -86,13 +97,50 @@ class Run:
         blocks = np.empty(count, np.int32)
         locate(query.hashes, inside, count, index.fence, blocks)
         admitted = np.empty(count, np.int32)
-        filters = source.filters(np.unique(blocks) if not source.resident else blocks)
+        filters = self.source.filters(blocks)
         count = admit(query.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
         done = np.zeros(len(inside), np.uint8)
-        self._probe(query, inside, blocks, admitted[:count], done)
+        if self.source.resident:
+            self._probe(query, inside, blocks, admitted[:count], done, self.source.blocks(blocks))
+        else:
+            self._probe_in_parts(query, inside, blocks, admitted[:count], done)
         left = np.empty(len(inside), np.int32)
         kept = remaining(inside, len(inside), done, left)
         return np.concatenate([select[:begin], left[:kept], select[end:]])
+
+    def _probe_in_parts(
+        self,
+        query: Query,
+        select: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        admitted: NDArray[np.int32],
+        done: NDArray[np.uint8],
+    ) -> None:
+        """Probe block after block, so that only some are in memory at a time; what is found is copied out."""
+        if not len(admitted):
+            return
+        first = blocks[admitted].astype(np.int64)
+        fence = self.source.index.fence
+        hashes = query.hashes[select[admitted]]
+        last = first.copy()
+        # Rows of one hash may go on in the next blocks.
+        runs_on = np.flatnonzero(fence[np.minimum(first + 1, len(fence) - 1)] == hashes)
+        last[runs_on] = np.searchsorted(fence, hashes[runs_on], "right") - 1
+        last = np.maximum(last, first)
+        distinct = np.cumsum(np.diff(first, prepend=-1) > 0)
+        shape = shape_of(self.layout)
+        begin = 0
+        while begin < len(admitted):
+            end = int(np.searchsorted(distinct, distinct[begin] + _PART_BLOCKS, "left"))
+            spread = [np.arange(first[i], last[i] + 1) for i in runs_on[(runs_on >= begin) & (runs_on < end)]]
+            table = self.source.blocks(np.unique(np.concatenate([first[begin:end], *spread])))
+            self._probe(query, select, blocks, admitted[begin:end], done, table)
+            positions = select[admitted[begin:end]]
+            positions = positions[query.found_at[positions] > DELETED]
+            rows = gather_rows(query.found_at[positions], query.found_heap[positions], shape.width, shape.blobs)
+            query.found_at[positions], query.found_heap[positions] = addresses(*rows)
+            query.pins[-1] = rows
+            begin = end
 
     def _probe(
         self,
@@ -101,11 +149,10 @@ class Run:
         blocks: NDArray[np.int32],
         admitted: NDArray[np.int32],
         done: NDArray[np.uint8],
+        table: BlockTable,
     ) -> None:
-        source = self.source
-        index = source.index
+        index = self.source.index
         shape = shape_of(self.layout)
-        table = source.blocks(blocks)
         query.pins.append(table.pins)
         probe(
             query.hashes,

@@ -1,0 +1,99 @@
+"""Raw run files on a local disk, mapped into memory; every block is checked before it is first used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.files.blocks import BlockTable, FilterTable
+from millpond.files.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
+from millpond.files.run import Directory, read_directory
+from millpond.kernels.bloom import LINE
+from millpond.kernels.pointers import address
+from millpond.layout import RowLayout
+
+
+class MappedSource:
+    """The blocks of a raw run file where they lie.
+
+    Args:
+        path: the file.
+        layout: the layout of its rows.
+        checked: the file was written by this process just now, or checked whole.
+
+    Raises:
+        StateDamagedError: the file is not a whole run file.
+    """
+
+    memory = 0
+
+    def __init__(self, path: str, layout: RowLayout, *, checked: bool = False) -> None:
+        self.path = path
+        self.layout = layout
+        with open(path, "rb") as file:
+            self.size = os.fstat(file.fileno()).st_size
+            if not self.size:
+                raise damaged(path, "it is empty")
+            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self._view = memoryview(self._map)
+        # A file of another length than it was written with is found out here, or rows could end beyond the mapping.
+        self.directory: Directory = read_directory(lambda o, n: self._view[o : o + n], self.size, path, layout)
+        directory = self.directory
+        self.index = directory.index
+        base = np.uint64(address(np.frombuffer(self._map, np.uint8)))
+        words_at = base + directory.offsets.astype(np.uint64) + np.uint64(HEADER)
+        words_bytes = np.diff(self.index.starts) * (8 * layout.width)
+        heap_at = words_at + words_bytes.astype(np.uint64)
+        group = np.arange(self.index.count) // directory.footer.group
+        filter_at = base + (directory.filter_offsets[group] + HEADER + LINE * directory.filter_lines).astype(np.uint64)
+        self._table = BlockTable(words_at, heap_at, (self._map,))
+        self._filters = FilterTable(filter_at, (self._map,))
+        self._checked = np.full(self.index.count, checked)
+        self._checked_filters = np.full(len(directory.filter_offsets), checked)
+        self._all_blocks = self._all_filters = checked
+
+    @property
+    def resident(self) -> bool:
+        """Whether all blocks are known to be right."""
+        return self._all_blocks and self._all_filters
+
+    def blocks(self, wanted: NDArray[np.int64]) -> BlockTable:
+        """See `BlockSource.blocks`."""
+        if not self._all_blocks:
+            todo = np.unique(wanted)
+            todo = todo[~self._checked[todo]]
+            for block in todo.tolist():
+                self._check(block)
+            if len(todo):
+                self._all_blocks = bool(self._checked.all())
+        return self._table
+
+    def filters(self, wanted: NDArray[np.int64]) -> FilterTable:
+        """See `BlockSource.filters`."""
+        if not self._all_filters:
+            todo = np.unique(np.asarray(wanted) // self.directory.footer.group)
+            todo = todo[~self._checked_filters[todo]]
+            for group in todo.tolist():
+                offset = int(self.directory.filter_offsets[group])
+                header = check_block(self._view, offset, self.path, kind=FILTER, width=LINE // 8)
+                if header.encoding != RAW or HEADER + header.stored != self.directory.filter_size(group):
+                    raise damaged(self.path, f"the filter at byte {offset} has another length")
+                self._checked_filters[group] = True
+            if len(todo):
+                self._all_filters = bool(self._checked_filters.all())
+        return self._filters
+
+    def _check(self, block: int) -> None:
+        offset = int(self.directory.offsets[block])
+        header = check_block(self._view, offset, self.path, kind=ROWS, width=self.layout.width)
+        rows = int(self.index.starts[block + 1] - self.index.starts[block])
+        if header.encoding != RAW or header.rows != rows:
+            raise damaged(self.path, f"the block at byte {offset} does not fit the footer")
+        check_references(int(self._table.words_at[block]), header, self.layout, offset, self.path)
+        self._checked[block] = True
+
+    def close(self) -> None:
+        """See `BlockSource.close`: the mapping ends with its last pin."""

@@ -1,0 +1,219 @@
+"""Runs written to a location and opened again: local, remote, narrowed, damaged."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
+from millpond.files import blocks, run
+from millpond.files.blocks import HashRange, sort_rows
+from millpond.files.filesystem import open_filesystem
+from millpond.layout import Rows
+from millpond.stores.run_store import RunStore
+from millpond.stores.runs import RunSet
+from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows
+
+
+def store(tmp_path, name="", *, disk=1 << 30, memory=1 << 20) -> RunStore:
+    return RunStore(open_filesystem(f"{tmp_path}/state"), f"{tmp_path}/local{name}", disk=disk, memory=memory)
+
+
+def small(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(run, "FILTER_GROUP", 3)
+
+
+@pytest.fixture(params=["mapped", "reopened", "remote", "hydrated", "nothing cached"])
+def reopen(request, tmp_path):
+    """Writes pieces and gives the run in one of the states that it can be in."""
+    kind = request.param
+    stores = [store(tmp_path, disk=0 if kind in ("remote", "nothing cached") else 1 << 30)]
+
+    def make(pieces, layout, range_=HashRange()):
+        written = stores[0].write(pieces, layout)
+        if kind == "mapped":
+            return written
+        if kind == "reopened":
+            again = store(tmp_path)
+        elif kind == "hydrated":
+            again = store(tmp_path, "2")
+        else:
+            again = store(tmp_path, "2", disk=0, memory=1 << 20 if kind == "remote" else 0)
+        stores.append(again)
+        opened = again.open(written.ref, layout, range_)
+        if kind == "hydrated":
+            again.hydrate(opened.source)
+        assert opened.source.mapped == (kind in ("reopened", "hydrated"))
+        return opened
+
+    yield make
+    for one in stores:
+        one.close()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_run_file_answers_as_its_rows_do(reopen, monkeypatch, data):
+    small(monkeypatch)
+    shape = data.draw(st.sampled_from(LAYOUTS))
+    one = entries(shape, HASHES)
+    held = in_order(data.draw(st.lists(one, max_size=40)))
+    at = sorted(data.draw(st.lists(st.integers(0, len(held)), max_size=2)))
+    parts = [held[i:j] for i, j in zip([0, *at], [*at, len(held)], strict=True)]
+    opened = reopen([encode(part, shape) for part in parts if part], shape)
+    assert opened.ref.rows == len(held)
+    if held:
+        assert (opened.ref.first, opened.ref.last) == (held[0].hash, held[-1].hash)
+        assert (opened.ref.oldest, opened.ref.newest) == (min(e.stamp for e in held), max(e.stamp for e in held))
+    runs = RunSet(shape, [opened])
+    asked = held + data.draw(st.lists(one, max_size=10))
+    found, rows = runs.lookup(encode(asked, shape), np.arange(len(asked)))
+    model = {(e.hash, e.key): e for e in held if not e.dead}
+    wanted = {i: model[e.hash, e.key] for i, e in enumerate(asked) if (e.hash, e.key) in model}
+    assert dict(zip(found.tolist(), decode(rows, shape), strict=True)) == wanted
+    assert [e for piece in runs.scan(size=7) for e in decode(piece, shape)] == [e for e in held if not e.dead]
+
+
+@pytest.mark.parametrize("shape", [FIXED, MIXED])
+def test_many_rows(reopen, shape):
+    rows = sort_rows(random_rows(200_000, shape, 1), shape)
+    pieces = [Rows(rows.words[i : i + 65536], rows.heap) for i in range(0, 200_000, 65536)]
+    opened = reopen(pieces, shape)
+    runs = RunSet(shape, [opened])
+    pending = np.arange(0, 200_000, 7)[::-1].copy()
+    found, got = runs.lookup(rows, pending)
+    assert sorted(found.tolist()) == sorted(pending.tolist())
+    assert decode(Rows(got.words[::500], got.heap), shape) == decode(Rows(rows.words[found[::500]], rows.heap), shape)
+    assert len(runs.lookup(random_rows(1000, shape, 5), np.arange(1000))[0]) == 0
+    assert sum(piece.count for piece in runs.scan()) == 200_000
+
+
+def test_a_narrowed_run_shows_its_range_only(reopen):
+    rows = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
+    range_ = HashRange(1 << 62, 3 << 62)
+    opened = reopen([rows], FIXED, range_)
+    runs = RunSet(FIXED, [opened], range_)
+    hashes = np.concatenate([piece.words[:, 0] for piece in runs.scan()])
+    inside = (rows.words[:, 0] >= range_.lo) & (rows.words[:, 0] < range_.hi)
+    assert (hashes == rows.words[inside, 0]).all()
+
+
+def test_opening_reads_the_footer_only_and_a_lookup_few_blocks(tmp_path):
+    first = store(tmp_path, disk=0)
+    rows = sort_rows(random_rows(300_000, FIXED, 1), FIXED)
+    ref = first.write(rows, FIXED).ref
+    again = store(tmp_path, "2", disk=0)
+    read = []
+    ranges = again._files.get_ranges
+
+    def spy(name, wanted):
+        read.extend(wanted)
+        return ranges(name, wanted)
+
+    again._files.get_ranges = spy
+    again._files.get_range = lambda name, offset, length: spy(name, [(offset, length)])[0]
+    opened = again.open(ref, FIXED)
+    assert len(read) == 1
+    assert read[0][1] < ref.bytes / 20
+    RunSet(FIXED, [opened]).lookup(rows, np.array([5, 100_000]))
+    assert sum(length for _, length in read) < ref.bytes / 5
+    first.close()
+    again.close()
+
+
+def test_the_block_cache_keeps_to_its_limit(tmp_path):
+    first = store(tmp_path, disk=0, memory=500_000)
+    rows = sort_rows(random_rows(100_000, FIXED, 1), FIXED)
+    opened = first.write(rows, FIXED)
+    for _ in range(3):
+        assert len(RunSet(FIXED, [opened]).lookup(rows, np.arange(0, 100_000, 50))[0]) == 2000
+        assert 0 < first.cache.bytes <= 500_000
+    first.cache.limit = 100_000
+    assert first.cache.bytes <= 100_000
+    first.close()
+
+
+def test_local_copies_keep_to_their_limit_and_are_replaced_by_reading_remotely(tmp_path):
+    first = store(tmp_path, disk=3_000_000)
+    rows = sort_rows(random_rows(30_000, FIXED, 1), FIXED)
+    made = [first.write(rows, FIXED) for _ in range(4)]
+    assert first.stats()["disk_bytes"] <= 3_000_000
+    assert [one.source.mapped for one in made] == [False, False, True, True]
+    for one in made:
+        assert len(RunSet(FIXED, [one]).lookup(rows, np.arange(0, 30_000, 50))[0]) == 600
+    first.forget(made[3])
+    assert len(os.listdir(tmp_path / "local")) == 1
+    first.close()
+
+
+def test_a_failed_put_leaves_nothing_behind(tmp_path):
+    first = store(tmp_path)
+
+    def fail(*_, **__):
+        raise OSError("no")
+
+    first._files.put = fail
+    with pytest.raises(OSError, match="no"):
+        first.write(random_rows(1, FIXED, 1), FIXED)
+    assert os.listdir(tmp_path / "local") == []
+    first.close()
+
+
+def test_rows_out_of_order_and_of_other_columns_are_refused(tmp_path):
+    first = store(tmp_path)
+    with pytest.raises(ValueError, match="hash order"):
+        first.write([encode([e], FIXED) for e in reversed(in_order(decode(random_rows(2, FIXED, 1), FIXED)))], FIXED)
+    ref = first.write(random_rows(1, FIXED, 1), FIXED).ref
+    with pytest.raises(StateIncompatibleError):
+        first.open(ref, MIXED)
+    first.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_is_named_or_harmless(tmp_path, monkeypatch, data):
+    small(monkeypatch)
+    shape = data.draw(st.sampled_from(LAYOUTS))
+    held = in_order(data.draw(st.lists(entries(shape, HASHES), min_size=1, max_size=20)))
+    local = data.draw(st.booleans())
+    first = store(tmp_path, disk=1 << 30 if local else 0)
+    written = first.write(encode(held, shape), shape)
+    path = first._local.place(written.ref.name) if local else f"{tmp_path}/state/{written.ref.name}"
+    with open(path, "rb") as file:
+        content = bytearray(file.read())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        for bit in data.draw(st.lists(st.integers(0, len(content) * 8 - 1), min_size=1, max_size=3, unique=True)):
+            content[bit // 8] ^= 1 << bit % 8
+    with open(path, "wb") as file:
+        file.write(content)
+    again = store(tmp_path, disk=1 << 30 if local else 0)
+    keys = encode(held, shape)
+    try:
+        runs = RunSet(shape, [again.open(written.ref, shape)])
+        found, rows = runs.lookup(keys, np.arange(len(held)))
+        scanned = [e for piece in runs.scan() for e in decode(piece, shape)]
+    except StateDamagedError as error:
+        assert not local
+        assert written.ref.name in error.file
+    else:
+        live = {i: e for i, e in enumerate(held) if not e.dead}
+        assert dict(zip(found.tolist(), decode(rows, shape), strict=True)) == live
+        assert scanned == list(live.values())
+    first.close()
+    again.close()
+
+
+def test_a_missing_file_is_named(tmp_path):
+    first = store(tmp_path, disk=0)
+    ref = first.write(random_rows(1, FIXED, 1), FIXED).ref
+    os.unlink(tmp_path / "state" / ref.name)
+    with pytest.raises(MillpondError) as caught:
+        store(tmp_path, "2").open(ref, FIXED)
+    assert isinstance(caught.value, StateDamagedError)
+    assert ref.name in caught.value.file
+    first.close()
