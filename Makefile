@@ -36,5 +36,14 @@ format: setup
 	@$(BIN)/ruff check --fix-only -q .
 	@$(BIN)/ruff format -q .
 
+bench: check-java setup
+	@$(BIN)/python -m benchmarks $(or $(ARGS),rmw --engines millpond,spark --seconds 30)
+
+# Flink, for side-by-side figures; its Java functions need a JDK (javac).
+engines: setup
+	@[ -x .venv-flink/bin/python ] || $(PYTHON) -m venv .venv-flink
+	@.venv-flink/bin/python -m pip install -q --disable-pip-version-check 'setuptools<81' 'apache-flink==2.3.0'
+	@$(BIN)/python -m benchmarks.flink_jar
+
 clean:
 	rm -rf $(VENV) .venv-flink .venv-spark-4.1 build dist src/*.egg-info

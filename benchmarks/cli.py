@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.config import ENGINES, WORKLOADS, RunConfig
+from benchmarks.config import ENGINES, WORKLOADS, RunConfig, memory_bytes
 from benchmarks.harness import FLINK_PYTHON, run
 from benchmarks.report import plot, print_table
 from benchmarks.result import Result, write
 
 QUERIES = ("q0", "q1", "q2", "q14", "q15", "q16", "q17", "q21", "q22")
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def size(text: str) -> int:
     """Bytes from `512m`, `2g`, `1000000`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)b?", text.strip().lower())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a size; write it as 512m or 2g")
-    return int(float(found[1]) * _UNITS[found[2]])
+    try:
+        return memory_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def count(text: str) -> int:
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     add("--store-bandwidth", type=size, default=0, metavar="SIZE", help="bytes per second of Millpond's store")
     add("--commit-mode", choices=("async", "sync"), default="async")
     add("--restart", action="store_true", help="then kill, drop the page cache, and measure the first batch again")
-    add("--checkpoint-seconds", type=float, default=1.0, help="Flink's checkpoint interval")
+    add("--checkpoint-seconds", type=float, default=5.0, help="Flink's checkpoint interval")
     add(
         "--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="a further setting of the engines"
     )
@@ -159,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
     arguments = p.parse_args(argv)
     check(p, arguments)
+    # Terminated, this process still has to end what it started: as an exception, so that every `finally` runs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
     for config in configs(arguments):
         print(f"{config.name} on {config.engine} …", file=sys.stderr, flush=True)

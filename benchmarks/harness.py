@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.config import RunConfig
+from benchmarks import flink_jar, flink_sql
+from benchmarks.config import RunConfig, memory_bytes
 from benchmarks.files_watch import PutCounter, tree_bytes
 from benchmarks.limits import MemoryGroup, drop_page_cache
 from benchmarks.process import ProcessTree
@@ -47,12 +48,12 @@ class EngineRun:
         self._events_path = work / f"{name}.jsonl"
         self._events_path.write_text("")
         config_path = work / "config.json"
-        config_path.write_bytes(msgspec.json.encode(config))
+        flink = config.engine.startswith("flink")
+        config_path.write_bytes(msgspec.json.encode(_flink_job(config) if flink else config))
         self.events: dict[str, dict[str, Any]] = {}
         self._read = 0
-        flink = config.engine.startswith("flink")
-        python, module = (str(FLINK_PYTHON), "engine_flink") if flink else (sys.executable, "engine_spark")
-        script = [str(_ROOT / "benchmarks" / "engine_flink.py")] if flink else ["-m", f"benchmarks.{module}"]
+        python = str(FLINK_PYTHON) if flink else sys.executable
+        script = [str(_ROOT / "benchmarks" / "engine_flink.py")] if flink else ["-m", "benchmarks.engine_spark"]
         command = [python, *script, str(config_path), str(self._events_path), *(["--restarted"] if restarted else [])]
         self.tree = ProcessTree(
             command,
@@ -98,6 +99,23 @@ class EngineRun:
         with suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
+
+
+def _flink_job(config: RunConfig) -> dict[str, Any]:
+    """The configuration with what Flink's process cannot work out, having nothing of this project installed."""
+    try:
+        jar = flink_jar.build(FLINK_PYTHON.parent.parent)
+    except flink_jar.NoCompiler as error:
+        raise EngineFailed(str(error)) from error
+    return {
+        **msgspec.to_builtins(config),
+        "jar": str(jar),
+        "statements": flink_sql.statements(config),
+        "select": flink_sql.select(config),
+        "last": flink_sql.LAST,
+        "left_out_rows": config.left_out * config.rows_per_batch,
+        "managed_memory": f"{memory_bytes(config.slot_memory) * config.cores >> 20}m",
+    }
 
 
 def _environment(config: RunConfig) -> dict[str, str]:
@@ -188,7 +206,7 @@ def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> No
         _summarise(config, result, run, measured)
         if group is not None:
             result.memory_group_peak_bytes = group.peak()
-        if config.restart:
+        if config.restart and not config.engine.startswith("flink"):
             run.tree.kill()
             result.restart = _restart(config, result, group)
         else:
@@ -206,7 +224,9 @@ def _sizes(config: RunConfig, result: Result) -> None:
 
 def _summarise(config: RunConfig, result: Result, run: EngineRun, measured: dict[str, Any]) -> None:
     result.version = str(run.events.get("started", {}).get("version", ""))
-    result.extra |= measured.get("extra", {})
+    if "samples" in measured:
+        _summarise_flink(result, run, measured)
+        return
     batches = [to_batch(raw, config) for raw in measured["batches"]][config.left_out :]
     if not batches:
         raise EngineFailed(f"no batch was measured; {run.log}:\n{run.tail()}")
@@ -217,6 +237,24 @@ def _summarise(config: RunConfig, result: Result, run: EngineRun, measured: dict
     result.rows_per_second = round(result.rows / (end - start))
     result.batch_ms = Spread.of([b.ms for b in batches])
     result.commit_ms = Spread.of([b.commit_ms for b in batches if b.commit_ms is not None])
+    _use(result, run, start, end)
+
+
+def _summarise_flink(result: Result, run: EngineRun, measured: dict[str, Any]) -> None:
+    samples = measured["samples"]
+    (start, before), (end, after) = samples[0], samples[-1]
+    if after <= before:
+        raise EngineFailed(f"no rows were counted; {run.log}:\n{run.tail()}")
+    result.rows = after - before
+    result.seconds = round(end - start, 3)
+    result.rows_per_second = round(result.rows / (end - start))
+    result.commit_ms = Spread.of([float(ms) for _, ms, _, _ in measured["checkpoints"]])
+    result.extra["checkpoints"] = len(measured["checkpoints"])
+    _use(result, run, start, end)
+
+
+def _use(result: Result, run: EngineRun, start: float, end: float) -> None:
+    """What the processes used from `start` to `end`."""
     result.cpu_seconds_per_million_rows = round(run.tree.cpu_between(start, end) / result.rows * 1e6, 3)
     result.memory_peak_bytes = max((s.memory for s in run.tree.samples), default=0)
     result.memory_anonymous_peak_bytes = max((s.anonymous for s in run.tree.samples), default=0)

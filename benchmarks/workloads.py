@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 PADDING = 100
 POOL = 16_384
-_KEY, _VALUE, _OFFSET = 1, 2, 3
+
+
+class Stream:
+    """The stream numbers of the draws."""
+
+    KEY, VALUE, OFFSET = 1, 2, 3
 
 
 def key_sql(config: RunConfig) -> str:
@@ -27,7 +32,7 @@ def key_sql(config: RunConfig) -> str:
 
     The Zipf ranks come from the inverse of the bounded Pareto distribution: Zipf's law for a continuous rank.
     """
-    draw = draw_sql("n", config.seed, _KEY)
+    draw = draw_sql("n", config.seed, Stream.KEY)
     if config.zipf:
         share = f"({bits_sql(draw, 0, 53)} / {float(1 << 53)!r}D)"
         power = 1.0 - config.zipf
@@ -48,7 +53,7 @@ def key_sql(config: RunConfig) -> str:
 def rmw_source(spark: SparkSession, config: RunConfig) -> DataFrame:
     """Columns `key`, `amount`."""
     return numbers(spark, config.rows_per_batch, config.partitions).selectExpr(
-        f"{key_sql(config)} as key", f"{draw_sql('n', config.seed, _VALUE)} % 1000000L as amount"
+        f"{key_sql(config)} as key", f"{draw_sql('n', config.seed, Stream.VALUE)} % 1000000L as amount"
     )
 
 
@@ -65,7 +70,7 @@ def read_write_source(spark: SparkSession, config: RunConfig) -> DataFrame:
     """Columns `id`, `padding` (100 bytes): the stream of "A Performance Evaluation …" (APSys, section 3.1)."""
     from pyspark.sql import functions as f
 
-    offset = f.expr(f"cast({draw_sql('n', config.seed, _OFFSET)} % {POOL - PADDING}L + 1L as int)")
+    offset = f.expr(f"cast({draw_sql('n', config.seed, Stream.OFFSET)} % {POOL - PADDING}L + 1L as int)")
     padding = f.substring(f.lit(bytearray(letters(POOL, config.seed))), offset, f.lit(PADDING))
     return numbers(spark, config.rows_per_batch, config.partitions).select(
         f.expr(key_sql(config)).alias("id"), padding.alias("padding")

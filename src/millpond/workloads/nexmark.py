@@ -140,19 +140,22 @@ class Nexmark:
 
     def times(self, numbers: Longs) -> Longs:
         """Event times in milliseconds since the epoch."""
-        return self.config.base_time_ms + numbers * 1_000 // self.config.rate
+        found: Longs = self.config.base_time_ms + numbers * 1_000 // self.config.rate
+        return found
 
     def _price(self, numbers: Longs, stream: int) -> Longs:
         """Prices in cents: log-uniform from 1 to 1,000,000 dollars."""
         drawn = self._draw(numbers, stream)
         coarse, middle, fine = self._prices
         power = coarse[bits(drawn, 14, 7)] * middle[bits(drawn, 7, 7)] * fine[bits(drawn, 0, 7)]
-        return np.floor(power * 100.0 + 0.5).astype(np.int64)
+        cents: Longs = np.floor(power * 100.0 + 0.5).astype(np.int64)
+        return cents
 
     def _person_id(self, numbers: Longs, drawn: Longs) -> Longs:
         people = last_person(numbers) + 1
         active = np.minimum(people, ACTIVE_PEOPLE)
-        return people - active + drawn % (active + ID_LEAD)
+        found: Longs = people - active + drawn % (active + ID_LEAD)
+        return found
 
     def _cut(self, starts: Longs, sizes: Longs) -> pa.Array:
         """Strings of the given sizes, from the given places of the text."""

@@ -1,8 +1,8 @@
 """The NEXMark stream as a Spark DataFrame; the rows are those of `nexmark.Nexmark`.
 
-`rate-micro-batch` numbers the events: batches have an exact size, and a replayed batch has the same rows by construction.
-Of the bids, which all the queries here read, Spark's generated code makes just the columns that a query needs, without a
-Python process; whole events come from the NumPy generator through `mapInArrow`.
+`rate-micro-batch` numbers the events: batches have an exact size, and a replayed batch has the same rows by
+construction. Of the bids, which all the queries here read, Spark's generated code makes just the columns that a query
+needs, without a Python process; whole events come from the NumPy generator through `mapInArrow`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """NEXMark's queries as plain Spark: each a function from the bids to the result.
 
-The meaning is that of the SQL which Flink's NEXMark runs. Three spellings differ: `avg` of a bigint is a bigint there (so
-it is cast), a regular expression that finds nothing gives NULL there and `''` in Spark, and `count_char` is a function of
-theirs. Event times are read in the session's time zone: set `spark.sql.session.timeZone` to UTC.
+The meaning is that of the SQL which Flink's NEXMark runs. Three spellings differ: `avg` of a bigint is a bigint there
+(so it is cast), a regular expression that finds nothing gives NULL there and `''` in Spark, and `count_char` is a
+function of theirs. Event times are read in the session's time zone: set `spark.sql.session.timeZone` to UTC.
 """
 
 from __future__ import annotations
