@@ -107,7 +107,7 @@ def migrate(state, slots):
     target = np.uint64(state[NEXT_ENTRIES])
     scale = np.uint64(state[NEXT_SCALE])
     slot = state[CURSOR]
-    stop = slot + slots
+    stop = min(slot + slots, state[SLOTS] + 1)  # beyond that only pushed entries stand, without a gap
     to = np.int64(0)
     while True:
         entry = word(entries, slot)
