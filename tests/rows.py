@@ -99,7 +99,11 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 _short = st.binary(max_size=3)
-_bytes = st.one_of(_short, st.sampled_from([b"a" * 12, b"a" * 13, b"a" * 12 + b"b", b"x" * 40, b"x" * 39 + b"y"]), st.binary(max_size=30))
+_bytes = st.one_of(
+    _short,
+    st.sampled_from([b"a" * 12, b"a" * 13, b"a" * 12 + b"b", b"x" * 40, b"x" * 39 + b"y"]),
+    st.binary(max_size=30),
+)
 
 
 def values(columns: Sequence[Column], *, small: bool) -> st.SearchStrategy[tuple[Value, ...]]:

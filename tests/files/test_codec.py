@@ -60,7 +60,7 @@ def test_damage_is_named(compress, data):
     try:
         read = [e for piece in decode_rows(written, shape, "a file") for e in decode(piece, shape)]
     except StateDamagedError as error:
-        assert error.file == "a file"
+        assert error.file == "a file"  # noqa: PT017
     else:
         assert read == rows
 

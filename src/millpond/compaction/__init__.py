@@ -1,0 +1,1 @@
+"""Fewer, larger runs: which to merge, how, and when."""

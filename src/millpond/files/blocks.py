@@ -1,7 +1,7 @@
 """A run as its readers see it: blocks of rows in hash order, wherever they lie.
 
-Kernels follow addresses, so a run in memory, in a mapped file and in a cache of fetched blocks is searched and merged by the
-same code. What differs is how blocks get their addresses: that is a `BlockSource`.
+Kernels follow addresses, so a run in memory, in a mapped file and in a cache of fetched blocks is searched and merged
+by the same code. What differs is how blocks get their addresses: that is a `BlockSource`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ BLOCK_BYTES = 65536
 
 BLOCK_HEAP = 1 << 20
 """Bytes of long values in a block, unless a single row has more."""
+
+Numbers = NDArray[np.int64] | NDArray[np.int32]
+"""Block numbers in ascending order."""
 
 LAST_HASH = (1 << 64) - 1
 
@@ -130,10 +133,10 @@ class BlockSource(Protocol):
     def memory(self) -> int:
         """Bytes of memory that the source itself holds (caches shared with others not counted)."""
 
-    def blocks(self, wanted: NDArray[np.int64]) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """The addresses of some blocks (ascending numbers), brought in and checked as needed."""
 
-    def filters(self, wanted: NDArray[np.int64]) -> FilterTable:
+    def filters(self, wanted: Numbers) -> FilterTable:
         """The addresses of the filters of some blocks (ascending numbers)."""
 
     def close(self) -> None:
@@ -157,9 +160,7 @@ class MemorySource:
         self.rows = Rows(words, np.ascontiguousarray(rows.heap))
         starts = np.append(np.arange(0, len(words), rows_per_block(layout), dtype=np.int64), len(words))
         lines = lines_for(np.diff(starts))
-        self.index = BlockIndex(
-            words[starts[:-1], HASH], starts, lines, int(words[-1, HASH]) if len(words) else 0
-        )
+        self.index = BlockIndex(words[starts[:-1], HASH], starts, lines, int(words[-1, HASH]) if len(words) else 0)
         stride = 8 * layout.width
         words_at = np.uint64(address(words)) + starts[:-1].astype(np.uint64) * np.uint64(stride)
         heap_at = np.full(len(words_at), address(self.rows.heap), np.uint64)
@@ -180,11 +181,11 @@ class MemorySource:
         """Bytes of rows, heap and filter."""
         return self.rows.words.nbytes + self.rows.heap.nbytes + self._filter.nbytes
 
-    def blocks(self, wanted: NDArray[np.int64]) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """The addresses of all blocks."""
         return self._table
 
-    def filters(self, wanted: NDArray[np.int64]) -> FilterTable:
+    def filters(self, wanted: Numbers) -> FilterTable:
         """The addresses of all filters."""
         return self._filters
 

@@ -11,10 +11,9 @@ from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
-from millpond.files.blocks import BlockSource, BlockTable, FilterTable
+from millpond.files.blocks import BlockSource, BlockTable, FilterTable, Numbers
 from millpond.files.mapped import MappedSource
 from millpond.files.refs import RunRef
 from millpond.files.remote import RemoteSource
@@ -168,11 +167,11 @@ class CachedSource:
             if self._remote is not None:
                 self._remote.close()
 
-    def blocks(self, wanted: NDArray[np.int64]) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         return self._ask(lambda source: source.blocks(wanted))
 
-    def filters(self, wanted: NDArray[np.int64]) -> FilterTable:
+    def filters(self, wanted: Numbers) -> FilterTable:
         """See `BlockSource.filters`."""
         return self._ask(lambda source: source.filters(wanted))
 

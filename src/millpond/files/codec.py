@@ -9,8 +9,8 @@
     16  u64   XXH3 (64 bits) of bytes 0–15 and the payload
     24        payload: words, then heap; then zeroes up to a multiple of 8
 
-All numbers are little-endian. Heap offsets in the words count from the block's own heap. Raw blocks that start at a multiple of
-8 can be used where they lie.
+All numbers are little-endian. Heap offsets in the words count from the block's own heap. Raw blocks that start at a
+multiple of 8 can be used where they lie.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def encode_block(rows: Rows, *, compress: bool, kind: int = ROWS) -> list[Buffer
         packed = _codec.compress(plain, asbytes=False)
         if packed.size < size:
             return _framed(len(words), heap.nbytes, words.shape[1], kind, SHUFFLED_LZ4, [packed])
-    return _framed(len(words), heap.nbytes, words.shape[1], kind, RAW, [words, heap] if heap.nbytes else [words])
+    return _framed(
+        len(words), heap.nbytes, words.shape[1], kind, RAW, [words.data, heap.data] if heap.nbytes else [words.data]
+    )
 
 
 def encode_end(rows: int) -> list[Buffer]:
@@ -138,7 +140,13 @@ def check_references(rows_at: int, header: BlockHeader, layout: RowLayout, offse
 
 
 def decode_into(
-    data: memoryview, offset: int, header: BlockHeader, layout: RowLayout, name: str, words: NDArray[np.uint64], heap: NDArray[np.uint8]
+    data: memoryview,
+    offset: int,
+    header: BlockHeader,
+    layout: RowLayout,
+    name: str,
+    words: NDArray[np.uint64],
+    heap: NDArray[np.uint8],
 ) -> None:
     """Decode a checked block of rows into arrays of exactly its size.
 

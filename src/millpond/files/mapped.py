@@ -6,9 +6,8 @@ import mmap
 import os
 
 import numpy as np
-from numpy.typing import NDArray
 
-from millpond.files.blocks import BlockTable, FilterTable
+from millpond.files.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
 from millpond.files.run import Directory, read_directory
 from millpond.kernels.bloom import LINE
@@ -60,7 +59,7 @@ class MappedSource:
         """Whether all blocks are known to be right."""
         return self._all_blocks and self._all_filters
 
-    def blocks(self, wanted: NDArray[np.int64]) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         if not self._all_blocks:
             todo = np.unique(wanted)
@@ -71,7 +70,7 @@ class MappedSource:
                 self._all_blocks = bool(self._checked.all())
         return self._table
 
-    def filters(self, wanted: NDArray[np.int64]) -> FilterTable:
+    def filters(self, wanted: Numbers) -> FilterTable:
         """See `BlockSource.filters`."""
         if not self._all_filters:
             todo = np.unique(np.asarray(wanted) // self.directory.footer.group)

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
-from numpy.typing import NDArray
 
-from millpond.files.blocks import BlockTable, FilterTable
+from millpond.files.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.cache import BlockCache
-from millpond.files.codec import FILTER, RAW, HEADER, check_block, damaged, decode_block
+from millpond.files.codec import FILTER, HEADER, RAW, check_block, damaged, decode_block
 from millpond.files.filesystem import FileSystem
 from millpond.files.refs import RunRef
 from millpond.files.run import Directory, footer_guess, read_directory
@@ -55,7 +54,7 @@ class RemoteSource:
         self.index = self.directory.index
         self.memory = sum(a.nbytes for a in (self.index.fence, self.index.starts, self.index.lines)) * 2
 
-    def blocks(self, wanted: NDArray[np.int64]) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         numbers = np.unique(wanted).tolist()
         blocks = self._bring(numbers)
@@ -66,7 +65,7 @@ class RemoteSource:
             heap_at[number] = address(rows.heap)
         return BlockTable(words_at, heap_at, list(blocks.values()))
 
-    def filters(self, wanted: NDArray[np.int64]) -> FilterTable:
+    def filters(self, wanted: Numbers) -> FilterTable:
         """See `BlockSource.filters`; filters stand in the cache under the negative numbers of their groups."""
         per_group = self.directory.footer.group
         groups = np.unique(np.asarray(wanted) // per_group)
@@ -115,7 +114,9 @@ class RemoteSource:
     def _request(self, numbers: Sequence[int]) -> dict[int, Rows]:
         ranges = [self._range(number) for number in numbers]
         parts = self._files.get_ranges(self.ref.name, ranges)
-        return {n: self._decode(n, memoryview(p).cast("B"), r[0]) for n, p, r in zip(numbers, parts, ranges, strict=True)}
+        return {
+            n: self._decode(n, memoryview(p).cast("B"), r[0]) for n, p, r in zip(numbers, parts, ranges, strict=True)
+        }
 
     def _decode(self, number: int, data: memoryview, offset: int) -> Rows:
         if number < 0:

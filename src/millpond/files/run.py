@@ -44,7 +44,7 @@ class Footer(msgspec.Struct, frozen=True):
     Attributes:
         format: version of the format; schema: the columns of the rows.
         rows, tombstones: how many; first, last: lowest and highest hash; oldest, newest: lowest and highest stamp.
-        fence (u64), counts (u32), offsets (u64), sizes (u32): of each block, first hash, rows, place and length in the file.
+        fence (u64), counts (u32), offsets (u64), sizes (u32): of each block, first hash, rows, place and length.
         group: blocks whose filters stand together; filters (u64): of each group, the place of the filters.
     """
 

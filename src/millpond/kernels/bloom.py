@@ -5,7 +5,7 @@ narrowed range without waste, and can be brought in piece by piece. (Putze, Sand
 Space-Efficient Bloom Filters.)
 """
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
 from __future__ import annotations
 
@@ -46,10 +46,8 @@ def _spread(mixed: int) -> int:
 
 
 @njit("void(uint64, int64, int64, int64, uint64[::1], int64)", cache=True, nogil=True)
-def build_filter(
-    rows_at: int, stride: int, count: int, lines: int, target: NDArray[np.uint64], start: int
-) -> None:
-    """Enter `count` rows (address of the first, words between rows) into `lines` zeroed lines at word `start` of `target`."""
+def build_filter(rows_at: int, stride: int, count: int, lines: int, target: NDArray[np.uint64], start: int) -> None:
+    """Enter `count` rows (address of the first, words a row) into `lines` zeroed lines at word `start` of `target`."""
     for i in range(count):
         mixed = _mix(word(rows_at, i * stride))
         base = start + _line(mixed, lines) * 8
@@ -103,7 +101,9 @@ def admit(
             bits = _spread(mixed)
             for _ in range(_PROBES):
                 bit = bits & np.uint64(511)
-                if (word(base, line + np.int64(bit >> np.uint64(6))) >> (bit & np.uint64(63))) & np.uint64(1) == np.uint64(0):
+                if (word(base, line + np.int64(bit >> np.uint64(6))) >> (bit & np.uint64(63))) & np.uint64(
+                    1
+                ) == np.uint64(0):
                     present = False
                     break
                 bits >>= np.uint64(9)

@@ -1,6 +1,6 @@
 """Copying rows from anywhere into one array, their long values packed into one heap."""
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
 from __future__ import annotations
 
@@ -91,7 +91,13 @@ def rebase(rows: int, count: int, width: int, blobs: NDArray[np.int64], shift: i
 
 @njit("int64(uint64, int64, int64, int64[::1], int64, int64, int64[::1])", cache=True, nogil=True)
 def cut(
-    rows: int, count: int, width: int, blobs: NDArray[np.int64], most_rows: int, most_heap: int, stops: NDArray[np.int64]
+    rows: int,
+    count: int,
+    width: int,
+    blobs: NDArray[np.int64],
+    most_rows: int,
+    most_heap: int,
+    stops: NDArray[np.int64],
 ) -> int:
     """Cut rows into blocks of at most so many rows and, unless it is a single row, bytes of long values.
 

@@ -1,6 +1,6 @@
 """Merging hash-ordered runs: the newest version of each key, in hash order."""
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _settle(
 
 
 @njit(
-    "int64(int64[::1], int64[::1], uint64[::1], uint64[::1], uint64, uint64, int64, uint64, int64, int64, uint8[::1], boolean,"
-    "uint64[::1], uint64[::1])",
+    "int64(int64[::1], int64[::1], uint64[::1], uint64[::1], uint64, uint64, int64, uint64, int64, int64, uint8[::1],"
+    "boolean, uint64[::1], uint64[::1])",
     cache=True,
     nogil=True,
 )
@@ -146,7 +146,14 @@ def merge_order(
                 hidden = False
                 for other_row in range(group, newer):
                     if same_key(
-                        candidate, heap, rows_out[other_row], heaps_out[other_row], null_mask, key_start, key_stop, references
+                        candidate,
+                        heap,
+                        rows_out[other_row],
+                        heaps_out[other_row],
+                        null_mask,
+                        key_start,
+                        key_stop,
+                        references,
                     ):
                         hidden = True
                         break

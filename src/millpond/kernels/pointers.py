@@ -1,11 +1,11 @@
 """Reading and writing memory by address, for kernels that follow rows through several files and buffers.
 
-Runs lie in mapped files, cached blocks and plain arrays; a row's address is the one thing they have in common. An address is
-a `uint64`; every function takes a base address and a signed offset, so that kernels never mix signed and unsigned arithmetic
-(Numba would turn that into floating point).
+Runs lie in mapped files, cached blocks and plain arrays; a row's address is the one thing they have in common. An
+address is a `uint64`; every function takes a base address and a signed offset, so that kernels never mix signed and
+unsigned arithmetic (Numba would turn that into floating point).
 """
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator,import-untyped"
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointers = [builder.inttoptr(a, _BYTE.as_pointer()) for a in args[:2]]
         kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _BYTE.as_pointer(), _WORD, ir.IntType(1)])
-        function = builder.module.declare_intrinsic("llvm.memcpy", [_BYTE.as_pointer(), _BYTE.as_pointer(), _WORD], kind)
+        function = builder.module.declare_intrinsic(
+            "llvm.memcpy", [_BYTE.as_pointer(), _BYTE.as_pointer(), _WORD], kind
+        )
         builder.call(function, [*pointers, args[2], ir.Constant(ir.IntType(1), 0)])
         return context.get_dummy_value()
 
@@ -149,7 +151,7 @@ def same_key(
     key_stop: int,
     references: NDArray[np.uint8],
 ) -> bool:
-    """Whether two rows (addresses of their words and of their heaps) have the same key; their hashes are not looked at."""
+    """Whether two rows (addresses of words and heaps) have the same key; their hashes are not looked at."""
     if (word(left, 2) ^ word(right, 2)) & null_mask != 0:
         return False
     for w in range(key_start, key_stop):

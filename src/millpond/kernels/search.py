@@ -4,7 +4,7 @@ Hashes are uniform, so a row's place in its block follows from its hash to withi
 work on groups of keys and ask for the lines that they will need before they need them.
 """
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ def lower_bound(rows_at: int, width: int, count: int, guess: int, h: int) -> int
 
 
 @njit(
-    "int64(uint64[::1], int32[::1], int32[::1], int32[::1], int64, uint64[::1], int64[::1], uint64[::1], uint64[::1], uint64,"
-    "int64[::1], uint64, int64, uint64, uint64, int64, int64, int64, uint8[::1], uint64[::1], uint64[::1], uint8[::1])",
+    "int64(uint64[::1], int32[::1], int32[::1], int32[::1], int64, uint64[::1], int64[::1], uint64[::1], uint64[::1],"
+    "uint64, int64[::1], uint64, int64, uint64, uint64, int64, int64, int64, uint8[::1], uint64[::1], uint64[::1],"
+    "uint8[::1])",
     cache=True,
     nogil=True,
 )
@@ -144,7 +145,9 @@ def probe(
             rows = starts[block + 1] - starts[block]
             guess = 0
             if h > low:
-                guess = min(np.int64(np.float64(h - low) * (np.float64(rows) / (np.float64(high - low) + 1.0))), rows - 1)
+                guess = min(
+                    np.int64(np.float64(h - low) * (np.float64(rows) / (np.float64(high - low) + 1.0))), rows - 1
+                )
             nearby[j] = guess
             prefetch(words_at[block], guess * width * 8)
             prefetch(keys_at, order[select[i]] * keys_width * 8)

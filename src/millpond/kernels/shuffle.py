@@ -1,6 +1,6 @@
-"""Byte shuffling: the bytes of equal place in all rows stand together, so that a general compressor sees runs of them."""
+"""Byte shuffling: the bytes of equal place in all rows stand together, so that a compressor sees runs of them."""
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Order of hashes: a radix sort over the bits in which they differ most."""
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import IO
 
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.blocks import HashRange
@@ -60,9 +61,8 @@ class RunStore:
             try:
                 ref = self._write(name, [rows] if isinstance(rows, Rows) else rows, layout, packed, staged)
                 packed.flush()
-                with mmap.mmap(packed.fileno(), 0, prot=mmap.PROT_READ) as data:
-                    with memoryview(data) as view:
-                        self._files.put(name, [view])
+                with mmap.mmap(packed.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
+                    self._files.put(name, [view])
             except BaseException:
                 if os.path.exists(staged):
                     os.unlink(staged)
@@ -73,7 +73,12 @@ class RunStore:
         return Run(self._source(ref, layout, mapped), ref)
 
     def _write(
-        self, name: str, pieces: Iterable[Rows], layout: RowLayout, packed: tempfile._TemporaryFileWrapper[bytes], staged: str
+        self,
+        name: str,
+        pieces: Iterable[Rows],
+        layout: RowLayout,
+        packed: IO[bytes],
+        staged: str,
     ) -> RunRef:
         remote = Target(packed.write, compress=True)
         if not self._local.limit:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from millpond.compaction.merge import PIECE_ROWS, merge
 from millpond.files.blocks import BlockSource, BlockTable, HashRange, MemorySource, shape_of
 from millpond.files.refs import RunRef
-from millpond.files.refs import RunRef
 from millpond.kernels.bloom import admit
 from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.pointers import address
@@ -214,7 +213,7 @@ class RunSet:
         self.runs = (run, *self.runs)
 
     def replace(self, old: Sequence[Run], new: Sequence[Run]) -> None:
-        """Put some runs in the place of neighbouring ones (a written file for its memory run, a merged run for its inputs)."""
+        """Put some runs in the place of neighbouring ones: a file for its memory run, a merged run for its inputs."""
         at = self.runs.index(old[0])
         if self.runs[at : at + len(old)] != tuple(old):
             raise ValueError("the runs to replace are not neighbours of this set")
