@@ -238,7 +238,7 @@ class HotTable:
         if clear & hs.DIRTY:
             self.state[hs.DIRTY_ROWS] -= len(ids)
         if not compact:
-            return Rows(words, self.heap.data)
+            return Rows(words, self.heap.data[: int(self.state[hs.HEAP_TOP])])
         return Rows(words, self._own_heap(words))
 
     def _own_heap(self, words: Words) -> Bytes:

@@ -158,6 +158,8 @@ class RmwTable:
         for piece in self._sealed_rows():
             rows += piece.count
             pieces += encode_rows(piece, self.layout, False)
+        if not pieces:
+            pieces = encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, False)
         delta = TableDelta(rows, pieces)
         self._sealed = True
         self._version += 1

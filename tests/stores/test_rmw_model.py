@@ -1,0 +1,204 @@
+"""The read-modify-write table against a dictionary."""
+
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.files.blocks import HashRange
+from millpond.files.segment import decode_rows
+from millpond.layout import NULLS, RowLayout, Rows
+from millpond.stores.budget import MemoryBudget
+from millpond.stores.rmw import RmwTable
+from millpond.stores.runs import RunSet
+from tests.rows import Entry, Value, decode, encode, layout, values
+from tests.stores.shelf import Shelf
+
+WORDS = layout("w", "www")
+BYTES = layout("wb", "bwb")
+WIDE = layout("db", "w" * 70 + "bd")
+
+
+class Immediate(Executor):
+    """Does what is submitted at once, in the same thread."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@dataclass
+class Upsert:
+    keys: list[tuple[Value, ...]]
+    values: list[tuple[Value, ...]]
+    touch: str
+    stamp: int
+
+
+@dataclass
+class Evict:
+    share: float
+
+
+@dataclass
+class Flush:
+    pass
+
+
+@dataclass
+class Recover:
+    pass
+
+
+@dataclass
+class Rig:
+    """A table beside the dictionary that it should equal."""
+
+    layout: RowLayout
+    hashes: str
+    folder: Path
+    state: dict[tuple[int, tuple[Value, ...]], tuple[Value, ...]] = field(default_factory=dict)
+    log: list[tuple[int, bytes]] = field(default_factory=list)
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        self.shelf = Shelf(self.folder)
+        self.table = self._open(RunSet(self.layout), 0)
+
+    def _open(self, runs: RunSet, flushed: int) -> RmwTable:
+        return RmwTable(
+            self.layout.schema,
+            np.zeros(self.layout.width, np.uint64),
+            runs,
+            MemoryBudget(4 << 20),
+            Immediate(),
+            HashRange(),
+            store=self.shelf,
+            flushed=flushed,
+        )
+
+    def hash(self, key: tuple[Value, ...]) -> int:
+        number = int.from_bytes(repr(key).encode()[-16:], "big") * 0x9E3779B97F4A7C15 % 2**64
+        return {"top": number >> 56 << 56, "low": number >> 56, "one": 7, "full": number}[self.hashes]
+
+    def upsert(self, step: Upsert) -> set[tuple[int, tuple[Value, ...]]]:
+        table, names = self.table, [(self.hash(key), key) for key in step.keys]
+        blank = (None,) * len(self.layout.schema.values)
+        keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
+        located = table.upsert(keys, step.stamp, step.touch)
+        fresh = []
+        seen = set(self.state)
+        for name in names:
+            fresh.append(name not in seen)
+            seen.add(name)
+        assert located.created.tolist() == fresh
+        chosen = [i for i in range(len(names)) if step.touch == "all" or fresh[i]]
+        self._write(located.rows[chosen], [step.values[i] for i in chosen])
+        self.state |= {names[i]: step.values[i] for i in chosen}
+        return {names[i] for i in chosen}
+
+    def _write(self, rows: np.ndarray, entries: list[tuple[Value, ...]]) -> None:
+        table, cut = self.table, len(self.layout.schema.keys)
+        source = encode((Entry(0, (None,) * cut, value) for value in entries), self.layout)
+        for i, column in enumerate(self.layout.schema.values, cut):
+            at, word, bit = self.layout.offsets[i], NULLS + i // 64, np.uint64(1 << i % 64)
+            for row, line in zip(rows.tolist(), source.words, strict=True):
+                table.words[row, word] = table.words[row, word] & ~bit | line[word] & bit
+                if column.kind != "bytes":
+                    size = 1 if column.kind == "word" else 2
+                    table.words[row, at : at + size] = line[at : at + size]
+            if column.kind == "bytes":
+                table.put_bytes(rows, at, source.words[:, at : at + 2], source.heap)
+
+    def batch(self, steps: list[Upsert | Evict | Flush]) -> None:
+        table = self.table
+        table.begin(self.version)
+        changed = set()
+        for step in steps:
+            if isinstance(step, Upsert):
+                changed |= self.upsert(step)
+            elif isinstance(step, Evict):
+                table._room.evict(table._outbox, step.share)
+            elif isinstance(step, Flush):
+                table._flusher._most_bytes = 0
+        want = {name: self.state[name] for name in changed}
+        before = list(table.touched(7))
+        assert entries_of(before, self.layout) == want
+        delta = table.seal()
+        data = b"".join(bytes(piece) for piece in delta.pieces)
+        sealed = list(decode_rows(data, self.layout, "delta"))
+        assert delta.rows == len(want)
+        assert entries_of(sealed, self.layout) == want
+        assert entries_of(list(table.touched(5)), self.layout) == want
+        self.version += 1
+        self.log.append((self.version, data))
+
+    def recover(self) -> None:
+        """Open the table anew from what would be durable."""
+        manifest = self.table.manifest()
+        self.table.close()
+        runs = [self.shelf.written[ref.name] for ref in manifest.runs]
+        self.table = self._open(RunSet(self.layout, runs), manifest.flushed)
+        for version, data in self.log:
+            if version > manifest.flushed:
+                for rows in decode_rows(data, self.layout, "delta"):
+                    self.table.load(rows)
+
+    def check(self) -> None:
+        pieces = list(self.table.scan(6))
+        hashes = np.concatenate([piece.words[:, 0] for piece in pieces]) if pieces else np.empty(0, np.uint64)
+        assert (hashes[1:] >= hashes[:-1]).all()
+        assert entries_of(pieces, self.layout) == self.state
+
+
+def entries_of(pieces: list[Rows], shape: RowLayout) -> dict[tuple[int, tuple[Value, ...]], tuple[Value, ...]]:
+    entries = [entry for rows in pieces for entry in decode(rows, shape)]
+    assert not any(entry.dead for entry in entries)
+    found = {(entry.hash, entry.key): entry.value for entry in entries}
+    assert len(found) == len(entries)
+    return found
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> tuple[RowLayout, str, list[list[object]]]:
+    shape = draw(st.sampled_from([WORDS, BYTES, WIDE]))
+    columns = shape.schema
+    pairs = st.lists(
+        st.tuples(
+            values(columns.keys, small=True) | values(columns.keys, small=False), values(columns.values, small=False)
+        ),
+        min_size=1,
+        max_size=12,
+    )
+    upserts = st.builds(
+        lambda chosen, touch, stamp: Upsert([k for k, _ in chosen], [v for _, v in chosen], touch, stamp),
+        pairs,
+        st.sampled_from(["all", "all", "created"]),
+        st.integers(0, 1000),
+    )
+    steps = upserts | upserts | upserts | st.builds(Evict, st.sampled_from([0.3, 0.7, 1.0])) | st.builds(Flush)
+    batches = st.lists(st.lists(steps, max_size=6), min_size=1, max_size=6)
+    return shape, draw(st.sampled_from(["top", "low", "one", "full"])), draw(batches)
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts(), st.sets(st.integers(0, 5)))
+def test_a_table_equals_a_dictionary(script: tuple[RowLayout, str, list[list[object]]], recoveries: set[int]) -> None:
+    shape, hashes, batches = script
+    with TemporaryDirectory() as folder:
+        rig = Rig(shape, hashes, Path(folder))
+        for number, steps in enumerate(batches):
+            rig.batch(steps)
+            rig.check()
+            if number in recoveries:
+                rig.recover()
+                rig.check()
+        rig.table.close()
