@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from decimal import ROUND_HALF_UP, Decimal, localcontext
+from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +11,7 @@ from millpond.operators.spec import AggregateCall, AggregateSpec
 from millpond.operators.types import DataType, parse_type
 from tests.operators.rig import Row, normal
 
+EXACT = Context(prec=200)
 GREATEST = {"max", "max_by", "bool_or", "some"}
 
 
@@ -55,7 +56,16 @@ def _values(inputs: list[tuple[Any, ...]]) -> list[Any]:
 
 
 def _fits(value: Decimal, dtype: DataType) -> Decimal | None:
-    return value if abs(value.scaleb(dtype.scale)) < 10**dtype.precision else None
+    return value if value.scaleb(dtype.scale, EXACT).copy_abs() < 10**dtype.precision else None
+
+
+def _decimal_sum(values: list[Decimal], dtype: DataType) -> Decimal | None:
+    """A sum that overflows once is null for good."""
+    total: Decimal | None = Decimal(0).scaleb(-dtype.scale, EXACT)
+    limit = DataType("decimal", min(38, dtype.precision + 10), dtype.scale)
+    for value in values:
+        total = None if total is None else _fits(EXACT.add(total, value), limit)
+    return total
 
 
 def _sum(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
@@ -63,17 +73,10 @@ def _sum(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...
     if not values:
         return None
     if types[0].name == "decimal":
-        total: Decimal | None = Decimal(0).scaleb(-types[0].scale)
-        for value in values:
-            with localcontext(prec=80):
-                total = None if total is None else _fits(total + value, parse_type(call.type))
-        return total
+        return _decimal_sum(values, types[0])
     if types[0].machine == "int":
         return (sum(values) + 2**63) % 2**64 - 2**63
-    total = 0.0
-    for value in values:
-        total += value
-    return total
+    return sum(values, 0.0)
 
 
 def _avg(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
@@ -82,17 +85,16 @@ def _avg(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...
         return None
     if types[0].name == "decimal":
         result = parse_type(call.type)
-        exact = sum(Fraction(value) for value in values)
-        if abs(exact * 10 ** types[0].scale) >= 10 ** min(38, types[0].precision + 10):
+        total = _decimal_sum(values, types[0])
+        if total is None:
             return None
-        with localcontext(prec=200):
-            quotient = Decimal(exact.numerator) / (Decimal(exact.denominator) * len(values))
-            quotient = quotient.quantize(Decimal(1).scaleb(-39), ROUND_HALF_UP)
-            return _fits(quotient.quantize(Decimal(1).scaleb(-result.scale), ROUND_HALF_UP), result)
-    total = 0.0
+        with localcontext(EXACT):
+            quotient = (total / len(values)).quantize(Decimal(1).scaleb(-39, EXACT), ROUND_HALF_UP)
+            return _fits(quotient.quantize(Decimal(1).scaleb(-result.scale, EXACT), ROUND_HALF_UP), result)
+    summed = 0.0
     for value in values:
-        total += float(value)
-    return total / len(values)
+        summed += float(value)
+    return summed / len(values)
 
 
 def _extreme(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:

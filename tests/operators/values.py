@@ -2,7 +2,7 @@
 
 import datetime as dt
 import math
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ TYPES = [
     "timestamp",
     "timestamp_ntz",
 ]
+EXACT = Context(prec=200)
 BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
@@ -48,7 +49,7 @@ def some(dtype: DataType) -> st.SearchStrategy[Any]:
     if dtype.name == "decimal":
         edge = 10**dtype.precision - 1
         numbers = st.integers(-3, 3) | st.sampled_from([-edge, edge, edge // 2 + 1]) | st.integers(-edge, edge)
-        return numbers.map(lambda n: Decimal(n).scaleb(-dtype.scale) if dtype.scale else Decimal(n))
+        return numbers.map(lambda n: Decimal(n).scaleb(-dtype.scale, EXACT))
     if dtype.name == "boolean":
         return st.booleans()
     if dtype.name == "date":
