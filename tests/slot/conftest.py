@@ -141,7 +141,7 @@ def begin(task: PipeTask, versions: tuple[int, ...] = (0,)) -> None:
 
 
 def grouped(
-    partition: int, keys: list[int], values: list[int], *, partitions: int = 4, time: int = TIME
+    partition: int, keys: list[int], values: list[int], *, partitions: int = 1, time: int = TIME
 ) -> pa.RecordBatch:
     """A batch of the counting operator: marker row first."""
     hashes = np.append(

@@ -22,9 +22,9 @@ class Process(msgspec.Struct, frozen=True):
     start: int
 
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Whether any of its threads still runs: the first may be a zombie while others hold locks and files."""
         stat = _stat(self.pid)
-        return stat is not None and stat.start == self.start and stat.state not in "ZX"
+        return stat is not None and stat.start == self.start and (stat.state not in "ZX" or stat.threads > 1)
 
     def stopped(self) -> bool:
         """Whether it is suspended (SIGSTOP)."""
@@ -53,6 +53,7 @@ class _Stat(msgspec.Struct, frozen=True):
     name: str
     state: str
     parent: int
+    threads: int
     start: int
 
 
@@ -64,7 +65,7 @@ def _stat(pid: int) -> _Stat | None:
     # The name stands in parentheses and may itself hold spaces and parentheses.
     name, _, rest = text[text.index("(") + 1 :].rpartition(")")
     fields = rest.split()
-    return _Stat(name=name, state=fields[0], parent=int(fields[1]), start=int(fields[19]))
+    return _Stat(name=name, state=fields[0], parent=int(fields[1]), threads=int(fields[17]), start=int(fields[19]))
 
 
 def identify(pid: int | None = None) -> Process:
