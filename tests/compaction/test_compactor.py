@@ -1,0 +1,176 @@
+"""Merges in the background: the table's contents never change, whatever happens to a merge."""
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.compaction.worker import Pace
+from millpond.errors import StateDamagedError, TransientError
+from millpond.files import blocks
+from millpond.files.filesystem import open_filesystem
+from millpond.layout import Rows
+from millpond.stores.compactor import Compactor
+from millpond.stores.run_store import RunStore
+from millpond.stores.runs import RunSet, memory_run
+from tests.rows import FIXED, HASHES, MIXED, decode, encode, entries, in_order, random_rows
+
+
+class Now:
+    """An executor that works when it is told to."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def submit(self, function, *args):
+        future = Future()
+        self.waiting.append((future, function, args))
+        return future
+
+    def run(self):
+        for future, function, args in self.waiting:
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:
+                future.set_exception(error)
+        self.waiting = []
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = RunStore(open_filesystem(f"{tmp_path}/state"), f"{tmp_path}/local", disk=1 << 30, memory=1 << 20)
+    yield made
+    made.close()
+
+
+def rows(seed: int) -> Rows:
+    """Some that overlap those of every other seed."""
+    return blocks.sort_rows(random_rows(20, FIXED, seed), FIXED)
+
+
+def contents(runs: RunSet) -> list:
+    return [e for piece in runs.scan(size=10) for e in decode(piece, runs.layout)]
+
+
+def shown(runs: RunSet) -> list:
+    return sorted(contents(runs), key=repr)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_contents_stay_as_they_were(store, monkeypatch, data):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 200)
+    shape = data.draw(st.sampled_from([FIXED, MIXED]))
+    one = entries(shape, data.draw(st.sampled_from([HASHES, st.integers(0, 20)])))
+    runs = RunSet(shape)
+    now = Now()
+    compactor = Compactor(runs, store, now, most=data.draw(st.integers(1, 3)), share=1.0)
+    for _ in range(data.draw(st.integers(1, 10))):
+        if held := in_order(data.draw(st.lists(one, max_size=15))):
+            encoded = encode(held, shape)
+            runs.add(memory_run(encoded, shape) if data.draw(st.booleans()) else store.write(encoded, shape))
+        before = shown(runs)
+        if data.draw(st.booleans()):
+            now.run()
+        compactor.step()
+        assert shown(runs) == before
+
+
+def test_runs_become_few_and_their_local_copies_go(store):
+    runs = RunSet(FIXED)
+    with ThreadPoolExecutor(1) as background:
+        compactor = Compactor(runs, store, background, share=1.0)
+        for seed in range(12):
+            runs.add(store.write(rows(seed), FIXED))
+            compactor.step()
+            compactor.wait()
+        compactor.step()
+        compactor.wait()
+        compactor.step()
+    assert len(runs.runs) <= 4
+    assert len(contents(runs)) == 240
+    assert compactor.merged_bytes > 0
+    assert len(store._files.list("files/")) > len(runs.runs)  # older versions may still name them
+    copies = store._local
+    assert {run.ref.name.split("/")[1] for run in runs.runs} == set(copies._files)
+
+
+def test_a_failing_merge_is_tried_again_and_raised_at_last(store, monkeypatch):
+    runs = RunSet(FIXED, [store.write(rows(seed), FIXED) for seed in range(5)])
+    before = shown(runs)
+    now = Now()
+    compactor = Compactor(runs, store, now)
+
+    def fail(*_):
+        raise TransientError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", fail)
+        for _ in range(5):
+            compactor.step()
+            now.run()
+        with pytest.raises(TransientError):
+            compactor.step()
+    compactor.step()
+    now.run()
+    compactor.step()
+    assert len(runs.runs) < 5
+    assert shown(runs) == before
+
+
+def test_damage_is_raised_at_once(store, tmp_path):
+    runs = RunSet(FIXED, [store.write(rows(seed), FIXED) for seed in range(5)])
+    broken = runs.runs[2]
+    with open(tmp_path / "state" / broken.ref.name, "r+b") as file:
+        file.seek(40)
+        file.write(b"damage")
+    store._local.drop(broken.ref.name)
+    broken.source._lose()
+    now = Now()
+    compactor = Compactor(runs, store, now)
+    compactor.step()
+    now.run()
+    with pytest.raises(StateDamagedError) as caught:
+        compactor.step()
+    assert broken.ref.name in caught.value.file
+
+
+def test_closing_ends_a_merge(store):
+    runs = RunSet(FIXED, [store.write(rows(seed), FIXED) for seed in range(5)])
+    with ThreadPoolExecutor(1) as background:
+        compactor = Compactor(runs, store, background, share=1e-9)
+        compactor.step()
+        compactor.close()
+    assert len(runs.runs) == 5
+    assert not compactor.running
+
+
+def test_the_pace_pauses_hurries_and_stops():
+    pace = Pace(0.01)
+    pace.hurry(True)
+    assert list(pace.over(range(1000))) == list(range(1000))
+    pace.hurry(False)
+    pieces = pace.over(range(3))
+    next(pieces)
+    threading.Timer(0.05, pace.stop).start()
+    pace.share = 1e-9
+    with pytest.raises(TransientError):
+        next(pieces)
+
+
+def test_tombstones_go_only_with_the_oldest_run(store):
+    gone = random_rows(5, FIXED, 1)
+    gone.words[:, 1] |= np.uint64(1)
+    gone = blocks.sort_rows(gone, FIXED)
+    alive = blocks.sort_rows(random_rows(5, FIXED, 1), FIXED)
+    runs = RunSet(FIXED, [store.write(gone, FIXED), store.write(alive, FIXED)])
+    assert contents(runs) == []
+    now = Now()
+    compactor = Compactor(runs, store, now, most=1)
+    compactor.step()
+    now.run()
+    compactor.step()
+    assert runs.runs == ()
