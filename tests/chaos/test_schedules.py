@@ -63,7 +63,8 @@ def random_world(seed: int, tmp_path: Path) -> World:
         hosts=choice.randrange(1, 3),
         decide=decide,
     )
-    world.sync = choice.random() < 0.2
+    world.unrepeatable = choice.random() < 0.3
+    world.sync = world.unrepeatable or choice.random() < 0.1
     world.skipping_sink = choice.random() < 0.5
     world.chatty = choice.choice([0.0, 0.3, 0.7])
     world.retain = choice.choice([2, 2, 4])
@@ -152,14 +153,15 @@ def crash_at(tmp_path: Path, number: int, fate: str, how: str) -> tuple[World, b
     return world, seen[0] < number
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "drain"])
 @pytest.mark.parametrize("fate", CRASHES)
-def test_crash_at_every_operation(tmp_path, fate, how):
+def test_crash_at_every_operation(tmp_path, fate):
     died = set()
-    for number in range(1, 400, 1 if SCHEDULES > 190 else 3):
-        world, over = crash_at(tmp_path, number, fate, how)
-        died |= {line.partition(":")[0] for line in world.trace if line.endswith("crash")}
+    thorough = SCHEDULES > 190
+    for number in range(1, 400, 1 if thorough else 5):
+        for how in ("kill", "stop", "drain") if thorough else (("kill", "stop", "drain")[number % 3],):
+            world, over = crash_at(tmp_path, number, fate, how)
+            died |= {line.partition(":")[0] for line in world.trace if line.endswith("crash")}
         if over:
             break
-    if fate == "after crash" and SCHEDULES > 190:
+    if thorough:
         assert set(STEPS) <= died, f"never died at {set(STEPS) - died}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from millpond.errors import TransientError
@@ -35,10 +36,8 @@ class Tripwire:
         fate = self._decide(self._step("put", name))
         if fate.startswith("torn"):
             whole = b"".join(pieces)
-            try:
+            with suppress(FileExistsError):
                 self.inner.put(name, [whole[: len(whole) // 2]], create=create, sync=sync)
-            except FileExistsError:
-                pass
         elif fate.startswith("late") and create:
             self._delayed.append(act)  # on its way in the network: it arrives at some time, or never
         elif fate == "twice":

@@ -5,17 +5,20 @@ and the start procedure's decisions and changes to Spark's ledger. Spark itself 
 planned (`offsets/`), run, given to the sink, then committed (`commits/`); a start goes on with the batch that is
 planned and not committed; a sink may skip a batch that it has, and then no task of it runs.
 
-State is a running sum per key. Whenever a slot opens a version, it is compared with the truth at once.
+State is a running sum per key. Whenever a slot opens a version, it is compared with the truth at once. A source may be
+`unrepeatable`: each run sees other rows in a batch (and so commits synchronously); then the truth is what the sink got.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from typing import Any
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
 from millpond.checkpoint.garbage import Collector
-from millpond.checkpoint.generation import claim
+from millpond.checkpoint.generation import claim, numbers
 from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.checkpoint.pinned import PinnedQuery, pin
 from millpond.checkpoint.recovery import Recovery
@@ -57,6 +60,19 @@ class Held:
     rows: State = field(default_factory=dict)
 
 
+class Violation(BaseException):
+    """The protocol was broken; not an `Exception`, since committers outlive those."""
+
+
+class WatchedCommitter(Committer):
+    """A committer that is caught acknowledging what a newer run may not see."""
+
+    def _acknowledge(self, group: Any, size: int) -> None:
+        if numbers(self.checkpoint.files.inner, after=self.checkpoint.generation):  # type: ignore[attr-defined]
+            raise Violation("acknowledged after a newer run has begun")
+        super()._acknowledge(group, size)
+
+
 class Slot:
     """What a slot does, over the real checkpoint classes."""
 
@@ -73,7 +89,7 @@ class Slot:
         directory.mkdir(parents=True, exist_ok=True)
         self.sealed = SealedFiles(str(directory), self.name, self._folder)
         try:
-            self.committer = Committer(
+            self.committer = WatchedCommitter(
                 self.checkpoint, self.name, self.sealed, threaded=False, backoff=(0.0, 0.0), limit=600
             )
             for left in self.sealed.adopt(generation):
@@ -141,8 +157,6 @@ class Slot:
 
     def vanish(self) -> None:
         """The process is gone: its locks are free, nothing else happens."""
-        import os
-
         for folder in self.sealed._folders.values():
             os.close(folder.lock)
         self.sealed._folders.clear()
@@ -176,6 +190,7 @@ class World:
         self.slot_count = slots
         self.host_count = hosts
         self.sync = False
+        self.unrepeatable = False
         self.chatty = 0.5
         self.skipping_sink = True
         self.retain = 2
@@ -189,36 +204,55 @@ class World:
         ledger = open_filesystem(f"memory:chaos{number}/spark")
         self._ledger_files: FileSystem = Tripwire(ledger, "spark", self.decide, self.delayed)
         self.ledger = Ledger(self._ledger_files)
+        self._raw_ledger = Ledger(ledger)
         self.slots: dict[int, Slot] = {}
         self.zombies: list[Slot] = []
-        self.sink: dict[int, list[State]] = {}
+        self.sink: dict[int, list[tuple[int, State]]] = {}
         self.replayed: list[int] = []
         self.generation = 0
         self._slot_numbers = itertools.count()
 
     # --- what is true
 
-    def rows(self, batch: int, partition: int) -> State:
-        """The input of a batch: the same whenever it is asked for."""
-        choice = random.Random(batch * 1000 + partition)
+    def rows(self, batch: int, partition: int, run: int) -> State:
+        """The input of a batch in a run (by its generation): the same in every run if the source is repeatable."""
+        choice = random.Random(batch * 1000 + partition + (run * 7_000_000 if self.unrepeatable else 0))
         keys = [f"{partition}/{key}" for key in range(KEYS) if choice.random() < 0.6]
         return {key: choice.randrange(1, 100) for key in keys}
 
     def truth(self, partition: int, version: int) -> State:
-        """The state after `version` batches."""
+        """The state after `version` batches, as the sink has them."""
         state: State = {}
         for batch in range(version):
-            for key, amount in self.rows(batch, partition).items():
+            run = self.sink[batch][-1][0] if batch in self.sink else self.generation
+            for key, amount in self.rows(batch, partition, run).items():
                 state[key] = state.get(key, 0) + amount
         return state
 
-    def output(self, batch: int) -> State:
-        """What the sink must get."""
+    def output(self, batch: int, run: int) -> State:
+        """What the sink must get of a batch in a run."""
         found: State = {}
         for partition in range(self.partitions):
-            state = self.truth(partition, batch + 1)
-            found |= {key: state[key] for key in self.rows(batch, partition)}
+            state, rows = self.truth(partition, batch), self.rows(batch, partition, run)
+            found |= {key: state.get(key, 0) + amount for key, amount in rows.items()}
         return found
+
+    def write(self, batch: int, rows: State) -> None:
+        """The sink takes a batch, as a whole."""
+        assert rows == self.output(batch, self.generation), f"batch {batch} in the sink"
+        self.sink.setdefault(batch, []).append((self.generation, rows))
+
+    @property
+    def committed(self) -> int:
+        """The last batch in Spark's ledger."""
+        return self._raw_ledger.last("commits")
+
+    def check_ledger(self) -> None:
+        """Whatever dies now, a start can go on: every partition is durable at the last committed batch, at least."""
+        committed = self.committed
+        if committed >= 0:
+            recovery = Recovery(self.raw)
+            assert recovery.durable(committed) or recovery.durable(committed + 1)
 
     def check_state(self, partition: int, version: int, state: State) -> None:
         """A wrong state must never be seen without an error."""
@@ -229,9 +263,9 @@ class World:
     def decide(self, step: str) -> str:
         """What becomes of one operation."""
         fate = "ok" if self.quiet else self._choose(step)
-        if step.startswith("spark") and fate.partition(" ")[0] in ("torn", "late", "twice"):
-            fate = "before " + (fate.partition(" ")[2] or "failure")  # Spark's ledger is written atomically
-        if step.startswith("spark"):
+        if not step.startswith(("state", "disk")) and fate.partition(" ")[0] in ("torn", "late", "twice"):
+            fate = "before " + (fate.partition(" ")[2] or "failure")  # ledger and sink are written atomically
+        if not step.startswith(("state", "disk")):
             fate = fate.replace("failure", "crash")
         self.trace.append(f"{step}: {fate}")
         return fate
@@ -239,10 +273,8 @@ class World:
     def arrive(self) -> None:
         """A put that was on its way reaches the store."""
         if self.delayed:
-            try:
+            with suppress(FileExistsError):
                 self.delayed.pop(self.random.randrange(len(self.delayed)))()
-            except FileExistsError:
-                pass
 
     def kill_slot(self, index: int) -> None:
         """SIGKILL."""
@@ -343,17 +375,21 @@ class World:
         batch = self.next_batch()
         if not (self.skipping_sink and batch in self.sink):
             rows = self.run_tasks(batch, sync=self.sync)
-            if self.decide("sink write rows").endswith("crash"):
-                if self.trace[-1].endswith("after crash"):
-                    self.sink.setdefault(batch, []).append(rows)
+            fate = self.decide("sink write rows")
+            if fate != "before crash":
+                self.write(batch, rows)
+            if fate.endswith("crash"):
                 raise Crash("sink")
-            self.sink.setdefault(batch, []).append(rows)
         self.ledger.put("commits", batch, b"{}")
         if self.random.random() < 0.5:
-            self._collector.collect(batch + 1)
+            self.collect(batch + 1)
+
+    def collect(self, running: int) -> None:
+        """Remove what is not needed while a batch runs."""
+        self._collector.collect(running)
 
     def run_tasks(self, batch: int, *, sync: bool) -> State:
-        """All tasks of a batch, each tried up to four times, sometimes twice at once."""
+        """All tasks of a batch, each tried up to four times; sometimes one runs again."""
         found: State = {}
         order = list(range(self.partitions))
         self.random.shuffle(order)
@@ -367,8 +403,9 @@ class World:
                     if attempt == 3:
                         raise
             found |= rows
-        if self.random.random() < 0.1:  # a resubmitted stage
-            self.run_task(batch, self.random.choice(order), sync=sync)
+        if self.random.random() < 0.2:  # a resubmitted stage, here or on another executor
+            with suppress(TaskFailed):
+                self.run_task(batch, order[0], sync=sync, elsewhere=self.random.randrange(2))
         return found
 
     def run_task(self, batch: int, partition: int, *, sync: bool, elsewhere: int = 0) -> State:
@@ -376,7 +413,7 @@ class World:
         index = (partition + elsewhere) % self.slot_count
         try:
             slot = self.slot(index, sync)
-            return slot.run(batch, partition, self.rows(batch, partition))
+            return slot.run(batch, partition, self.rows(batch, partition, self.generation))
         except Crash as crash:
             self.kill_slot(index)
             raise TaskFailed(str(crash)) from None
@@ -402,11 +439,9 @@ class World:
 
     def check_end(self, batches: int) -> None:
         """The sink has every batch, each time as it should be; the state is that after all of them."""
-        assert self.ledger.last("commits") == batches - 1
+        assert self.committed == batches - 1
         assert sorted(self.sink) == list(range(batches))
-        for batch, written in self.sink.items():
-            assert all(rows == self.output(batch) for rows in written), f"batch {batch} in the sink"
-            assert not self.skipping_sink or len(written) == 1
+        assert not self.skipping_sink or all(len(written) == 1 for written in self.sink.values())
         while self.delayed:
             self.arrive()
         recovery = Recovery(self.raw)
@@ -427,8 +462,3 @@ class World:
         self.end_application("kill")
         self.kill_zombies()
         shutil.rmtree(self.hosts, ignore_errors=True)
-
-
-def plain_errors(error: Any) -> bool:
-    """Whether an error is one of ours that a restart may repair."""
-    return isinstance(error, MillpondError)

@@ -1,0 +1,184 @@
+"""The commit protocol as a state machine: Hypothesis looks for a sequence of steps that breaks it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from millpond.errors import FencedError, MillpondError, TransientError
+from tests.chaos.test_schedules import CRASHES, FAILURES, SCHEDULES, drive
+from tests.chaos.tripwire import Crash
+from tests.chaos.world import State, TaskFailed, World
+
+T = TypeVar("T")
+MORE = 2
+"""Batches that run undisturbed at the end."""
+
+indices = st.integers(0, 2)
+
+
+class Protocol(RuleBasedStateMachine):
+    """Batches task by task, with committers, deaths, stops, late puts, lost hosts and restarts in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.armed: list[tuple[int, str]] = []
+        self.running = False
+        self.batch: int | None = None
+        self.done: dict[int, State] = {}
+
+    @initialize(
+        partitions=st.integers(1, 3),
+        slots=st.integers(1, 3),
+        hosts=st.integers(1, 2),
+        skipping=st.booleans(),
+        kind=st.sampled_from(["async", "sync", "unrepeatable"]),
+    )
+    def build(self, partitions: int, slots: int, hosts: int, skipping: bool, kind: str) -> None:
+        self.world = World(
+            Path(self.directory.name), partitions=partitions, slots=slots, hosts=hosts, decide=self.decide
+        )
+        self.world.chatty = 0.0
+        self.world.skipping_sink = skipping
+        self.world.sync = kind != "async"
+        self.world.unrepeatable = kind == "unrepeatable"
+
+    def decide(self, step: str) -> str:
+        self.armed = [(left - 1, fate) for left, fate in self.armed]
+        due = [fate for left, fate in self.armed if left <= 0]
+        self.armed = [(left, fate) for left, fate in self.armed if left > 0]
+        return due[0] if due else "ok"
+
+    # --- what goes wrong
+
+    @rule(after=st.integers(1, 25), fate=st.sampled_from(CRASHES + FAILURES))
+    def arm(self, after: int, fate: str) -> None:
+        self.armed.append((after, fate))
+
+    @rule(index=indices)
+    def kill_slot(self, index: int) -> None:
+        self.world.kill_slot(index)
+
+    @rule(index=indices)
+    def stop_slot(self, index: int) -> None:
+        self.world.stop_slot(index)
+
+    @rule()
+    def wake_zombie(self) -> None:
+        self.world.wake_zombie()
+
+    @rule()
+    def arrive(self) -> None:
+        self.world.arrive()
+
+    @rule(host=st.integers(0, 1))
+    def lose_host(self, host: int) -> None:
+        self.world.lose_host(host)
+
+    @rule(how=st.sampled_from(["kill", "stop", "drain"]))
+    def end_application(self, how: str) -> None:
+        self.running = False
+        self.batch = None
+        self.world.end_application(how)
+
+    # --- what goes on
+
+    @precondition(lambda self: not self.running)
+    @rule()
+    def start(self) -> None:
+        self.running = self.driver(lambda: self.world.start() or True) is True
+
+    @precondition(lambda self: self.running and self.batch is None)
+    @rule()
+    def plan(self) -> None:
+        batch = self.driver(self.world.next_batch)
+        if batch is not None:
+            self.batch, self.done = batch, {}
+
+    @precondition(lambda self: self.batch is not None)
+    @rule(partition=indices, elsewhere=st.integers(0, 1))
+    def task(self, partition: int, elsewhere: int) -> None:
+        assert self.batch is not None
+        if self.skipped() or partition >= self.world.partitions:
+            return
+        with suppress(TaskFailed):
+            self.done[partition] = self.world.run_task(self.batch, partition, sync=self.world.sync, elsewhere=elsewhere)
+
+    @rule(index=indices)
+    def commit_some(self, index: int) -> None:
+        slot = self.world.slots.get(index)
+        if slot is not None:
+            try:
+                slot.committer.step()
+            except Crash:
+                self.world.kill_slot(index)
+
+    @precondition(lambda self: self.batch is not None)
+    @rule()
+    def finish(self) -> None:
+        batch = self.batch
+        assert batch is not None
+        if not self.skipped():
+            if len(self.done) < self.world.partitions:
+                return
+            rows: State = {}
+            for piece in self.done.values():
+                rows |= piece
+            self.world.write(batch, rows)
+        self.driver(lambda: self.world.ledger.put("commits", batch, b"{}"))
+        self.batch = None
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def collect(self) -> None:
+        running = self.world.committed + 1
+        self.driver(lambda: self.world.collect(running))
+
+    def skipped(self) -> bool:
+        return self.world.skipping_sink and self.batch in self.world.sink
+
+    def driver(self, act: Callable[[], T]) -> T | None:
+        """A step of the driver: it dies of a crash, and ends with an error."""
+        try:
+            return act()
+        except (Crash, TaskFailed, TransientError, FencedError):
+            self.end_application("stop")
+            return None
+
+    @invariant()
+    def a_start_can_go_on(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check_ledger()
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "world"):
+                self.world.quiet = True
+                self.world.end_application("kill")
+                for zombie in self.world.zombies:
+                    with suppress(MillpondError):
+                        zombie.committer.step()
+                batches = self.world.committed + 1 + MORE
+                drive(self.world, batches)
+                self.world.check_end(batches)
+                self.world.clean()
+        finally:
+            self.directory.cleanup()
+
+
+TestProtocol = Protocol.TestCase
+TestProtocol.settings = settings(
+    max_examples=max(50, SCHEDULES // 4),
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
