@@ -1,11 +1,10 @@
 """Which runs to merge.
 
 Every run that may hold a key costs each lookup a filter, so a key should stand in a few at most; every merge costs
-writing what is merged.
-Size-tiered picking weighs the two: of all neighbours it merges those that cost least for each run that they save. Once
-the newer runs together are half as large as the oldest, all are merged, which bounds what outdated rows take. (Seen
-in a simulation with flushes of random keys: a byte flushed is written 4.5 times in all, and outdated rows take a quarter more, when 40
-flushes make up the state; 7.7 times when keys are only ever added.)
+writing what is merged. Size-tiered picking weighs the two: of all neighbours it merges those that cost least for each
+run that they save. Once the newer runs together are half as large as the oldest, all are merged, which bounds what
+outdated rows take. (Simulated with flushes of random keys: a byte flushed is written 4.5 times, and outdated rows
+take a quarter more, when 40 flushes make up the state; 7.7 times when keys are only ever added.)
 """
 
 from __future__ import annotations
