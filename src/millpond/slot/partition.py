@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,8 +14,9 @@ import pyarrow as pa
 from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.files.blocks import HashRange
+from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
-from millpond.layout import RowLayout, TableSchema, Words
+from millpond.layout import TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MAIN
 from millpond.operators.spec import GLOBAL_HASH
@@ -25,7 +27,6 @@ from millpond.slot.spool import Spool
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt, Turns
 from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
 
 if TYPE_CHECKING:
     from millpond.operators.protocol import Operator
@@ -78,12 +79,15 @@ class Partition:
         manifest = self._manifest
         return None if manifest is None else manifest.version
 
-    def run(self, attempt: Attempt, batches: Iterator[pa.RecordBatch], *, check_time: bool) -> Output:
+    def run(
+        self, attempt: Attempt, batches: Iterator[pa.RecordBatch], *, sync: bool = False, check_time: bool = False
+    ) -> Output:
         """Run a batch, or answer it again; yields its output once its own state is sealed and the last one durable.
 
         Args:
             attempt: the attempt; its batch reads the version of the same number.
             batches: input with hash and mark columns.
+            sync: whether to wait for the version that the batch makes, instead of the one that it reads.
             check_time: whether the marker's time has to be that of the batch, since nobody told its id.
 
         Returns:
@@ -95,7 +99,7 @@ class Partition:
             self.query.check_time(attempt.batch, feed.time)
         epoch = self._epoch
         metrics = applied.metrics
-        metrics["commit_lag_ms"] = self._wait_durable(attempt.batch)
+        metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
         metrics["output_rows"] = 0.0
         for batch in self._output(epoch, attempt):
             metrics["output_rows"] += batch.num_rows
@@ -144,6 +148,7 @@ class Partition:
                 operator.begin(batch)
             seen = InputChecksum()
             for piece in rows:
+                self.query.arrow.force(pa.total_allocated_bytes())
                 seen.add(piece)
                 operator.process(piece)
             sealing = time.perf_counter()
@@ -187,12 +192,11 @@ class Partition:
                 return
             yield piece
 
-    def _wait_durable(self, batch: int) -> float:
-        """Wait for the version that the batch has read (or, in sync mode, the one it has made); milliseconds waited."""
+    def _wait_durable(self, version: int) -> float:
+        """Wait until a version is durable; milliseconds waited."""
         started = time.perf_counter()
-        settings = self.task.settings
-        version = batch if settings.commit_mode == "async" else batch + 1
-        self.query.committer.wait_durable(self.task.operator, self.number, version, settings.commit_timeout)
+        timeout = self.task.settings.commit_timeout
+        self.query.committer.wait_durable(self.task.operator, self.number, version, timeout)
         return (time.perf_counter() - started) * 1000
 
     def _open(self, version: int) -> None:
@@ -203,14 +207,19 @@ class Partition:
         )
         query.committer.opened(manifest)
         owns_global = self.task.partition_of(GLOBAL_HASH) == self.number
+        made: list[RmwTable] = []
         with self._busy:
             self._epoch += 1
-            self._operator = open_operator(self.task.spec, self._make_table, owns_global=owns_global)
             try:
+                self._operator = open_operator(
+                    self.task.spec, partial(self._table, manifest, made), owns_global=owns_global
+                )
                 for name, state in manifest.tables.items():
                     self._load(self._operator.tables[name], state.deltas)
             except BaseException:
-                self._close_operator()
+                self._operator = None
+                for table in made:
+                    table.close()
                 raise
             self._manifest = manifest
 
@@ -220,17 +229,31 @@ class Partition:
             for rows in decode_rows(data, table.layout, checkpoint.files.locate(ref.commit)):
                 table.load(rows)
 
-    def _make_table(self, name: str, schema: TableSchema, initial: Words) -> RmwTable:
-        range_ = HashRange(*self.task.hash_range(self.number)) if name == MAIN else HashRange()
+    def _table(
+        self, manifest: PartitionManifest, made: list[RmwTable], name: str, schema: TableSchema, initial: Words
+    ) -> RmwTable:
         means = self.query.means
-        return RmwTable(schema, initial, RunSet(RowLayout(schema), (), range_), means.budget, means.background, range_)
+        state = manifest.tables.get(name)
+        table = RmwTable.open(
+            schema,
+            initial,
+            TableManifest() if state is None else state.runs,
+            self.query.runs,
+            means.budget,
+            means.merges,
+            HashRange(*self.task.hash_range(self.number)) if name == MAIN else HashRange(),
+            writers=means.writers,
+        )
+        made.append(table)
+        return table
 
     def _figures(self, operator: Operator) -> dict[str, float]:
-        figures: dict[str, float] = {}
+        figures = self.query.new_figures()
         for table in operator.tables.values():
-            for name, value in table.stats().items():
+            stats = table.stats()
+            for name, value in stats.items():
                 figures[name] = figures.get(name, 0.0) + value
-        return figures
+        return figures | {"state_rows": figures["hot_rows"], "state_bytes": figures["hot_bytes"]}
 
     def _discard(self) -> None:
         with self._busy:

@@ -26,12 +26,15 @@ class PartitionServer:
 
     Args:
         directory: the application's private directory on this host.
+        number: of this slot among those of the host.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, number: int = 0) -> None:
         self.slot = uuid.uuid4().hex
+        self._number = number
         self._directory = directory
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="background")
+        self._merges = ThreadPoolExecutor(1, thread_name_prefix="millpond-merge")
+        self._writers = ThreadPoolExecutor(1, thread_name_prefix="millpond-write")
         self._lock = threading.Lock()
         self._means: Means | None = None
         self._queries: dict[str, RunningQuery] = {}
@@ -53,7 +56,9 @@ class PartitionServer:
             partition = self._partition(run)
             batch = partition.query.latest_batch() if run.batch is None else run.batch
             attempt = Attempt(batch, run.attempt, abandon)
-            metrics = yield from partition.run(attempt, batches, check_time=run.batch is None)
+            metrics = yield from partition.run(
+                attempt, batches, sync=run.task.settings.commit_mode == "sync", check_time=run.batch is None
+            )
         except MillpondError as error:
             raise error.at(
                 query=run.task.query, operator=str(run.task.operator), partition=run.partition, version=run.batch
@@ -92,7 +97,8 @@ class PartitionServer:
                 except MillpondError:
                     traceback.print_exc(file=sys.stderr)
                 self._let_go(running)
-        self._background.shutdown(wait=False, cancel_futures=True)
+        self._merges.shutdown(wait=False, cancel_futures=True)
+        self._writers.shutdown(wait=False, cancel_futures=True)
 
     def _versions(self, query: str) -> list[tuple[int, int, int]]:
         return [
@@ -125,7 +131,7 @@ class PartitionServer:
         if running is None:
             if self._means is None:
                 budget = MemoryBudget(task.settings.memory)
-                self._means = Means(self.slot, self._directory, budget, self._background)
+                self._means = Means(self.slot, self._number, self._directory, budget, self._merges, self._writers)
             running = self._queries[task.query] = RunningQuery(task, self._means)
         return running
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,9 @@ from millpond.errors import StateDamagedError, TransientError
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.slot.task import PipeTask
 from millpond.stores.budget import MemoryBudget
+from millpond.stores.run_store import RunStore
+
+_CACHE_SHARE = 8
 
 
 @dataclass(frozen=True)
@@ -22,15 +27,24 @@ class Means:
 
     Attributes:
         slot: uuid of the slot.
+        number: of the slot among those of the host.
         directory: the application's private directory on this host.
         budget: the slot's memory.
-        background: threads for work behind the batch's back.
+        merges: thread that merges runs behind the batch's back.
+        writers: thread that writes what leaves memory; nothing may keep it waiting.
     """
 
     slot: str
+    number: int
     directory: Path
     budget: MemoryBudget
-    background: Executor
+    merges: Executor
+    writers: Executor
+
+    @property
+    def cache_memory(self) -> int:
+        """Bytes that one query's cache of file blocks may hold."""
+        return self.budget.total // _CACHE_SHARE
 
 
 @dataclass
@@ -46,6 +60,7 @@ class RunningQuery:
     checkpoint: Checkpoint = field(init=False)
     committer: Committer = field(init=False)
     sealed: SealedFiles = field(init=False)
+    runs: RunStore = field(init=False)
     spill: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +70,15 @@ class RunningQuery:
         self.spill = self.means.directory / "sealed" / task.query
         self.spill.mkdir(parents=True, exist_ok=True)
         self.sealed = SealedFiles(str(self.spill), self.means.slot)
+        cache = self.means.directory / "cache" / task.query / str(self.means.number)
+        cache.mkdir(parents=True, exist_ok=True)
+        disk = task.settings.cache_disk or shutil.disk_usage(cache).free // 2
+        self.runs = RunStore(self.files, str(cache), disk=disk, memory=self.means.cache_memory)
+        self.arrow = self.means.budget.open()
+        self._account = self.means.budget.open()
+        self._account.force(self.means.cache_memory)
+        self._reported: dict[str, float] = {}
+        self._lock = threading.Lock()
         self.committer = Committer(self.checkpoint, self.means.slot, self.sealed, limit=task.settings.commit_timeout)
         for left in self.sealed.adopt(task.generation):
             self.committer.submit(left, adopted=True)
@@ -90,6 +114,20 @@ class RunningQuery:
                 action="Threads started in foreachBatch must end before the function returns.",
             )
 
+    def new_figures(self) -> dict[str, float]:
+        """What committer and caches have done since this was last asked for: puts, bytes put, retries, cache hits."""
+        stats, cache = self.committer.stats, self.runs.stats()
+        now = {
+            "puts": stats.commits,
+            "put_bytes": stats.bytes,
+            "put_retries": stats.retries,
+            "block_hits": cache["cache_hits"],
+            "block_misses": cache["cache_misses"],
+        }
+        with self._lock:
+            before, self._reported = self._reported, {name: float(value) for name, value in now.items()}
+            return {name: value - before.get(name, 0.0) for name, value in self._reported.items()}
+
     def _offsets(self) -> FileSystem:
         return open_filesystem(self.task.offsets, **self.task.storage)
 
@@ -97,3 +135,6 @@ class RunningQuery:
         """Let go; what is not durable stays in the sealed files."""
         self.committer.close()
         self.sealed.close()
+        self.runs.close()
+        self._account.close()
+        self.arrow.close()

@@ -14,4 +14,4 @@ from millpond.slot.server import Slot
 
 def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> None:
     """Be slot `number` until the application is gone."""
-    Slot(directory, listener, PartitionServer(directory.path)).run()
+    Slot(directory, listener, PartitionServer(directory.path, number)).run()
