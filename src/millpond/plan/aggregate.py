@@ -6,9 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.operators.catalogue import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width, supported
+from millpond.operators.catalogue import (
+    KEY_COLUMNS,
+    MAX_KEY_COLUMNS,
+    key_supported,
+    key_width,
+    sketch_precision,
+    supported,
+)
 from millpond.operators.spec import GLOBAL_HASH, AggregateCall, AggregateSpec, Field
-from millpond.plan.catalyst import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst import (
+    SESSION_WINDOW,
+    TIME_WINDOW,
+    WATERMARK_DELAY,
+    Catalyst,
+    Expression,
+    Node,
+    sketch_tables,
+)
 from millpond.plan.reasons import Reason
 from millpond.plan.support import FUNCTIONS, SMALL
 
@@ -205,7 +220,8 @@ def _options(name: str, aggregate: Expression) -> dict[str, Any]:
     if name in ("stddev_samp", "var_samp"):
         return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False}
     if name == "approx_count_distinct":
-        return {"relative_sd": float(aggregate.get("relativeSD"))}
+        options = {"relative_sd": float(aggregate.get("relativeSD"))}
+        return options | sketch_tables(sketch_precision(options))
     return {}
 
 

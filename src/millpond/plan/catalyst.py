@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructType
 
@@ -27,6 +28,26 @@ SESSION_WINDOW = "spark.sessionWindow"
 def _items(scala_seq: Any) -> list[Any]:
     """A Scala sequence as a Python list."""
     return [scala_seq.apply(index) for index in range(scala_seq.size())]
+
+
+@lru_cache
+def sketch_tables(precision: int) -> dict[str, Any]:
+    """Spark's own tables for correcting HyperLogLog++ estimates at a precision (4 to 18 bits; beyond, it has none)."""
+    context = SparkContext._active_spark_context
+    assert context is not None
+    if not 4 <= precision <= 18:
+        return {}
+    jvm: Any = context._jvm
+    helper = jvm.org.apache.spark.sql.catalyst.util.HyperLogLogPlusPlusHelper
+
+    def numbers(array: Any) -> list[float]:  # as text: one call instead of one a number
+        return [float(part) for part in str(jvm.java.util.Arrays.toString(array)).strip("[]").split(",")]
+
+    return {
+        "raw_estimates": numbers(helper.RAW_ESTIMATE_DATA()[precision - 4]),
+        "biases": numbers(helper.BIAS_DATA()[precision - 4]),
+        "threshold": float(helper.THRESHOLDS()[precision - 4]),
+    }
 
 
 class _Tree:
