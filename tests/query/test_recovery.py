@@ -1,0 +1,228 @@
+"""Starts on checkpoints in every state that a crash can leave: the ledger, the state and the sink at different batches."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import millpond
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from millpond.checkpoint.documents import write_document
+from millpond.checkpoint.pinned import read_pinned
+from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
+from millpond.files.filesystem import open_filesystem
+from millpond.query.writer import StreamWriter
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+SCHEMA = "key bigint, amount bigint"
+
+
+class Job:
+    """A query over files, one a batch, whose checkpoint the tests tamper with between runs."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.source = folder / "in"
+        self.sink = folder / "out"
+        self.checkpoint = folder / "checkpoint"
+        self.source.mkdir()
+        self.written: list[list[int]] = []
+        self.emitted: dict[int, set[tuple[int, int, int]]] = {}
+
+    def write(self, *batches: list[int]) -> None:
+        """Add one file a batch; every row has amount 1."""
+        for keys in batches:
+            path = self.source / f"{len(self.written):03d}.parquet"
+            pq.write_table(pa.table({"key": pa.array(keys, pa.int64()), "amount": pa.array([1] * len(keys))}), path)
+            stamp = 1_700_000_000 + len(self.written)
+            os.utime(path, (stamp, stamp))
+            self.written.append(keys)
+
+    def stream(self) -> DataFrame:
+        return self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.source))
+
+    def aggregate(self) -> None:
+        """Read all files; `emitted` gets each batch's rows (key, count, sum)."""
+
+        def remember(batch: DataFrame, number: int) -> None:
+            self.emitted[number] = {tuple(row) for row in batch.collect()}
+
+        counts = self.stream().groupBy("key").agg(F.count("*"), F.sum("amount"))
+        self._run(millpond.writeStream(counts).outputMode("update").foreachBatch(remember))
+
+    def deduplicate(self) -> list[int]:
+        """Read all files into a Parquet sink, which skips batches it has; returns its rows."""
+        rows = self.stream().dropDuplicates(["key"]).select("key")
+        self._run(millpond.writeStream(rows).format("parquet").option("path", str(self.sink)))
+        return sorted(row.key for row in self.spark.read.parquet(str(self.sink)).collect())
+
+    def _run(self, writer: StreamWriter) -> None:
+        query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    def expected(self, batch: int) -> set[tuple[int, int, int]]:
+        seen = [key for keys in self.written[: batch + 1] for key in keys]
+        return {(key, seen.count(key), seen.count(key)) for key in self.written[batch]}
+
+    def forget_state(self, version: int) -> None:
+        """As if the slots had died before `version` became durable."""
+        for path in (self.checkpoint / "millpond" / "commits").glob(f"{version:012d}-*"):
+            path.unlink()
+        for claim in (self.checkpoint / "millpond" / "generations").glob("*.base.json"):
+            base = json.loads(claim.read_text().splitlines()[0])
+            assert all(one["version"] != version for one in base["versions"])
+
+    def forget(self, log: str, batch: int) -> None:
+        """As if Spark had died before it wrote this entry of its ledger."""
+        (self.checkpoint / log / str(batch)).unlink()
+        (self.checkpoint / log / f".{batch}.crc").unlink(missing_ok=True)
+
+    def has(self, log: str, batch: int) -> bool:
+        return (self.checkpoint / log / str(batch)).exists()
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)
+
+
+def lose_commit(job: Job) -> None:
+    """Killed after Spark committed batch 2, before version 3 was durable: batch 2 has to be replayed."""
+    job.forget_state(3)
+
+
+def lose_ledger_entry(job: Job) -> None:
+    """Killed after the sink had batch 2, before Spark committed it: a sink that has it skips it."""
+    job.forget("commits", 2)
+
+
+def lose_both(job: Job) -> None:
+    """Killed after the sink had batch 2, before either commit: the planned batch has to be primed."""
+    job.forget("commits", 2)
+    job.forget_state(3)
+
+
+def lose_two_versions(job: Job) -> None:
+    """Killed while batch 2 was running, and version 2, which it read, was never durable: replay 1, then prime 2."""
+    job.forget("commits", 2)
+    job.forget_state(3)
+    job.forget_state(2)
+
+
+def lose_nothing(job: Job) -> None:
+    """A clean stop."""
+
+
+CRASHES = [lose_nothing, lose_commit, lose_ledger_entry, lose_both, lose_two_versions]
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_updates_are_right_after(job: Job, crash: Callable[[Job], None]) -> None:
+    job.write([1, 2, 3], [2, 3, 4], [3, 4, 5])
+    job.aggregate()
+    crash(job)
+    job.write([1, 3, 5], [6])
+    job.aggregate()
+    assert job.emitted == {batch: job.expected(batch) for batch in range(5)}
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_sinks_that_skip_batches_get_every_row_once(job: Job, crash: Callable[[Job], None]) -> None:
+    job.write([1, 2, 3], [2, 3, 4], [3, 4, 5])
+    job.deduplicate()
+    crash(job)
+    job.write([1, 3, 5, 6], [6, 7, 2])
+    assert job.deduplicate() == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("stage", ["journalled", "plan gone", "commit gone", "ran", "commit back"])
+def test_an_interrupted_replay_is_undone(job: Job, stage: str) -> None:
+    """Killed while batch 2 was being replayed, with batch 3 planned."""
+    job.write([1, 2], [2, 3], [3, 4], [4, 1])
+    job.aggregate()
+    job.forget("commits", 3)
+    job.forget_state(4)
+    job.forget_state(3)
+    commit = (job.checkpoint / "commits/2").read_text()
+    plan = (job.checkpoint / "offsets/3").read_text()
+    journal = job.checkpoint / "millpond/rolled-back/pending.json"
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    journal.write_text(json.dumps({"again": 2, "commit": commit, "planned": plan}))
+    if stage != "journalled":
+        job.forget("offsets", 3)
+    if stage == "commit gone":
+        job.forget("commits", 2)
+    job.aggregate()
+    assert not journal.exists()
+    assert (job.checkpoint / "offsets/3").read_text() == plan
+    assert job.emitted == {batch: job.expected(batch) for batch in range(4)}
+
+
+def test_an_interrupted_priming_leaves_no_commit(job: Job) -> None:
+    """Killed after the priming run had committed a batch that the sink may not have."""
+    job.write([1, 2], [2, 3])
+    job.aggregate()
+    plan_after = None
+    journal = job.checkpoint / "millpond/rolled-back/pending.json"
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    journal.write_text(json.dumps({"again": 1, "commit": None, "planned": plan_after}))
+    job.emitted.clear()
+    job.aggregate()
+    assert job.emitted == {1: job.expected(1)}
+
+
+def test_state_that_the_ledger_counts_on_is_missed(job: Job) -> None:
+    job.write([1], [2], [3])
+    job.aggregate()
+    for version in (1, 2, 3):
+        job.forget_state(version)
+    with pytest.raises(StateDamagedError, match="committed batch 2"):
+        job.aggregate()
+    assert job.has("commits", 2)
+
+
+def test_a_checkpoint_of_sparks_own_state_is_refused(job: Job) -> None:
+    job.write([1, 2])
+    native = job.stream().groupBy("key").count().writeStream.outputMode("update").format("noop")
+    native.option("checkpointLocation", str(job.checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    with pytest.raises(StateIncompatibleError, match="Spark's own state store"):
+        job.aggregate()
+
+
+def test_another_query_is_refused_with_the_difference(job: Job) -> None:
+    job.write([1, 2])
+    job.aggregate()
+    changed = job.stream().groupBy("key").agg(F.max("amount"))
+    writer = millpond.writeStream(changed).outputMode("update").format("noop")
+    with pytest.raises(StateIncompatibleError, match="max") as refused:
+        job._run(writer)
+    assert "query.json" in str(refused.value)
+
+
+def test_a_newer_format_is_refused(job: Job) -> None:
+    job.write([1, 2])
+    job.aggregate()
+    files = open_filesystem(str(job.checkpoint / "millpond"))
+    pinned = read_pinned(files)
+    assert pinned is not None
+    write_document(files, "query.json", msgspec.structs.replace(pinned, format=99))
+    with pytest.raises(MillpondError, match="99"):
+        job.aggregate()
+
+
+def test_the_older_run_is_fenced(job: Job) -> None:
+    """Two applications on one checkpoint: the copy that started first cannot finish a batch any more."""
+    job.write([1, 2])
+    job.aggregate()
+    generations = job.checkpoint / "millpond/generations"
+    last = sorted(generations.glob("??????.json"))[-1]
+    shutil.copy(last, generations / "000099.json")
+    job.write([3])
+    job.aggregate()  # claims 100
+    assert (generations / "000100.json").exists()
+    assert job.emitted[1] == job.expected(1)
