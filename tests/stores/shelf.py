@@ -1,6 +1,7 @@
 """Run files without a file layer: rows in mapped temporary files, so that they do not count as memory."""
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,19 @@ from millpond.files.blocks import MemorySource
 from millpond.files.refs import RunRef
 from millpond.layout import RowLayout, Rows
 from millpond.stores.runs import Run
+
+
+def together(pieces: list[Rows], layout: RowLayout) -> Rows:
+    """Pieces as one, their long values in one heap."""
+    base, words = 0, []
+    for piece in pieces:
+        moved = piece.words.copy()
+        for at in layout.bytes_columns:
+            long = (moved[:, at] & np.uint64(0xFFFFFFFF)) > 12
+            moved[long, at + 1] += np.uint64(base)
+        base += len(piece.heap)
+        words.append(moved)
+    return Rows(np.concatenate(words), np.concatenate([piece.heap for piece in pieces]))
 
 
 class MappedSource(MemorySource):
@@ -29,7 +43,9 @@ class Shelf:
         self.gate.set()
         self.failure: Exception | None = None
 
-    def write(self, rows: Rows, layout: RowLayout) -> Run:
+    def write(self, rows: Rows | Iterable[Rows], layout: RowLayout) -> Run:
+        if not isinstance(rows, Rows):
+            rows = together(list(rows), layout)
         self.gate.wait()
         if self.failure is not None:
             raise self.failure
@@ -39,6 +55,9 @@ class Shelf:
         ref = RunRef(name, rows.count, rows.words.nbytes, int(hashes[0]), int(hashes[-1]), 0)
         self.written[name] = Run(MappedSource(mapped, layout), ref)
         return self.written[name]
+
+    def forget(self, run: Run) -> None:
+        """Files stay: older manifests name them."""
 
     def _map(self, name: str, array: np.ndarray) -> np.ndarray:
         if not array.size:

@@ -43,7 +43,7 @@ class Flusher:
         self._needed: tuple[Frozen, ...] = ()
 
     def sealed(self, version: int, size: int) -> None:
-        """Note the delta that made a version."""
+        """Note a delta and the version that it made (0: an older one)."""
         self._deltas.append((version, size))
 
     def step(self, version: int) -> None:

@@ -22,6 +22,7 @@ from millpond.stores.mapping import Mapping
 from millpond.stores.protocol import Located
 
 _MAX_ROWS = (1 << 32) - 2
+_LISTED = 8  # bytes that a row takes in the lists of free and of touched rows
 _SAMPLE = 8192  # rows that are looked at to choose what to evict
 
 
@@ -99,7 +100,7 @@ class HotTable:
 
     def growth(self, keys: int, long_bytes: int) -> int:
         """Bytes of memory that so many fresh rows, with so many bytes of long values, may take in addition."""
-        rows = max(0, keys - self.free) * (self.row_bytes + 4)
+        rows = max(0, keys - self.free) * (self.row_bytes + _LISTED)
         index = self.index.growth(keys) if keys > self.index.room else 0
         # Free chunks serve values of like length; half of them may not fit.
         values = max(0, long_bytes - self.heap.free // 2)
@@ -109,8 +110,7 @@ class HotTable:
     def memory(self) -> int:
         """Bytes of memory in use: rows ever used, index, arena, lists."""
         state = self.state
-        rows = int(state[hs.HIGH]) * self.row_bytes
-        return rows + self.index.memory + self.heap.used + 4 * (self.free + int(state[hs.TOUCHED_ROWS]))
+        return int(state[hs.HIGH]) * (self.row_bytes + _LISTED) + self.index.memory + self.heap.used
 
     # Rows
 

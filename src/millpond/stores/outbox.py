@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import Executor, Future, wait
 
 from millpond.layout import Rows
-from millpond.stores.protocol import RunStore
+from millpond.stores.compactor import Writer
 from millpond.stores.runs import Run, RunSet, memory_run
 
 
@@ -33,7 +33,7 @@ class Outbox:
         background: runs the writing.
     """
 
-    def __init__(self, runs: RunSet, store: RunStore, background: Executor) -> None:
+    def __init__(self, runs: RunSet, store: Writer, background: Executor) -> None:
         self._runs = runs
         self._store = store
         self._background = background

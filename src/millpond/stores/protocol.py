@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from millpond.layout import RowLayout, Rows
-from millpond.stores.runs import Run
 
 
 class Located(NamedTuple):
@@ -35,10 +32,3 @@ class TableDelta:
     def bytes(self) -> int:
         """Length of the encoding."""
         return sum(memoryview(piece).nbytes for piece in self.pieces)
-
-
-class RunStore(Protocol):
-    """Where the runs of a table are kept."""
-
-    def write(self, rows: Rows, layout: RowLayout) -> Run:
-        """Write rows in hash order, each key once, to a file and open it. Called in the background."""

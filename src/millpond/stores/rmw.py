@@ -17,13 +17,15 @@ from millpond.kernels.hot_state import TOUCHED
 from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED
 from millpond.layout import Bytes, RowLayout, Rows, TableSchema, Words
 from millpond.stores.budget import MemoryBudget
+from millpond.stores.compactor import Compactor, Writer
 from millpond.stores.flush import Flusher
 from millpond.stores.heap import Heap
 from millpond.stores.hot import HotTable
 from millpond.stores.merged import merged
 from millpond.stores.outbox import Outbox
-from millpond.stores.protocol import Located, RunStore, TableDelta
+from millpond.stores.protocol import Located, TableDelta
 from millpond.stores.room import Room
+from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet
 
 PIECE = 65536
@@ -41,9 +43,10 @@ class RmwTable:
         initial: a whole row (`width` words): what a fresh row holds in its null bits and value columns.
         runs: the runs behind the hot table.
         budget: the memory that the table shares with the others of its slot.
-        background: runs the writing of files.
+        background: merges runs.
         range_: the hashes that the table holds.
         store: writes run files. Without one, everything stays in memory.
+        writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
         flushed: the version up to which deltas are covered by `runs`.
 
     Attributes:
@@ -61,7 +64,8 @@ class RmwTable:
         background: Executor,
         range_: HashRange = HashRange(),  # noqa: B008
         *,
-        store: RunStore | None = None,
+        store: Writer | None = None,
+        writers: Executor | None = None,
         flushed: int = 0,
     ) -> None:
         self.layout = RowLayout(schema)
@@ -71,11 +75,40 @@ class RmwTable:
         self.words: Words = self._hot.words
         self.heap: Heap = self._hot.heap
         self._account = budget.open()
-        self._outbox = Outbox(runs, store, background) if store is not None else None
+        self._outbox: Outbox | None = None
+        self._flusher: Flusher | None = None
+        self._compactor: Compactor | None = None
+        if store is not None:
+            self._outbox = Outbox(runs, store, writers or background)
+            self._flusher = Flusher(self._hot, self._outbox, budget.total, flushed)
+            self._compactor = Compactor(runs, store, background)
         self._room = Room(self._hot, runs, self._outbox, self._account)
-        self._flusher = Flusher(self._hot, self._outbox, budget.total, flushed) if self._outbox is not None else None
         self._version = flushed
         self._sealed = True
+
+    @classmethod
+    def open(
+        cls,
+        schema: TableSchema,
+        initial: Words,
+        manifest: TableManifest,
+        store: RunStore,
+        budget: MemoryBudget,
+        background: Executor,
+        range_: HashRange = HashRange(),  # noqa: B008
+        *,
+        writers: Executor | None = None,
+    ) -> RmwTable:
+        """Open a table on the runs that a manifest names; the deltas behind them are then to be given to `load`.
+
+        Raises:
+            StateDamagedError: a run file is missing or damaged.
+        """
+        layout = RowLayout(schema)
+        runs = RunSet(layout, [store.open(ref, layout, range_) for ref in manifest.runs], range_)
+        return cls(
+            schema, initial, runs, budget, background, range_, store=store, writers=writers, flushed=manifest.flushed
+        )
 
     # A batch
 
@@ -87,10 +120,10 @@ class RmwTable:
         self._sealed = False
         self._hot.forget_touched()
         self._room.spilled.clear()
-        if self._outbox is not None:
+        if self._outbox is not None and self._flusher is not None and self._compactor is not None:
             self._outbox.adopt()
-        if self._flusher is not None:
             self._flusher.step(version)
+            self._compactor.step()
         self._room.tidy()
 
     def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
@@ -184,6 +217,8 @@ class RmwTable:
             piece = Rows(words[start : start + _CHUNK], delta_rows.heap)
             self._room.make(len(piece.words), self._hot.long_bytes(piece))
             self._hot.load(piece)
+        if self._flusher is not None:
+            self._flusher.sealed(0, words.nbytes + len(delta_rows.heap))
 
     # The rest
 
@@ -209,7 +244,10 @@ class RmwTable:
 
     def close(self) -> None:
         """Give all memory back."""
-        if self._outbox is not None:
+        if self._outbox is not None and self._compactor is not None:
             self._outbox.close()
+            self._compactor.close()
+        for run in self._runs.runs:
+            run.close()
         self._hot.close()
         self._account.close()

@@ -36,6 +36,7 @@ class Room:
         self._account = account
         self.complete = runs.rows == 0
         self.spilled: list[Frozen] = []
+        self._departures = 0  # in this batch
         self._keys = 0  # that may be added without asking
         self._bytes = 0  # of long values, likewise
         self._margin = 0  # bytes of long values that may be written between two upserts, as seen so far
@@ -60,11 +61,14 @@ class Room:
         hot = self._hot
         long_bytes += self._margin
         if not self._reserve(hot.growth(max(keys, _STEP), long_bytes)):
+            # Each time that rows leave in one batch makes one more run to search until the batch is over.
+            share = min(1.0, _SHARE * (1 + self._departures))
             while not self._reserve(hot.growth(keys, long_bytes)):
                 if self._outbox is None or not hot.count:
                     self._account.force(self._wanted(hot.growth(keys, long_bytes)))
                     break
-                self._leave(self._outbox, keys, long_bytes)
+                self._leave(self._outbox, keys, long_bytes, share)
+                share *= 2
         if keys > hot.index.room:
             hot.index.grow(keys)
         if keys > hot.row_room or hot.heap.used + long_bytes > hot.heap.capacity:
@@ -74,7 +78,7 @@ class Room:
         if hot.layout.bytes_columns:
             spare //= 2
             self._bytes = max(long_bytes, spare + hot.heap.free // 2)
-        self._keys = max(keys, min(hot.index.room, hot.row_room, hot.free + spare // (hot.row_bytes + 4)))
+        self._keys = max(keys, min(hot.index.room, hot.row_room, hot.free + spare // (hot.row_bytes + 8)))
 
     def _fixed(self) -> int:
         return self._runs.memory - (self._outbox.memory if self._outbox is not None else 0)
@@ -85,10 +89,10 @@ class Room:
     def _reserve(self, growth: int) -> bool:
         return self._account.reserve(self._wanted(growth))
 
-    def _leave(self, outbox: Outbox, keys: int, long_bytes: int) -> None:
-        """Evict rows, so that what they leave behind suffices for what is to come, or at least much of it."""
+    def _leave(self, outbox: Outbox, keys: int, long_bytes: int, share: float) -> None:
+        """Evict at least a share of the rows, so that what they leave behind suffices for what is to come."""
         hot = self._hot
-        share = max(_SHARE, 1.1 * (keys - hot.free) / hot.count)
+        share = max(share, 1.1 * (keys - hot.free) / hot.count)
         if long_bytes:
             share = max(share, 1.2 * long_bytes / max(1, hot.heap.used))
         self.evict(outbox, min(1.0, share))
@@ -100,6 +104,7 @@ class Room:
         """Move a share of the rows out of memory."""
         hot = self._hot
         self.complete = False
+        self._departures += 1
         buffers = max(2 * _PIECE, hot.memory // 3)
         piece = max(_PIECE, buffers // 4)
         row = hot.layout.width * 8 + hot.heap.used // max(1, hot.count)
@@ -121,7 +126,7 @@ class Room:
             self._account.force(self._wanted(0))
         elif hot.heap.free > max(_PACK_FROM, hot.heap.used // 2):
             self._pack_values()
-        self._keys = self._bytes = 0
+        self._keys = self._bytes = self._departures = 0
 
     def _pack_values(self) -> None:
         if self._hot.layout.bytes_columns:
