@@ -33,7 +33,7 @@ def settings(config: Json, port: int) -> dict[str, str]:
         "execution.checkpointing.mode": "EXACTLY_ONCE",
         "execution.checkpointing.dir": (Path(config["work"]) / "checkpoint").as_uri(),
         "execution.checkpointing.max-concurrent-checkpoints": "1",
-        "io.tmp.dirs": str(Path(config["work"]) / "local"),
+        "io.tmp.dirs": os.environ["TMPDIR"],
         "taskmanager.numberOfTaskSlots": str(config["partitions"]),
         "taskmanager.memory.managed.size": config["managed_memory"],
         "taskmanager.memory.network.min": "128m",

@@ -43,8 +43,8 @@ def session(config: RunConfig) -> SparkSession:
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.memory": config.driver_memory,
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={work / 'local'}",
-        "spark.local.dir": str(work / "local"),
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={os.environ['TMPDIR']}",
+        "spark.local.dir": os.environ["TMPDIR"],
         "spark.sql.warehouse.dir": str(work / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(config.partitions),

@@ -101,7 +101,8 @@ def select(config: RunConfig) -> str:
     columns = sum(1 << i for i, name in enumerate(_BID_COLUMNS) if name in query)
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
     arguments = f"{stream.seed}, {stream.rate}, {stream.base_time_ms}, {columns}, n"
-    bids = f"(SELECT bid.* FROM numbers, LATERAL TABLE(BIDS({arguments})) AS bid({', '.join(f'`{c}`' for c in _BID_COLUMNS)}))"
+    names = ", ".join(f"`{name}`" for name in _BID_COLUMNS)
+    bids = f"(SELECT bid.* FROM numbers, LATERAL TABLE(BIDS({arguments})) AS bid({names}))"
     return query.replace("FROM bid", f"FROM {bids}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,10 +18,10 @@ import msgspec
 
 from benchmarks import flink_jar, flink_sql
 from benchmarks.config import RunConfig, memory_bytes
-from benchmarks.files_watch import PutCounter, tree_bytes
+from benchmarks.files_watch import PutCounter
 from benchmarks.limits import MemoryGroup, drop_page_cache
-from benchmarks.process import ProcessTree
 from benchmarks.result import Batch, Machine, Restart, Result, Spread
+from millpond.workloads.process import ProcessTree, tree_bytes
 
 _ROOT = Path(__file__).resolve().parent.parent
 FLINK_PYTHON = _ROOT / ".venv-flink" / "bin" / "python"
@@ -119,8 +120,7 @@ def _flink_job(config: RunConfig) -> dict[str, Any]:
 
 
 def _environment(config: RunConfig) -> dict[str, str]:
-    work = Path(config.work)
-    local = work / "local"
+    local = local_folder(config)
     local.mkdir(parents=True, exist_ok=True)
     paths = [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     return {
@@ -128,8 +128,15 @@ def _environment(config: RunConfig) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "TMPDIR": str(local),
-        "XDG_RUNTIME_DIR": str(local),
     }
+
+
+def local_folder(config: RunConfig) -> Path:
+    """Where an engine's working files go. Sockets lie below it, and their names may have no more than 107 bytes."""
+    folder = Path(config.work) / "local"
+    if len(os.fsencode(folder)) <= 48:
+        return folder
+    return Path("/tmp") / f"mb-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
 
 
 def state_folders(config: RunConfig) -> list[Path]:
@@ -148,6 +155,7 @@ def run(config: RunConfig, *, keep: bool = False) -> Result:
     """
     work = Path(config.work)
     shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(local_folder(config), ignore_errors=True)
     work.mkdir(parents=True)
     result = _blank(config)
     group: MemoryGroup | None = None
@@ -164,6 +172,8 @@ def run(config: RunConfig, *, keep: bool = False) -> Result:
     finally:
         if group is not None:
             group.close()
+        if not keep:
+            shutil.rmtree(local_folder(config), ignore_errors=True)
     if not keep and result.error is None:
         shutil.rmtree(work, ignore_errors=True)
     return result
@@ -195,7 +205,8 @@ def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> No
         def each() -> None:
             nonlocal last_drop
             if config.drop_cache and time.monotonic() - last_drop >= config.drop_cache:
-                drop_page_cache(Path(config.work))
+                for folder in (Path(config.work), local_folder(config)):
+                    drop_page_cache(folder)
                 last_drop = time.monotonic()
 
         run.wait("measuring", timeout=SILENCE_SECONDS + config.left_out * 60, each=each)
@@ -219,7 +230,7 @@ def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> No
 
 def _sizes(config: RunConfig, result: Result) -> None:
     result.state_store_bytes = sum(tree_bytes(folder) for folder in state_folders(config))
-    result.state_disk_bytes = tree_bytes(Path(config.work) / "local")
+    result.state_disk_bytes = tree_bytes(local_folder(config))
 
 
 def _summarise(config: RunConfig, result: Result, run: EngineRun, measured: dict[str, Any]) -> None:
@@ -275,7 +286,8 @@ def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
 
 
 def _restart(config: RunConfig, result: Result, group: MemoryGroup | None) -> Restart:
-    drop_page_cache(Path(config.work))
+    for folder in (Path(config.work), local_folder(config)):
+        drop_page_cache(folder)
     run = EngineRun(config, restarted=True, group=group)
     try:
         measured = run.wait("measured")

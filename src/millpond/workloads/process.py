@@ -149,3 +149,19 @@ class ProcessTree:
         self._thread.join()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=0.1)
+
+
+def tree_bytes(folder: Path) -> int:
+    """Allocated bytes of all files below a folder; hard links count once."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(root, name))
+            except FileNotFoundError:
+                continue
+            if (identity := (found.st_dev, found.st_ino)) not in seen:
+                seen.add(identity)
+                total += found.st_blocks * 512
+    return total
