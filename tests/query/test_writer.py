@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,8 @@ def test_what_spark_refuses_is_refused_in_its_words(counts: DataFrame, tmp_path:
         start(counts.writeStream, tmp_path)
     with pytest.raises(type(theirs.value)) as ours:
         start(millpond.writeStream(counts), tmp_path)
-    assert str(ours.value).split("\n")[0] == str(theirs.value).split("\n")[0]
+    said = [re.sub(r"\bo\d+\.", "", str(caught.value)).split("\n")[0] for caught in (ours, theirs)]  # py4j counts objects
+    assert said[0] == said[1]
 
 
 def test_updates_above_updates_are_refused(events: DataFrame) -> None:

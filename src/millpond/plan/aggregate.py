@@ -27,6 +27,7 @@ from millpond.plan.catalyst import (
 from millpond.plan.reasons import Reason
 from millpond.plan.support import FUNCTIONS, SMALL
 
+_PATH_LIKE = str.maketrans(".`", "__")
 _EVENT_TIME = {WATERMARK_DELAY, TIME_WINDOW, SESSION_WINDOW}
 """Field metadata by which Spark knows columns of event time."""
 
@@ -112,7 +113,7 @@ class Unsupported(Exception):  # control flow within this package, not an error 
         self.reason = reason
 
 
-def read_aggregate(node: Node) -> Reading:
+def read_aggregate(catalyst: Catalyst, node: Node) -> Reading:
     """Read an `Aggregate`.
 
     Raises:
@@ -130,7 +131,7 @@ def read_aggregate(node: Node) -> Reading:
         for expression in result.walk():
             if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
                 reading.aggregates.append(expression)
-                reading.calls.append(_read_call(reading, expression))
+                reading.calls.append(_read_call(catalyst, reading, expression))
     return reading
 
 
@@ -152,7 +153,11 @@ def quoted(name: str) -> str:
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """`name`, numbered if taken; case is ignored, as Spark's resolution does by default."""
+    """`name`, numbered if taken; case is ignored, as Spark's resolution does by default.
+
+    Dots and backticks go, because `mapInArrow` reads column names as if they were paths.
+    """
+    name = name.translate(_PATH_LIKE)
     fresh, number = name, 1
     while fresh.lower() in taken or fresh.startswith("__"):
         number += 1
@@ -184,7 +189,7 @@ def _check_event_time(grouping: Expression) -> None:
             raise Unsupported(Reason("MP-EVENT-TIME", part.name))
 
 
-def _read_call(reading: Reading, expression: Expression) -> AggregateCall:
+def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
     aggregate = expression.expression("aggregateFunction")
     assert aggregate is not None
     name = FUNCTIONS.get(aggregate.kind)
@@ -201,7 +206,7 @@ def _read_call(reading: Reading, expression: Expression) -> AggregateCall:
         inputs = [reading.add_input([operand]) for operand in operands]
     condition = expression.expression("filter")
     position = None if condition is None else reading.add_input([condition])
-    call = AggregateCall(name, tuple(inputs), aggregate.type, position, distinct, _options(name, aggregate))
+    call = AggregateCall(name, tuple(inputs), aggregate.type, position, distinct, _options(catalyst, name, aggregate))
     reason = supported(call, [reading.inputs[index].field.type for index in inputs])
     if reason is not None:
         types = ", ".join(operand.type for operand in operands)
@@ -209,7 +214,7 @@ def _read_call(reading: Reading, expression: Expression) -> AggregateCall:
     return call
 
 
-def _options(name: str, aggregate: Expression) -> dict[str, Any]:
+def _options(catalyst: Catalyst, name: str, aggregate: Expression) -> dict[str, Any]:
     """What a function's result depends on beside its inputs."""
     if name in ("first", "last", "any_value"):
         return {"ignore_nulls": bool(aggregate.get("ignoreNulls"))}

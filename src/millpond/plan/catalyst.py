@@ -301,7 +301,7 @@ class Catalyst:
     def stop_active_run(self, metadata: bytes | None) -> None:
         """Stop the session's running query with the identity in `metadata`, as Spark does when it is started again.
 
-        Nothing is stopped when `spark.sql.streaming.stopActiveRunOnRestart` is false: Spark then refuses the second run.
+        Nothing is stopped when `spark.sql.streaming.stopActiveRunOnRestart` is false: Spark then refuses a second run.
         """
         if metadata is None or self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
             return
@@ -310,7 +310,7 @@ class Catalyst:
             running.stop()
 
     def in_own_session(self, df: DataFrame, settings: dict[str, str]) -> DataFrame:
-        """The same DataFrame in a copy of the session with `settings`; none of the user's listeners hear of its queries."""
+        """The same DataFrame in a copy of the session with `settings`; the user's listeners do not hear of its queries."""
         copy = Catalyst(SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession()))
         for name, value in settings.items():
             copy.spark.conf.set(name, value)
@@ -322,6 +322,22 @@ class Catalyst:
         mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode.lower()]()
         checker = self._class("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
         checker.checkForStreaming(plan.java, mode)
+
+    def sketch_tables(self, precision: int) -> dict[str, Any]:
+        """Spark's HyperLogLog++ tables for 2^precision registers: `raw_estimates`, `biases`, `threshold`.
+
+        Empty beyond the precisions that are corrected (4 to 18).
+        """
+        if not 4 <= precision <= 18:
+            return {}
+        helper = self._class("org.apache.spark.sql.catalyst.util.HyperLogLogPlusPlusHelper")
+        arrays = self._class("java.util.Arrays")  # its text of a whole array saves a round trip per number
+        row = precision - 4
+        return {
+            "raw_estimates": json.loads(arrays.toString(helper.RAW_ESTIMATE_DATA()[row])),
+            "biases": json.loads(arrays.toString(helper.BIAS_DATA()[row])),
+            "threshold": float(helper.THRESHOLDS()[row]),
+        }
 
     def without_distincts(self, plan: Node) -> Node:
         """The plan with every DISTINCT aggregate of a streaming `Aggregate` made an ordinary one."""

@@ -22,7 +22,6 @@ _OTHER_STATE = {
     "TransformWithState": "transformWithState",
     "TransformWithStateInPySpark": "transformWithState",
     "TransformWithStateInPandas": "transformWithStateInPandas",
-    "GlobalLimit": "a limit on a stream",
 }
 """Nodes that hold state on streams and are always left to Spark → how to call them."""
 
@@ -97,9 +96,10 @@ class Decision:
 
 def decide(df: DataFrame, output_mode: str = "append") -> Decision:
     """Decide where each stateful operator of a streaming DataFrame runs."""
-    plan = Catalyst(df.sparkSession).analyzed(df)
+    catalyst = Catalyst(df.sparkSession)
+    plan = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
-    root = _Decider(output_mode.lower(), shared=shared).visit(plan)
+    root = _Decider(catalyst, output_mode.lower(), shared=shared).visit(plan)
     return Decision(_number(root, count()), output_mode.lower())
 
 
@@ -122,7 +122,8 @@ def _number(decided: Decided, numbers: Iterator[int]) -> Decided:
 
 
 class _Decider:
-    def __init__(self, output_mode: str, *, shared: bool) -> None:
+    def __init__(self, catalyst: Catalyst, output_mode: str, *, shared: bool) -> None:
+        self.catalyst = catalyst
         self.output_mode = output_mode
         self.shared = shared
 
@@ -136,6 +137,8 @@ class _Decider:
     def _operator(self, node: Node) -> Operator | None:
         if node.kind == "Join" and all(child.streaming for child in node.children):
             return Operator("stream-stream join", reason=Reason("MP-OPERATOR", "a stream-stream join"))
+        if node.kind == "GlobalLimit" and self.output_mode == "append":
+            return Operator("a limit on a stream", reason=Reason("MP-OPERATOR", "a limit on a stream"))
         if node.kind in _OTHER_STATE:
             title = _OTHER_STATE[node.kind]
             return Operator(title, reason=Reason("MP-OPERATOR", title))
@@ -153,7 +156,7 @@ class _Decider:
         return Operator(title, spec, reading=reading)
 
     def _aggregate(self, node: Node) -> tuple[Reading, AggregateSpec]:
-        reading = read_aggregate(node)
+        reading = read_aggregate(self.catalyst, node)
         if self.output_mode == "append":
             raise Unsupported(Reason("MP-MODE", self.output_mode))
         return reading, reading.spec(self.output_mode)

@@ -1,0 +1,58 @@
+"""DISTINCT inside aggregates, which Spark refuses on streams: compared with batch SQL over all rows so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.differential.data import DDL, batch, write
+from tests.differential.harness import Batches, assert_equal, plain, run, stream
+
+ATOMIC = ["b", "i8", "i16", "i32", "i64", "f32", "f64", "dec9", "dec18", "dec38", "s", "bin", "d", "ts", "tsn"]
+
+CASES = {
+    "count": [f"count(distinct {c})" for c in ATOMIC] + ["count(distinct st)", "count(distinct b, i8)"],
+    "sum": [f"sum(distinct {c})" for c in ("i8", "i16", "i32", "i64", "dec9", "dec18")],
+    "avg": [f"avg(distinct {c})" for c in ("i8", "i16", "i32", "i64", "dec9", "f64")],
+    "filter": ["count(distinct s) filter (where b)", "sum(distinct i8) filter (where i32 > 0)", "count(distinct s)"],
+    "beside others": ["count(distinct i8)", "count(*)", "sum(i32)", "max(s)", "sum(distinct i8) + count(distinct s)"],
+    "without effect": ["min(distinct i32)", "max(distinct s)", "approx_count_distinct(distinct s)"],
+}
+
+
+@pytest.mark.parametrize("keys", ["k", "st, b", ""])
+@pytest.mark.parametrize("mode", ["update", "complete"])
+@pytest.mark.parametrize("name", CASES)
+def test_distinct(spark: SparkSession, tmp_path: Path, name: str, mode: str, keys: str) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.millpond.onUnsupported", "error")
+    key = "struct(" + keys + ")" if keys else "1"
+    grouping = f"group by {keys}" if keys else ""
+    text = f"select {key} as key, {', '.join(CASES[name])} from {{events}} {grouping}"
+    seed = sum(map(ord, name + mode + keys))
+    tables = [batch(seed, 40), batch(seed + 1, 0), batch(seed + 2, 30)]
+    actual: Batches = {}
+    expected: Batches = {}
+    for number, table in enumerate(tables):
+        write(tmp_path / "in", number, table)
+        if number != 1:  # the restart comes after the empty batch
+            stream(session, tmp_path / "in").createOrReplaceTempView("live")
+            run(session.sql(text.format(events="live")), mode, tmp_path / "ours", ours=True, into=actual)
+        expected[number] = [plain(row) for row in batch_sql(session, tmp_path, text, number, mode, keys).collect()]
+    assert_equal(actual, expected)
+
+
+def batch_sql(session: SparkSession, folder: Path, text: str, number: int, mode: str, keys: str) -> DataFrame:
+    """The query over all batches up to one; in update mode, the groups that this one changed."""
+    files = [str(folder / "in" / f"{n:04d}.parquet") for n in range(number + 1)]
+    session.read.schema(DDL).parquet(*files).createOrReplaceTempView("so_far")
+    result = session.sql(text.format(events="so_far"))
+    if mode == "complete" or not keys:
+        return result
+    session.read.schema(DDL).parquet(files[-1]).selectExpr(f"struct({keys}) as changed").createOrReplaceTempView(
+        "changed"
+    )
+    result.createOrReplaceTempView("result")
+    return session.sql("select * from result where exists (select 1 from changed where changed <=> key)")

@@ -1,0 +1,83 @@
+"""Every type as a key, alone, together, nested and computed; and deduplication by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tests.differential.data import batch
+from tests.differential.harness import Query, compare
+
+ATOMIC = ["b", "i8", "i16", "i32", "i64", "f32", "f64", "dec9", "dec18", "dec38", "s", "bin", "d", "ts", "tsn"]
+
+
+def grouped(*keys: str) -> Query:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        return df.groupBy(*[F.expr(key).alias(f"key{i}") for i, key in enumerate(keys)]).agg(
+            F.count("*").alias("n"), F.sum("i32").alias("t"), F.max("s").alias("m")
+        )
+
+    return query
+
+
+GROUPINGS = {
+    **{f"{name}": (name,) for name in ATOMIC},
+    "struct": ("st",),
+    "nested struct": ("named_struct('in', st, 'k', k % 2, 'f', f64)",),
+    "two": ("k", "s"),
+    "many": tuple(ATOMIC),
+    "computed": ("k % 3", "substring(s, 1, 2)", "i64 > 0"),
+    "null": ("cast(null as int)",),
+    "constant": ("1", "k"),
+    "floats": ("case when k % 3 = 0 then -0.0D when k % 3 = 1 then 0.0D else double('nan') end",),
+}
+
+
+@pytest.mark.parametrize("name", GROUPINGS)
+def test_grouping(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    seed = sum(map(ord, name))
+    compare(spark, tmp_path, grouped(*GROUPINGS[name]), "update", [[batch(seed, 60)], [batch(seed + 1, 50)]])
+
+
+@pytest.mark.parametrize("name", ["struct", "many", "two"])
+def test_complete_grouping(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    seed = sum(map(ord, name))
+    compare(spark, tmp_path, grouped(*GROUPINGS[name]), "complete", [[batch(seed, 40)], [batch(seed + 1, 40)]])
+
+
+DEDUPLICATIONS = {
+    "one": ["i32"],
+    "floats": ["f64"],
+    "text": ["s", "bin"],
+    "times": ["d", "ts", "tsn"],
+    "struct": ["st"],
+    "decimals": ["dec9", "dec38"],
+    "boolean": ["b"],
+    "some": ["k", "i8"],
+}
+
+
+@pytest.mark.parametrize("name", DEDUPLICATIONS)
+def test_deduplication(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Which of a batch's equal rows passes is open; so only the keys are compared."""
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        return df.dropDuplicates(DEDUPLICATIONS[name]).select(DEDUPLICATIONS[name])
+
+    seed = sum(map(ord, name))
+    rounds = [[batch(seed, 50), batch(seed + 1, 0)], [batch(seed + 2, 60)]]
+    compare(spark, tmp_path, query, "append", rounds)
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_deduplication_of_whole_rows(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    again = batch(7, 40)
+    compare(spark, tmp_path, lambda df, _: df.distinct(), mode, [[again, batch(8, 10)], [again, batch(9, 20)]])
+
+
+def test_the_first_batch_of_a_key_wins(spark: SparkSession, tmp_path: Path) -> None:
+    rounds = [[batch(1, 20, once=True), batch(2, 30, once=True)], [batch(3, 40, once=True)]]
+    compare(spark, tmp_path, lambda df, _: df.dropDuplicates(["k"]), "append", rounds)
