@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.errors import FencedError, TransientError
 from tests.chaos.test_schedules import CRASHES, FAILURES, SCHEDULES, drive
 from tests.chaos.tripwire import Crash
 from tests.chaos.world import State, TaskFailed, World
@@ -20,8 +20,6 @@ from tests.chaos.world import State, TaskFailed, World
 T = TypeVar("T")
 MORE = 2
 """Batches that run undisturbed at the end."""
-
-indices = st.integers(0, 2)
 
 
 class Protocol(RuleBasedStateMachine):
@@ -50,6 +48,8 @@ class Protocol(RuleBasedStateMachine):
         self.world.skipping_sink = skipping
         self.world.sync = kind != "async"
         self.world.unrepeatable = kind == "unrepeatable"
+        self.start()
+        self.run_batches(2)
 
     def decide(self, step: str) -> str:
         self.armed = [(left - 1, fate) for left, fate in self.armed]
@@ -59,30 +59,27 @@ class Protocol(RuleBasedStateMachine):
 
     # --- what goes wrong
 
-    @rule(after=st.integers(1, 25), fate=st.sampled_from(CRASHES + FAILURES))
+    @precondition(lambda self: not self.armed)
+    @rule(after=st.integers(1, 40), fate=st.sampled_from(CRASHES + FAILURES))
     def arm(self, after: int, fate: str) -> None:
         self.armed.append((after, fate))
 
-    @rule(index=indices)
-    def kill_slot(self, index: int) -> None:
-        self.world.kill_slot(index)
+    @rule(
+        what=st.sampled_from(["kill slot", "stop slot", "wake zombie", "arrive", "lose host"]),
+        index=st.integers(0, 2),
+    )
+    def trouble(self, what: str, index: int) -> None:
+        world = self.world
+        acts: dict[str, Callable[[], None]] = {
+            "kill slot": lambda: world.kill_slot(index),
+            "stop slot": lambda: world.stop_slot(index),
+            "wake zombie": world.wake_zombie,
+            "arrive": world.arrive,
+            "lose host": lambda: world.lose_host(index % world.host_count),
+        }
+        acts[what]()
 
-    @rule(index=indices)
-    def stop_slot(self, index: int) -> None:
-        self.world.stop_slot(index)
-
-    @rule()
-    def wake_zombie(self) -> None:
-        self.world.wake_zombie()
-
-    @rule()
-    def arrive(self) -> None:
-        self.world.arrive()
-
-    @rule(host=st.integers(0, 1))
-    def lose_host(self, host: int) -> None:
-        self.world.lose_host(host)
-
+    @precondition(lambda self: self.running)
     @rule(how=st.sampled_from(["kill", "stop", "drain"]))
     def end_application(self, how: str) -> None:
         self.running = False
@@ -96,23 +93,33 @@ class Protocol(RuleBasedStateMachine):
     def start(self) -> None:
         self.running = self.driver(lambda: self.world.start() or True) is True
 
-    @precondition(lambda self: self.running and self.batch is None)
-    @rule()
-    def plan(self) -> None:
-        batch = self.driver(self.world.next_batch)
-        if batch is not None:
-            self.batch, self.done = batch, {}
-
-    @precondition(lambda self: self.batch is not None)
-    @rule(partition=indices, elsewhere=st.integers(0, 1))
-    def task(self, partition: int, elsewhere: int) -> None:
-        assert self.batch is not None
-        if self.skipped() or partition >= self.world.partitions:
+    @precondition(lambda self: self.running)
+    @rule(elsewhere=st.integers(0, 3))
+    def advance(self, elsewhere: int) -> None:
+        """Plan a batch, run its next task, or finish it."""
+        if self.batch is None:
+            self.batch, self.done = self.driver(self.world.next_batch), {}
             return
-        with suppress(TaskFailed):
-            self.done[partition] = self.world.run_task(self.batch, partition, sync=self.world.sync, elsewhere=elsewhere)
+        missing = [p for p in range(self.world.partitions) if p not in self.done]
+        if missing and not self.skipped():
+            self.task(missing[0], elsewhere // 3)
+        else:
+            self.finish(self.batch)
 
-    @rule(index=indices)
+    @precondition(lambda self: self.running and self.batch is None)
+    @rule(count=st.integers(1, 3))
+    def run_batches(self, count: int) -> None:
+        for _ in range(count):
+            if self.running:
+                self.driver(self.world.run_batch)
+
+    @precondition(lambda self: self.batch is not None and self.done)
+    @rule(partition=st.integers(0, 2), elsewhere=st.integers(0, 1))
+    def second_attempt(self, partition: int, elsewhere: int) -> None:
+        if partition in self.done:
+            self.task(partition, elsewhere)
+
+    @rule(index=st.integers(0, 2))
     def commit_some(self, index: int) -> None:
         slot = self.world.slots.get(index)
         if slot is not None:
@@ -121,26 +128,25 @@ class Protocol(RuleBasedStateMachine):
             except Crash:
                 self.world.kill_slot(index)
 
-    @precondition(lambda self: self.batch is not None)
+    @precondition(lambda self: self.running)
     @rule()
-    def finish(self) -> None:
-        batch = self.batch
-        assert batch is not None
+    def collect(self) -> None:
+        running = self.world.committed + 1
+        self.driver(lambda: self.world.collect(running))
+
+    def task(self, partition: int, elsewhere: int) -> None:
+        assert self.batch is not None
+        with suppress(TaskFailed):
+            self.done[partition] = self.world.run_task(self.batch, partition, sync=self.world.sync, elsewhere=elsewhere)
+
+    def finish(self, batch: int) -> None:
         if not self.skipped():
-            if len(self.done) < self.world.partitions:
-                return
             rows: State = {}
             for piece in self.done.values():
                 rows |= piece
             self.world.write(batch, rows)
         self.driver(lambda: self.world.ledger.put("commits", batch, b"{}"))
         self.batch = None
-
-    @precondition(lambda self: self.running)
-    @rule()
-    def collect(self) -> None:
-        running = self.world.committed + 1
-        self.driver(lambda: self.world.collect(running))
 
     def skipped(self) -> bool:
         return self.world.skipping_sink and self.batch in self.world.sink
@@ -162,12 +168,12 @@ class Protocol(RuleBasedStateMachine):
         try:
             if hasattr(self, "world"):
                 self.world.quiet = True
-                self.world.end_application("kill")
-                for zombie in self.world.zombies:
-                    with suppress(MillpondError):
-                        zombie.committer.step()
+                self.world.end_application("stop")
                 batches = self.world.committed + 1 + MORE
                 drive(self.world, batches)
+                for zombie in self.world.zombies:
+                    while zombie.committer.step():
+                        pass
                 self.world.check_end(batches)
                 self.world.clean()
         finally:
