@@ -22,6 +22,7 @@ import hashlib
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class SlotDirectory:
     @classmethod
     def of(cls, task: PipeTask) -> SlotDirectory:
         """The directory that serves this task's application on this host."""
-        return cls.named(task.settings.directory, task.application)
+        return cls.named(task.settings.directory or tempfile.gettempdir(), task.application)
 
     @classmethod
     def named(cls, directory: str, application: str) -> SlotDirectory:

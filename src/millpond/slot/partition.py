@@ -148,7 +148,7 @@ class Partition:
                 operator.begin(batch)
             seen = InputChecksum()
             for piece in rows:
-                self.query.arrow.force(pa.total_allocated_bytes())
+                self.query.means.arrow.force(pa.total_allocated_bytes())
                 seen.add(piece)
                 operator.process(piece)
             sealing = time.perf_counter()

@@ -131,7 +131,9 @@ class PartitionServer:
         if running is None:
             if self._means is None:
                 budget = MemoryBudget(task.settings.memory)
-                self._means = Means(self.slot, self._number, self._directory, budget, self._merges, self._writers)
+                self._means = Means(
+                    self.slot, self._number, self._directory, budget, budget.open(), self._merges, self._writers
+                )
             running = self._queries[task.query] = RunningQuery(task, self._means)
         return running
 

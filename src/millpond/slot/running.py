@@ -15,7 +15,7 @@ from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import StateDamagedError, TransientError
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.slot.task import PipeTask
-from millpond.stores.budget import MemoryBudget
+from millpond.stores.budget import Account, MemoryBudget
 from millpond.stores.run_store import RunStore
 
 _CACHE_SHARE = 8
@@ -30,6 +30,7 @@ class Means:
         number: of the slot among those of the host.
         directory: the application's private directory on this host.
         budget: the slot's memory.
+        arrow: the part of it that record batches take.
         merges: thread that merges runs behind the batch's back.
         writers: thread that writes what leaves memory; nothing may keep it waiting.
     """
@@ -38,6 +39,7 @@ class Means:
     number: int
     directory: Path
     budget: MemoryBudget
+    arrow: Account
     merges: Executor
     writers: Executor
 
@@ -74,7 +76,6 @@ class RunningQuery:
         cache.mkdir(parents=True, exist_ok=True)
         disk = task.settings.cache_disk or shutil.disk_usage(cache).free // 2
         self.runs = RunStore(self.files, str(cache), disk=disk, memory=self.means.cache_memory)
-        self.arrow = self.means.budget.open()
         self._account = self.means.budget.open()
         self._account.force(self.means.cache_memory)
         self._reported: dict[str, float] = {}
@@ -137,4 +138,3 @@ class RunningQuery:
         self.sealed.close()
         self.runs.close()
         self._account.close()
-        self.arrow.close()

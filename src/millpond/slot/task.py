@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +16,7 @@ class SlotSettings(msgspec.Struct, frozen=True):
     Attributes:
         memory: bytes that one slot may hold for state, buffers and caches.
         commit_mode: `async` lets commits lag by one batch, `sync` ends no batch before its own commit is durable.
-        directory: host-local directory below which sockets, sealed files and caches live.
+        directory: host-local directory below which sockets, sealed files and caches live; empty for the host's default.
         cache_disk: bytes of local disk for cached files, per slot; 0 for as much as there is.
         start_timeout: how long a slot may take to answer when it is asked for.
         silence_timeout: how long a slot may give no sign of life before it counts as hung and is killed.
@@ -29,7 +28,7 @@ class SlotSettings(msgspec.Struct, frozen=True):
 
     memory: int = 1 << 30
     commit_mode: Literal["async", "sync"] = "async"
-    directory: str = msgspec.field(default_factory=tempfile.gettempdir)
+    directory: str = ""
     cache_disk: int = 0
     start_timeout: float = 30.0
     silence_timeout: float = 60.0
