@@ -1,30 +1,50 @@
 """The program that the kill tests run in a process of its own: one query over the files of a folder, until all are read.
 
-`python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` after each batch and `done` at the end.
+`python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` when Spark has finished a batch and `done` at the end.
+The cluster's URL is taken from `MASTER`.
 """
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import millpond
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQueryListener
 
 SCHEMA = "key bigint, name string, amount bigint"
 
 
+class Announce(StreamingQueryListener):
+    def onQueryStarted(self, event: Any) -> None:
+        print("started", flush=True)
+
+    def onQueryProgress(self, event: Any) -> None:
+        print(f"batch {event.progress.batchId}", flush=True)
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        pass
+
+
 def session() -> SparkSession:
     spark = (
-        SparkSession.builder.master("local[2,4]")
+        SparkSession.builder.master(os.environ.get("MASTER", "local[2,4]"))
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
+        .config("spark.executor.memory", "512m")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.millpond.slot.memory", "64m")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
+    spark.streams.addListener(Announce())
     return spark
 
 
@@ -42,14 +62,11 @@ def deduplicate(rows: DataFrame) -> DataFrame:
 
 def main(query: str, source: str, output: str, checkpoint: str) -> None:
     spark = session()
-    rows = (
-        spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).option("latestFirst", "false").parquet(source)
-    )
+    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(source)
     if query == "aggregate":
 
         def write(batch: DataFrame, number: int) -> None:
             batch.write.mode("overwrite").parquet(str(Path(output) / f"batch={number}"))
-            print(f"batch {number}", flush=True)
 
         writer = millpond.writeStream(aggregate(rows)).outputMode("update").foreachBatch(write)
     else:

@@ -1,0 +1,80 @@
+"""Input of the kill tests, what must come out of it, and what did."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FILES = 8
+
+
+def write_input(folder: Path, seed: int) -> pa.Table:
+    """One Parquet file a batch, in a fixed order; returns all rows with the batch they belong to."""
+    folder.mkdir()
+    rng = np.random.default_rng(seed)
+    tables = []
+    for number in range(FILES):
+        rows = int(rng.integers(1, 4_000))
+        key = rng.integers(0, 300, rows)
+        table = pa.table(
+            {
+                "key": pa.array(key, mask=key == 7),
+                "name": pa.array([None if k % 11 == 0 else f"name of key {k % 40}" for k in key.tolist()]),
+                "amount": pa.array(rng.integers(-50, 50, rows)),
+            }
+        )
+        path = folder / f"part-{number:03d}.parquet"
+        pq.write_table(table, path)
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+        tables.append(table.append_column("batch", pa.array(np.full(rows, number))))
+    return pa.concat_tables(tables)
+
+
+def expected_updates(rows: pa.Table) -> list[tuple[object, ...]]:
+    """What each batch must emit in update mode: every key it touches, with all its rows so far."""
+    groups: dict[tuple[object, object], list[int]] = {}
+    emitted: list[tuple[object, ...]] = []
+    columns = (rows[name].to_pylist() for name in ("batch", "key", "name", "amount"))
+    by_batch: dict[int, list[tuple[tuple[object, object], int]]] = {}
+    for batch, key, name, amount in zip(*columns, strict=True):
+        by_batch.setdefault(batch, []).append(((key, name), amount))
+    for batch, added in sorted(by_batch.items()):
+        for group, amount in added:
+            groups.setdefault(group, []).append(amount)
+        for group in {group for group, _ in added}:
+            amounts = groups[group]
+            emitted.append((batch, *group, len(amounts), sum(amounts), len(set(amounts))))
+    return sorted(emitted, key=repr)
+
+
+def read_updates(folder: Path) -> list[tuple[object, ...]]:
+    """What the job's batches have written."""
+    written = [
+        (batch, *row.values())
+        for batch in range(FILES)
+        for row in pq.read_table(folder / f"batch={batch}", partitioning=None).to_pylist()
+    ]
+    return sorted(written, key=repr)
+
+
+def read_file_sink(folder: Path) -> list[tuple[object, ...]]:
+    """The rows of a Parquet file sink: of the files that its log names, nothing else."""
+    return sorted((tuple(row.values()) for path in _logged(folder) for row in _rows(path)), key=repr)
+
+
+def _rows(path: str) -> list[dict[str, object]]:
+    return pq.read_table(path, partitioning=None).to_pylist()
+
+
+def _logged(folder: Path) -> Iterator[str]:
+    seen = set()
+    for entry in (folder / "_spark_metadata").iterdir():
+        if entry.name.isdigit() or entry.name.endswith(".compact"):
+            for line in entry.read_text().splitlines()[1:]:
+                path = line.split('"path":"')[1].split('"')[0].removeprefix("file://")
+                if path not in seen:
+                    seen.add(path)
+                    yield path
