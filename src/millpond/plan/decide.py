@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -137,7 +138,7 @@ class _Decider:
     def _operator(self, node: Node) -> Operator | None:
         if node.kind == "Join" and all(child.streaming for child in node.children):
             return Operator("stream-stream join", reason=Reason("MP-OPERATOR", "a stream-stream join"))
-        if node.kind == "GlobalLimit" and self.output_mode == "append":
+        if node.kind == "GlobalLimit" and (self.output_mode == "append" or not aggregates(node)):
             return Operator("a limit on a stream", reason=Reason("MP-OPERATOR", "a limit on a stream"))
         if node.kind in _OTHER_STATE:
             title = _OTHER_STATE[node.kind]
@@ -207,10 +208,17 @@ def _check_key(attribute: Expression) -> None:
     check_key(attribute)
 
 
+def aggregates(node: Node) -> bool:
+    """Whether a streaming aggregation stands below: in complete mode, what comes out of it is everything so far."""
+    return any(below.streaming and below.kind in ("Aggregate", "Distinct") for below in node.walk())
+
+
 def describe(node: Node) -> str:
     """An operator in a few words."""
     if node.kind == "Aggregate":
         keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
+        # `spark.sql("… {df} …", df=df)` names its view anew each time; the pinned query must not.
+        keys = re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", keys)
         return f"aggregate by {keys}" if keys else "aggregate"
     if node.kind == "Deduplicate":
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys"))
