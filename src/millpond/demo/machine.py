@@ -26,7 +26,8 @@ class Machine(msgspec.Struct, frozen=True):
 
     def line(self) -> str:
         """All of it in one line."""
-        return f"Java {self.java} · Python {self.python} · {self.cores} cores · {self.free_bytes / 1e9:.0f} GB of disk free"
+        free = f"{self.free_bytes / 1e9:.0f} GB of disk free"
+        return f"Java {self.java} · Python {self.python} · {self.cores} cores · {free}"
 
 
 def java_version() -> str:
