@@ -105,6 +105,10 @@ QUERIES: dict[str, tuple[Query, str]] = {
         lambda df, _: df.select(F.explode(F.split("s", "-")).alias("word")).groupBy("word").count(),
         "update",
     ),
+    "limited, complete": (
+        lambda df, _: df.groupBy("s").agg(F.sum("i32").alias("t")).limit(2).select(F.lit(1)),
+        "complete",
+    ),
     "sorted, complete": (
         lambda df, _: df.groupBy("s").agg(F.sum("i32").alias("t")).orderBy("s").limit(3),
         "complete",

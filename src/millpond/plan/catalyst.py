@@ -284,6 +284,28 @@ class Catalyst:
         """`SELECT named FROM child`."""
         return Node(self._class(f"{_LOGICAL}.Project")(self._seq([n.java for n in named]), child.java))
 
+    def stateless_limit(self, limit: Node) -> Node:
+        """The same limit over complete results, in a form that Spark does not take for a limit of a stream's rows.
+
+        Spark plans a limit as stateful unless it sees a streaming `Aggregate` below, and there is none any more. What
+        it looks for is a global limit right above a local one: rows are brought together, and sorted, in another way.
+        """
+        (local,) = limit.children
+        if local.kind != "LocalLimit":
+            return limit
+        (below,) = local.children
+        if below.kind == "Sort":
+            together = self._class(f"{_LOGICAL}.Repartition")(1, True, below.children[0].java)
+            below = Node(self._copy(below.java, below.java.order(), False, together))
+        return self.with_children(limit, [below])
+
+    def _copy(self, java: Any, *fields: Any) -> Any:
+        """A copy of a node, whose last field is a hint in newer versions of Spark."""
+        try:
+            return java.copy(*fields, java.hint())
+        except Py4JError:
+            return java.copy(*fields)
+
     def streaming_rows(self, values: Sequence[int], name: str) -> DataFrame:
         """A bigint column of constant rows that takes part in every micro-batch (a streaming `LocalRelation`)."""
         rows = self.spark.sql("VALUES " + ", ".join(f"({value}L)" for value in values) + f" AS t({name})")
@@ -310,7 +332,7 @@ class Catalyst:
             running.stop()
 
     def in_own_session(self, df: DataFrame, settings: dict[str, str]) -> DataFrame:
-        """The same DataFrame in a copy of the session with `settings`; the user's listeners do not hear of its queries."""
+        """The same DataFrame in a copy of the session with `settings`; listeners do not hear of its queries."""
         copy = Catalyst(SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession()))
         for name, value in settings.items():
             copy.spark.conf.set(name, value)
@@ -348,11 +370,9 @@ class Catalyst:
             return plan
         results = [self._plain(result) for result in plan.list("aggregateExpressions")]
         java = plan.java
-        copy = [java.groupingExpressions(), self._seq([result.java for result in results]), java.child()]
-        try:
-            return Node(java.copy(*copy, java.hint()))
-        except Py4JError:  # an Aggregate without a hint: Spark 4.0's
-            return Node(java.copy(*copy))
+        return Node(
+            self._copy(java, java.groupingExpressions(), self._seq([result.java for result in results]), java.child())
+        )
 
     def _plain(self, expression: Expression) -> Expression:
         if expression.kind == "AggregateExpression":

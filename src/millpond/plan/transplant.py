@@ -42,15 +42,16 @@ def transplant(df: DataFrame, decision: Decision, partitions: int, pipes: PipeFa
         partitions: how many partitions the state has.
         pipes: makes each operator's pipe.
     """
-    surgeon = _Surgeon(Catalyst(df.sparkSession), partitions, pipes)
+    surgeon = _Surgeon(Catalyst(df.sparkSession), partitions, pipes, complete=decision.output_mode == "complete")
     return surgeon.catalyst.dataframe(surgeon.visit(decision.root))
 
 
 class _Surgeon:
-    def __init__(self, catalyst: Catalyst, partitions: int, pipes: PipeFactory) -> None:
+    def __init__(self, catalyst: Catalyst, partitions: int, pipes: PipeFactory, *, complete: bool) -> None:
         self.catalyst = catalyst
         self.partitions = partitions
         self.pipes = pipes
+        self.complete = complete
 
     def visit(self, decided: Decided) -> Node:
         children = [self.visit(child) for child in decided.children]
@@ -59,7 +60,9 @@ class _Surgeon:
             return self._replace(decided.node, operator, children[0])
         if all(new is old.node for new, old in zip(children, decided.children, strict=True)):
             return decided.node
-        return self.catalyst.with_children(decided.node, children)
+        node = self.catalyst.with_children(decided.node, children)
+        limits = node.kind == "GlobalLimit" and self.complete and operator is None
+        return self.catalyst.stateless_limit(node) if limits else node
 
     def _replace(self, node: Node, operator: Operator, child: Node) -> Node:
         assert operator.reading is not None
