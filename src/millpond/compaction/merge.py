@@ -42,6 +42,7 @@ def merge(
         pieces = []
         for source in sources:
             begin, end = source.index.span(current, boundary - 1)
+            source.expect_blocks(begin, min(begin + 2 * (end - begin), source.index.count))
             pieces.append((begin, end, source.blocks(np.arange(begin, end))))
         first = np.zeros(len(sources) + 1, np.int64)
         np.cumsum([end - begin for begin, end, _ in pieces], out=first[1:])

@@ -130,6 +130,10 @@ class BlockSource(Protocol):
         """Whether any number of blocks may be asked for at once without taking memory."""
 
     @property
+    def distant(self) -> bool:
+        """Whether reading a row of a block table may have to wait for a disk."""
+
+    @property
     def memory(self) -> int:
         """Bytes of memory that the source itself holds (caches shared with others not counted)."""
 
@@ -138,6 +142,12 @@ class BlockSource(Protocol):
 
     def filters(self, wanted: Numbers) -> FilterTable:
         """The addresses of the filters of some blocks (ascending numbers)."""
+
+    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+        """Rows near some addresses (ascending) of a block table will be read soon: bring them near if that takes long."""
+
+    def expect_blocks(self, begin: int, end: int) -> None:
+        """All rows of blocks `begin` to `end` (excluded) will be read soon."""
 
     def close(self) -> None:
         """Let go of files and memory; addresses given out stay valid as long as their pins."""
@@ -153,6 +163,7 @@ class MemorySource:
     """
 
     resident = True
+    distant = False
 
     def __init__(self, rows: Rows, layout: RowLayout, *, filtered: bool = True) -> None:
         words = np.ascontiguousarray(rows.words)
@@ -188,6 +199,12 @@ class MemorySource:
     def filters(self, wanted: Numbers) -> FilterTable:
         """The addresses of all filters."""
         return self._filters
+
+    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+        """They are here."""
+
+    def expect_blocks(self, begin: int, end: int) -> None:
+        """They are here."""
 
     def close(self) -> None:
         """Nothing to let go of: the memory goes with the last reference."""

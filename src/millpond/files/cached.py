@@ -146,6 +146,11 @@ class CachedSource:
         return mapped is not None and mapped.resident
 
     @property
+    def distant(self) -> bool:
+        """See `BlockSource.distant`."""
+        return self._mapped is not None
+
+    @property
     def memory(self) -> int:
         """See `BlockSource.memory`."""
         return sum(a.nbytes for a in (self.index.fence, self.index.starts, self.index.lines)) * 2
@@ -174,6 +179,18 @@ class CachedSource:
     def filters(self, wanted: Numbers) -> FilterTable:
         """See `BlockSource.filters`."""
         return self._ask(lambda source: source.filters(wanted))
+
+    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+        """See `BlockSource.expect_rows`."""
+        mapped = self._mapped
+        if mapped is not None:
+            mapped.expect_rows(places)
+
+    def expect_blocks(self, begin: int, end: int) -> None:
+        """See `BlockSource.expect_blocks`."""
+        mapped = self._mapped
+        if mapped is not None:
+            mapped.expect_blocks(begin, end)
 
     def _ask(self, question: Callable[[BlockSource], T]) -> T:
         mapped = self._mapped

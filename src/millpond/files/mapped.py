@@ -11,8 +11,12 @@ from millpond.files.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
 from millpond.files.run import Directory, read_directory
 from millpond.kernels.bloom import LINE
+from millpond.kernels.pages import ask_for, probably_cached
 from millpond.kernels.pointers import address
 from millpond.layout import RowLayout
+
+_REACH_ROWS = 16  # a row is seldom farther from where its hash says
+_GAP = 4 * mmap.PAGESIZE
 
 
 class MappedSource:
@@ -28,6 +32,7 @@ class MappedSource:
     """
 
     memory = 0
+    distant = True
 
     def __init__(self, path: str, layout: RowLayout, *, checked: bool = False) -> None:
         self.path = path
@@ -50,6 +55,9 @@ class MappedSource:
         filter_at = base + (directory.filter_offsets[group] + HEADER + LINE * directory.filter_lines).astype(np.uint64)
         self._table = BlockTable(words_at, heap_at, (self._map,))
         self._filters = FilterTable(filter_at, (self._map,))
+        self._reach = _REACH_ROWS * 8 * layout.width
+        # Faults of probes bring in a page, not its neighbourhood; whoever wants more asks for it.
+        self._map.madvise(mmap.MADV_RANDOM)
         self._checked = np.full(self.index.count, checked)
         self._checked_filters = np.full(len(directory.filter_offsets), checked)
         self._all_blocks = self._all_filters = checked
@@ -64,6 +72,8 @@ class MappedSource:
         if not self._all_blocks:
             todo = np.unique(wanted)
             todo = todo[~self._checked[todo]]
+            for begin, end in _stretches(todo):
+                self.expect_blocks(begin, end)
             for block in todo.tolist():
                 self._check(block)
             if len(todo):
@@ -85,6 +95,18 @@ class MappedSource:
                 self._all_filters = bool(self._checked_filters.all())
         return self._filters
 
+    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+        """See `BlockSource.expect_rows`: pages that are not in memory are asked for all at once."""
+        if len(places) and not probably_cached(places):
+            ask_for(places, self._reach, self._reach, _GAP)
+
+    def expect_blocks(self, begin: int, end: int) -> None:
+        """See `BlockSource.expect_blocks`."""
+        if begin < end:
+            offset = int(self.directory.offsets[begin]) & -mmap.PAGESIZE
+            size = int(self.directory.offsets[end - 1] + self.directory.sizes[end - 1]) - offset
+            self._map.madvise(mmap.MADV_WILLNEED, offset, size)
+
     def _check(self, block: int) -> None:
         offset = int(self.directory.offsets[block])
         header = check_block(self._view, offset, self.path, kind=ROWS, width=self.layout.width)
@@ -96,3 +118,13 @@ class MappedSource:
 
     def close(self) -> None:
         """See `BlockSource.close`: the mapping ends with its last pin."""
+
+
+def _stretches(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Ascending numbers as ranges (first, one past the last) without gaps."""
+    if not len(numbers):
+        return []
+    breaks = np.flatnonzero(np.diff(numbers) > 1)
+    begins = numbers[np.append(0, breaks + 1)].tolist()
+    ends = (numbers[np.append(breaks, len(numbers) - 1)] + 1).tolist()
+    return list(zip(begins, ends, strict=True))

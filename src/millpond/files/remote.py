@@ -34,6 +34,7 @@ class RemoteSource:
     """
 
     resident = False
+    distant = False
 
     def __init__(self, files: FileSystem, ref: RunRef, layout: RowLayout, cache: BlockCache, pool: Executor) -> None:
         self._files = files
@@ -129,6 +130,12 @@ class RemoteSource:
         if rows.count != int(self.index.starts[number + 1] - self.index.starts[number]):
             raise damaged(self._place, f"the block at byte {offset} does not fit the footer")
         return rows
+
+    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+        """They are here: `blocks` has brought them."""
+
+    def expect_blocks(self, begin: int, end: int) -> None:
+        """`blocks` brings them, side by side."""
 
     def close(self) -> None:
         """See `BlockSource.close`."""

@@ -18,6 +18,7 @@ DELETED = np.uint64(1)
 """Stands for a row's address when the newest version of the key is a tombstone."""
 
 _GROUP = 32
+_REFINEMENTS = 2
 
 
 @njit("void(uint64[::1], int32[::1], int64, uint64[::1], int32[::1])", cache=True, nogil=True)
@@ -151,23 +152,26 @@ def probe(
             nearby[j] = guess
             prefetch(words_at[block], guess * width * 8)
             prefetch(keys_at, order[select[i]] * keys_width * 8)
-        for j in range(size):
-            i = admitted[begin + j]
-            h = hashes[select[i]]
-            block = blocks[i]
-            low = fence[block]
-            high = fence[block + 1] if block < last else highest
-            rows = starts[block + 1] - starts[block]
-            guess = nearby[j]
-            there = word(words_at[block], guess * width)
-            rate = np.float64(rows) / (np.float64(high - low) + 1.0)
-            if there < h:
-                guess = min(guess + np.int64(np.float64(h - there) * rate), rows - 1)
-            else:
-                guess = max(guess - np.int64(np.float64(there - h) * rate), 0)
-            nearby[j] = guess
-            prefetch(words_at[block], guess * width * 8)
-            prefetch(words_at[block], guess * width * 8 + 64)
+        for refinement in range(_REFINEMENTS):
+            for j in range(size):
+                i = admitted[begin + j]
+                h = hashes[select[i]]
+                block = blocks[i]
+                low = fence[block]
+                high = fence[block + 1] if block < last else highest
+                rows = starts[block + 1] - starts[block]
+                guess = nearby[j]
+                there = word(words_at[block], guess * width)
+                rate = np.float64(rows) / (np.float64(high - low) + 1.0)
+                if there < h:
+                    guess = min(guess + np.int64(np.float64(h - there) * rate), rows - 1)
+                else:
+                    guess = max(guess - np.int64(np.float64(there - h) * rate), 0)
+                nearby[j] = guess
+                prefetch(words_at[block], guess * width * 8)
+                if refinement == _REFINEMENTS - 1:
+                    prefetch(words_at[block], guess * width * 8 - 64)
+                    prefetch(words_at[block], guess * width * 8 + 64)
         for j in range(size):
             i = admitted[begin + j]
             at = select[i]
@@ -196,6 +200,40 @@ def probe(
                     break
                 row += 1
     return hits
+
+
+@njit(
+    "void(uint64[::1], int32[::1], int32[::1], int32[::1], int64, uint64[::1], int64[::1], uint64[::1], uint64, int64,"
+    "uint64[::1])",
+    cache=True,
+    nogil=True,
+)
+def likely_places(
+    hashes: NDArray[np.uint64],
+    select: NDArray[np.int32],
+    blocks: NDArray[np.int32],
+    admitted: NDArray[np.int32],
+    count: int,
+    fence: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    words_at: NDArray[np.uint64],
+    highest: int,
+    width: int,
+    places: NDArray[np.uint64],
+) -> None:
+    """Fill `places` with the addresses near which `probe` will look (its arguments), touching none of them."""
+    last = len(fence) - 1
+    for j in range(count):
+        i = admitted[j]
+        h = hashes[select[i]]
+        block = blocks[i]
+        low = fence[block]
+        high = fence[block + 1] if block < last else highest
+        rows = starts[block + 1] - starts[block]
+        guess = 0
+        if h > low:
+            guess = min(np.int64(np.float64(h - low) * (np.float64(rows) / (np.float64(high - low) + 1.0))), rows - 1)
+        places[j] = step(words_at[block], guess * width * 8)
 
 
 @njit("int64(int32[::1], int64, uint8[::1], int32[::1])", cache=True, nogil=True)

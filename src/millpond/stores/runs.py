@@ -15,10 +15,13 @@ from millpond.files.refs import RunRef
 from millpond.kernels.bloom import admit
 from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.pointers import address
-from millpond.kernels.search import DELETED, locate, probe, remaining
+from millpond.kernels.search import DELETED, likely_places, locate, probe, remaining
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
 
+_USELESS = 0.9
+"""Share of keys that pass a filter from which it is not asked for the next `_IDLE` searches."""
+_IDLE = 7
 _PART_BLOCKS = 128
 """Blocks that one step of a search brings into memory."""
 
@@ -64,6 +67,7 @@ class Run:
         self.layout = source.layout
         self.ref = ref
         self.range = range_
+        self._filter_idle = 0
 
     @property
     def rows(self) -> int:
@@ -96,8 +100,14 @@ class Run:
         blocks = np.empty(count, np.int32)
         locate(query.hashes, inside, count, index.fence, blocks)
         admitted = np.empty(count, np.int32)
-        filters = self.source.filters(blocks)
-        count = admit(query.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
+        if self._filter_idle:
+            self._filter_idle -= 1
+            admitted = np.arange(count, dtype=np.int32)
+        else:
+            filters = self.source.filters(blocks)
+            count = admit(query.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
+            if count > _USELESS * len(inside):
+                self._filter_idle = _IDLE
         done = np.zeros(len(inside), np.uint8)
         if self.source.resident:
             self._probe(query, inside, blocks, admitted[:count], done, self.source.blocks(blocks))
@@ -153,6 +163,8 @@ class Run:
         index = self.source.index
         shape = shape_of(self.layout)
         query.pins.append(table.pins)
+        if self.source.distant:
+            self.source.expect_rows(self._places(query, select, blocks, admitted, table))
         probe(
             query.hashes,
             select,
@@ -177,6 +189,31 @@ class Run:
             query.found_heap,
             done,
         )
+
+    def _places(
+        self,
+        query: Query,
+        select: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        admitted: NDArray[np.int32],
+        table: BlockTable,
+    ) -> NDArray[np.uint64]:
+        index = self.source.index
+        places = np.empty(len(admitted), np.uint64)
+        likely_places(
+            query.hashes,
+            select,
+            blocks,
+            admitted,
+            len(admitted),
+            index.fence,
+            index.starts,
+            table.words_at,
+            index.highest,
+            self.layout.width,
+            places,
+        )
+        return places
 
 
 def memory_run(rows: Rows, layout: RowLayout, *, filtered: bool = True) -> Run:

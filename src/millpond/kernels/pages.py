@@ -1,0 +1,72 @@
+"""Asking the system for pages of mapped files before they are touched, so that a batch's reads go on side by side."""
+
+# mypy: disable-error-code="untyped-decorator,import-untyped"
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from millpond.kernels.pointers import step
+
+PAGE = mmap.PAGESIZE
+_PAGE_MASK = np.uint64(PAGE - 1)
+_WILL_NEED = 3  # MADV_WILLNEED
+_SAMPLE = 8
+
+_mincore = ctypes.CDLL(None, use_errno=True).mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+
+
+@intrinsic
+def _will_need(typing_context: Any, start: Any, size: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64), ir.IntType(64), ir.IntType(32)])
+        function = builder.module.globals.get("madvise") or ir.Function(builder.module, kind, "madvise")
+        builder.call(function, [*args, ir.Constant(ir.IntType(32), _WILL_NEED)])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64), generate
+
+
+@njit("int64(uint64[::1], int64, int64, int64)", cache=True, nogil=True)
+def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
+    """Ask for the pages around some addresses, without waiting for them.
+
+    Args:
+        at: addresses in mapped files, roughly ascending.
+        before, after: bytes before and after each address that may be touched.
+        gap: bytes between two wanted pages up to which those between them are asked for as well.
+
+    Returns:
+        The number of requests made.
+    """
+    requests = 0
+    count = len(at)
+    i = 0
+    while i < count:
+        start = step(at[i], -before) & ~_PAGE_MASK
+        end = step(at[i], after) | _PAGE_MASK
+        i += 1
+        while i < count and at[i] >= start and step(at[i], -before) <= step(end, gap):
+            end = max(end, step(at[i], after) | _PAGE_MASK)
+            i += 1
+        _will_need(start, np.int64(end - start) + 1)
+        requests += 1
+    return requests
+
+
+def probably_cached(at: NDArray[np.uint64]) -> bool:
+    """Whether the pages of a few of some addresses in mapped files are all in memory."""
+    found = ctypes.create_string_buffer(1)
+    for address in at[:: max(1, len(at) // _SAMPLE)].tolist():
+        if _mincore(address & ~(PAGE - 1), PAGE, found) == 0 and not found.raw[0] & 1:
+            return False
+    return True
