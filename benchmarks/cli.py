@@ -148,8 +148,9 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error("--key-type string belongs to rmw")
     if arguments.seconds <= 0:
         p.error("--seconds must be positive")
-    if arguments.zipf < 0:
-        p.error("--zipf must not be negative")
+    for name in ("zipf", "warmup_batches", "max_batches", "drop_cache", "store_latency"):
+        if getattr(arguments, name) < 0:
+            p.error(f"--{name.replace('_', '-')} must not be negative")
     if any(e.startswith("flink") for e in arguments.engines) and not FLINK_PYTHON.exists():
         p.error("Flink is not installed here; `make engines` installs it")
 

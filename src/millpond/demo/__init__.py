@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from millpond.demo.compare import Comparison, compare
+from millpond.demo.comparison import Comparison, compare
 from millpond.demo.machine import look
 from millpond.demo.plot import draw
 from millpond.demo.side import EngineEnded, Side

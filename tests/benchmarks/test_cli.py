@@ -1,0 +1,66 @@
+"""What the command line accepts and what it refuses."""
+
+import argparse
+
+import pytest
+from benchmarks.config import memory_bytes
+
+from benchmarks import cli
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rmv"], "invalid choice: 'rmv'"),
+        (["nexmark"], "nexmark needs --query"),
+        (["nexmark", "--query", "q3"], "invalid choice: 'q3'"),
+        (["rmw", "--query", "q17"], "--query belongs to nexmark"),
+        (["rmw", "--engines", "spork"], "no engine 'spork'; there are millpond, spark, flink-rocksdb, flink-forst"),
+        (["rmw", "--engines", ","], "name at least one engine"),
+        (["rmw", "--keys", "0"], "'0' is not a positive number"),
+        (["rmw", "--rows-per-batch", "many"], "'many' is not a positive number"),
+        (["rmw", "--memory-limit", "lots"], "'lots' is not a size"),
+        (["rmw", "--seconds", "0"], "--seconds must be positive"),
+        (["rmw", "--zipf", "-1"], "--zipf must not be negative"),
+        (["read_write", "--key-type", "string"], "--key-type string belongs to rmw"),
+        (["rmw", "--set", "spark.x"], "'spark.x' is not KEY=VALUE"),
+        (["rmw", "--warmup-batches", "-1"], "--warmup-batches must not be negative"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_flink_names_the_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "FLINK_PYTHON", tmp_path / "python")
+    with pytest.raises(SystemExit):
+        cli.main(["rmw", "--engines", "flink-forst"])
+    assert "make engines" in capsys.readouterr().err
+
+
+def test_numbers_and_sizes() -> None:
+    assert [cli.count(text) for text in ("200k", "5m", "1_000", "1.5k")] == [200_000, 5_000_000, 1_000, 1_500]
+    assert [memory_bytes(text) for text in ("512m", "2g", "10", "1.5KB")] == [512 << 20, 2 << 30, 10, 1_536]
+    with pytest.raises(argparse.ArgumentTypeError):
+        cli.size("x")
+
+
+def test_one_run_per_engine_with_the_same_work(tmp_path) -> None:
+    arguments = cli.parser().parse_args(
+        ["read_write", "--engines", "spark,millpond,spark", "--work", str(tmp_path), "--set", "a=b=c", "--seed", "7"]
+    )
+    runs = cli.configs(arguments)
+    assert [run.engine for run in runs] == ["spark", "millpond"]
+    assert {(run.keys, run.seed, run.settings["a"]) for run in runs} == {(10_000_000, 7, "b=c")}
+    assert [run.work for run in runs] == [str(tmp_path / "spark"), str(tmp_path / "millpond")]
+
+
+def test_preloading_batches_are_left_out(tmp_path) -> None:
+    arguments = ["rmw", "--preload", "--keys", "3m", "--rows-per-batch", "200k", "--work", str(tmp_path)]
+    run = cli.configs(cli.parser().parse_args(arguments))[0]
+    assert (run.preload_batches, run.left_out) == (15, 15)

@@ -1,0 +1,200 @@
+"""The Spark source makes the generator's events, and the queries mean what they say."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import millpond
+from millpond.workloads.nexmark import BID, Nexmark, NexmarkConfig
+from millpond.workloads.nexmark_spark import bids, events, numbers, numbers_between
+from millpond.workloads.queries import QUERIES, STATELESS
+
+# Slow event time, so that a few thousand events span more than a day.
+CONFIG = NexmarkConfig(seed=5, rate=1)
+START, STOP = 70_000, 73_000
+ROWS, BATCHES = 1_000, 3
+
+
+def generated(start: int, stop: int) -> pa.Table:
+    table = Nexmark(CONFIG).events(start, stop)
+    return table.filter(table["event_type"].to_numpy() == 2)
+
+
+@pytest.mark.parametrize("start", [0, 1_000_000_007])
+def test_bids_are_the_generators(spark: Any, start: int) -> None:
+    found = bids(numbers_between(spark, start, start + 2_000, 1), CONFIG).toArrow()
+    wanted = generated(start, start + 2_000)["bid"].combine_chunks()
+    for name in BID.names:
+        assert found[name].to_pylist() == wanted.field(name).to_pylist()
+
+
+def test_events_are_the_generators(spark: Any) -> None:
+    found = events(numbers_between(spark, 100, 400, 1), CONFIG).toArrow()
+    assert found.to_pylist() == Nexmark(CONFIG).events(100, 400).to_pylist()
+
+
+def test_batches_have_their_exact_size_and_come_again(spark: Any, tmp_path: Path) -> None:
+    seen: dict[int, list[int]] = {}
+
+    def keep(batch: Any, number: int) -> None:
+        seen[number] = sorted(row.n for row in batch.collect())
+
+    def run(checkpoint: Path) -> dict[int, list[int]]:
+        seen.clear()
+        query = (
+            numbers(spark, 50, 2).writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint)).start()
+        )
+        while len(seen) < 3 and query.isActive:
+            query.awaitTermination(0.1)
+        query.stop()
+        return dict(seen)
+
+    first = run(tmp_path / "a")
+    assert [first[b] for b in range(3)] == [list(range(b * 50, b * 50 + 50)) for b in range(3)]
+    last = max(int(p.name) for p in (tmp_path / "a" / "commits").iterdir() if p.name.isdigit())
+    (tmp_path / "a" / "commits" / str(last)).unlink()
+    assert run(tmp_path / "a")[last] == list(range(last * 50, last * 50 + 50))
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    table = pa.Table.from_struct_array(generated(START, STOP)["bid"].combine_chunks())
+    found = table.to_pandas()
+    found["day"] = found["dateTime"].dt.strftime("%Y-%m-%d")
+    found["minute"] = found["dateTime"].dt.strftime("%H:%M")
+    found["rank"] = 1 + (found["price"] >= 10_000).astype(int) + (found["price"] >= 1_000_000)
+    return found
+
+
+def statistics(group: pd.DataFrame) -> dict[str, int]:
+    row = {"total_bids": len(group)}
+    row |= {f"rank{r}_bids": int((group["rank"] == r).sum()) for r in (1, 2, 3)}
+    for column in ("bidder", "auction"):
+        row[f"total_{column}s"] = group[column].nunique()
+        row |= {f"rank{r}_{column}s": group.loc[group["rank"] == r, column].nunique() for r in (1, 2, 3)}
+    return row
+
+
+def truth_q2(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return frame[frame["auction"] % 123 == 0][["auction", "price"]].to_dict("records")
+
+
+def truth_q14(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    rows = []
+    for bid in frame.to_dict("records"):
+        if 1_000_000 < 0.908 * bid["price"] < 50_000_000:
+            hour = bid["dateTime"].hour
+            kind = "dayTime" if 8 <= hour <= 18 else "nightTime" if hour <= 6 or hour >= 20 else "otherTime"
+            rows.append({"auction": bid["auction"], "bidTimeType": kind, "c_counts": bid["extra"].count("c")})
+    return rows
+
+
+def truth_q15(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{"day": day, **statistics(group)} for day, group in frame.groupby("day")]
+
+
+def truth_q16(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {"channel": channel, "day": day, "minute": group["minute"].max(), **statistics(group)}
+        for (channel, day), group in frame.groupby(["channel", "day"])
+    ]
+
+
+def truth_q17(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {
+            "auction": auction,
+            "day": day,
+            "total_bids": len(group),
+            **{f"rank{r}_bids": int((group["rank"] == r).sum()) for r in (1, 2, 3)},
+            "min_price": group["price"].min(),
+            "max_price": group["price"].max(),
+            "avg_price": int(group["price"].sum() // len(group)),
+            "sum_price": group["price"].sum(),
+        }
+        for (auction, day), group in frame.groupby(["auction", "day"])
+    ]
+
+
+def truth_q21(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    known = {"apple": "0", "google": "1", "facebook": "2", "baidu": "3"}
+    rows = []
+    for bid in frame.to_dict("records"):
+        _, _, tail = bid["url"].partition("channel_id=")
+        channel_id = known.get(bid["channel"].lower(), tail)
+        if channel_id:
+            rows.append({"auction": bid["auction"], "channel": bid["channel"], "channel_id": channel_id})
+    return rows
+
+
+def truth_q22(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {"auction": bid["auction"], **dict(zip(("dir1", "dir2", "dir3"), bid["url"].split("/")[3:6], strict=True))}
+        for bid in frame.to_dict("records")
+    ]
+
+
+TRUTHS = {
+    "q2": truth_q2,
+    "q14": truth_q14,
+    "q15": truth_q15,
+    "q16": truth_q16,
+    "q17": truth_q17,
+    "q21": truth_q21,
+    "q22": truth_q22,
+}
+
+
+def ordered(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in rows)
+
+
+@pytest.mark.parametrize("name", sorted(TRUTHS))
+def test_a_query_means_what_it_says(spark: Any, frame: pd.DataFrame, name: str) -> None:
+    wanted = TRUTHS[name](frame)
+    assert wanted, "the events must make the query answer"
+    found = QUERIES[name](bids(numbers_between(spark, START, STOP), CONFIG)).select(*wanted[0]).collect()
+    assert ordered([row.asDict() for row in found]) == ordered(wanted)
+
+
+def test_q1_converts_exactly(spark: Any, frame: pd.DataFrame) -> None:
+    found = QUERIES["q1"](bids(numbers_between(spark, START, STOP), CONFIG)).select("price").collect()
+    thousandths = sorted(int(row.price * 1_000) for row in found)
+    assert thousandths == sorted((frame["price"] * 908).tolist())
+
+
+@pytest.mark.parametrize("name", list(QUERIES))
+def test_a_query_streams_to_the_batch_result(spark: Any, tmp_path: Path, name: str) -> None:
+    query = QUERIES[name]
+    last: dict[Any, tuple[Any, ...]] = {}
+    stateless: list[tuple[Any, ...]] = []
+    keys = 1 if name == "q15" else 2
+    done = set()
+
+    def keep(batch: Any, number: int) -> None:
+        if number >= BATCHES:
+            return
+        rows = [tuple(row) for row in batch.collect()]
+        if name in STATELESS:
+            stateless.extend(rows)
+        else:
+            last.update({row[:keys]: row for row in rows})
+        done.add(number)
+
+    stream = query(bids(numbers(spark, ROWS, 2), CONFIG))
+    running = (
+        millpond.writeStream(stream)
+        .foreachBatch(keep)
+        .outputMode("append" if name in STATELESS else "update")
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    while len(done) < BATCHES and running.isActive:
+        running.awaitTermination(0.1)
+    running.stop()
+    wanted = query(bids(numbers_between(spark, 0, ROWS * BATCHES), CONFIG)).collect()
+    found = stateless if name in STATELESS else list(last.values())
+    assert sorted(found) == sorted(tuple(row) for row in wanted)
