@@ -9,7 +9,7 @@ import numpy as np
 from millpond.kernels.hot_state import FLAGS, SLAB, STRIDE, WIDTH, kernel
 from millpond.kernels.pointers import prefetch, put_word, step, word
 
-_AHEAD = 12
+_AHEAD = 48
 
 
 @kernel("void(int64[::1], uint32[::1], uint64[:, ::1], int64, int64)")

@@ -34,11 +34,14 @@ from millpond.kernels.hot_state import (
     helper,
     kernel,
 )
-from millpond.kernels.pointers import put_word, same_key, step, word
+from millpond.kernels.pointers import put_word, step, word, word_at
+from millpond.layout import INLINE as _INLINE
+from millpond.layout import NULLS
 
 ROW_MASK = np.uint64(0xFFFFFFFF)
 BITS = np.uint64(32)
 EMPTY = np.uint64(0)
+_LENGTH = np.uint64(0xFFFFFFFF)
 
 
 @helper
@@ -58,8 +61,29 @@ def home(state, mark):
 @helper
 def holds(state, references, at, key, key_heap):
     """Whether the row at an address has the given key."""
-    nulls = np.uint64(state[KEY_NULLS])
-    return same_key(at, state[HEAP], key, key_heap, nulls, state[KEY_START], state[KEY_STOP], references)
+    if (word(at, NULLS) ^ word(key, NULLS)) & np.uint64(state[KEY_NULLS]) != 0:
+        return False
+    for w in range(state[KEY_START], state[KEY_STOP]):
+        own = word(at, w)
+        other = word(key, w)
+        if references[w] != 0:
+            size = np.int64(word(at, w - 1) & _LENGTH)
+            if size > _INLINE:
+                if not _same_bytes(step(np.uint64(state[HEAP]), np.int64(own)), step(key_heap, np.int64(other)), size):
+                    return False
+                continue
+        if own != other:
+            return False
+    return True
+
+
+@helper
+def _same_bytes(left, right, size):
+    """Whether `size` > 8 bytes at two addresses are equal."""
+    different = word_at(left, size - 8) ^ word_at(right, size - 8)
+    for i in range(size >> 3):
+        different |= word(left, i) ^ word(right, i)
+    return different == np.uint64(0)
 
 
 @helper

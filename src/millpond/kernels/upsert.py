@@ -9,6 +9,7 @@ rows, compare keys. So the misses of a block overlap instead of following each o
 from __future__ import annotations
 
 import numpy as np
+from numba import njit, types
 
 from millpond.kernels.arena import give_back, keep
 from millpond.kernels.hot_state import (
@@ -42,7 +43,18 @@ TOUCH_ALL = 0
 TOUCH_CREATED = 1
 _LENGTH = np.uint64(0xFFFFFFFF)
 _INLINE = np.uint64(12)
-_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@njit(
+    [
+        types.uint64(types.Array(types.uint64, 2, "A", readonly=True)),
+        types.uint64(types.Array(types.uint8, 1, "A", readonly=True)),
+    ],
+    cache=True,
+)
+def data_of(array):
+    """The address of the first item of key words or of a heap; several times faster than asking NumPy."""
+    return np.uint64(array.ctypes.data)
 
 
 @helper
@@ -71,6 +83,30 @@ def _create(state, references, lists, free, key, key_heap, stamp):
             value = keep(state, lists, step(key_heap, np.int64(value)), np.int64(word(key, w - 1) & _LENGTH))
         put_word(at, w, value)
     return row
+
+
+@helper
+def _guess(mark, at):
+    """The row of the first entry with a fingerprint among those from an address on, or -1; perhaps not the one sought.
+
+    Nearly always it is one of four, which are looked at without a branch to guess.
+    """
+    first = word(at, 0)
+    second = word(at, 1)
+    third = word(at, 2)
+    fourth = word(at, 3)
+    entry = fourth if fourth >> BITS == mark else EMPTY
+    entry = third if third >> BITS == mark else entry
+    entry = second if second >> BITS == mark else entry
+    entry = first if first >> BITS == mark else entry
+    if entry == EMPTY and fourth != EMPTY and fourth >> BITS < mark:
+        slot = 4
+        entry = word(at, slot)
+        while entry != EMPTY and entry >> BITS < mark:
+            slot += 1
+            entry = word(at, slot)
+        entry = entry if entry >> BITS == mark else EMPTY
+    return np.int64(entry & ROW_MASK) - 1
 
 
 @helper
@@ -136,39 +172,34 @@ def upsert(
     row_bytes = state[STRIDE]
     tail = state[WIDTH] * 8 - 8
     last = np.uint64(state[LAST])
+    touched_rows = state[TOUCHED_ROWS]
+    dirty_rows = state[DIRTY_ROWS]
     for start in range(0, count, BLOCK):
         block = min(BLOCK, count - start)
         for i in range(block):
             mark = fingerprint(state, word(keys, (start + i) * stride))
             if mark > last:
+                state[TOUCHED_ROWS] = touched_rows
+                state[DIRTY_ROWS] = dirty_rows
                 return -1 - (start + i)
             entries, slot = home(state, mark)
             prefetch(entries, slot * 8)
-            prefetch(entries, slot * 8 + 32)
+            prefetch(entries, slot * 8 + 24)
             scratch[2 * i] = mark
+            scratch[2 * i + 1] = step(entries, slot * 8)
         for i in range(block):
-            mark = scratch[2 * i]
-            entries, slot = home(state, mark)
-            entry = word(entries, slot)
-            while entry != EMPTY and (entry >> BITS) < mark:
-                slot += 1
-                entry = word(entries, slot)
-            if entry != EMPTY and (entry >> BITS) == mark:
-                row = np.int64(entry & ROW_MASK) - 1
-                prefetch(slab, row * row_bytes)
-                prefetch(slab, row * row_bytes + tail)
-                scratch[2 * i + 1] = np.uint64(row)
-            else:
-                scratch[2 * i + 1] = _NONE
+            row = _guess(scratch[2 * i], scratch[2 * i + 1])
+            prefetch(slab, row * row_bytes)
+            prefetch(slab, row * row_bytes + tail)
+            scratch[2 * i + 1] = np.uint64(row)
         for i in range(block):
             position = start + i
             key = step(keys, position * stride * 8)
             when = stamp if stamps == np.uint64(0) else np.int64(word(stamps, position))
-            guess = scratch[2 * i + 1]
-            fresh = False
-            row = np.int64(guess)
+            row = np.int64(scratch[2 * i + 1])
             at = step(slab, row * row_bytes)
-            if guess == _NONE or word(at, 0) != word(key, 0) or not holds(state, references, at, key, key_heap):
+            fresh = False
+            if row < 0 or word(at, 0) != word(key, 0) or not holds(state, references, at, key, key_heap):
                 mark = scratch[2 * i]
                 entries, slot, row = seek(state, references, mark, key, key_heap)
                 if row < 0:
@@ -183,9 +214,13 @@ def upsert(
             created[position] = fresh
             meta = _refresh(word(at, 1), when)
             if touch == TOUCH_ALL or (fresh and defer == 0):
-                _touch(state, touched, at, row, meta)
-            else:
-                put_word(at, 1, meta)
+                touched[touched_rows] = np.uint32(row)
+                touched_rows += np.int64(meta & np.uint64(TOUCHED) == np.uint64(0))
+                dirty_rows += np.int64(meta & np.uint64(DIRTY) == np.uint64(0))
+                meta |= np.uint64(TOUCHED | DIRTY)
+            put_word(at, 1, meta)
+    state[TOUCHED_ROWS] = touched_rows
+    state[DIRTY_ROWS] = dirty_rows
     return absent
 
 

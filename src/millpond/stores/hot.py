@@ -14,7 +14,7 @@ from millpond.kernels import hot_state as hs
 from millpond.kernels.arena import long_bytes, relocate
 from millpond.kernels.index import walk
 from millpond.kernels.pointers import address
-from millpond.kernels.upsert import BLOCK, TOUCH_CREATED, overwrite, raise_stamps, settle, upsert
+from millpond.kernels.upsert import BLOCK, TOUCH_CREATED, data_of, overwrite, raise_stamps, settle, upsert
 from millpond.layout import META, Bytes, RowLayout, Rows, Words
 from millpond.stores.heap import Heap
 from millpond.stores.hot_index import HotIndex
@@ -50,7 +50,7 @@ class HotTable:
         capacity = min(max(space // (8 * width), 1 << 16), _MAX_ROWS)
         self._slab = Mapping(capacity * width * 8)
         self._free = Mapping(capacity * 4)
-        self._touched = Mapping(capacity * 4)
+        self._touched = Mapping((capacity + 1) * 4)
         self._free_ids: NDArray[np.uint32] = self._free.view(np.uint32)
         self._touched_ids: NDArray[np.uint32] = self._touched.view(np.uint32)
         self.words: Words = self._slab.view(np.uint64)[: capacity * width].reshape(capacity, width)
@@ -148,10 +148,10 @@ class HotTable:
             self.heap.lists,
             self._free_ids,
             self._touched_ids,
-            address(words),
+            data_of(words),
             words.strides[0] // 8,
             count,
-            address(keys.heap),
+            data_of(keys.heap),
             0 if constant else address(stamps),  # type: ignore[arg-type]
             stamps if constant else 0,
             touch,
@@ -221,9 +221,13 @@ class HotTable:
         return self._touched_ids[: int(self.state[hs.TOUCHED_ROWS])]
 
     def forget_touched(self) -> None:
-        """Begin a new list of touched rows."""
-        self.words[self.touched_ids(), META] &= ~np.uint64(hs.TOUCHED)
+        """Begin a new list of touched rows; their marks have been taken off."""
         self.state[hs.TOUCHED_ROWS] = 0
+
+    def clear_touched(self) -> None:
+        """Take the mark of this batch off every row that has it."""
+        for ids in self.walk(_SAMPLE, hs.TOUCHED):
+            self.words[ids, META] &= ~np.uint64(hs.TOUCHED)
 
     def copy(self, ids: NDArray[np.uint32], *, keep: int = 0, clear: int = 0, compact: bool = True) -> Rows:
         """Copies of rows.

@@ -118,8 +118,10 @@ class RmwTable:
             raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
         self._version = version
         self._sealed = False
+        if self._room.spilled:
+            self._hot.clear_touched()
+            self._room.spilled.clear()
         self._hot.forget_touched()
-        self._room.spilled.clear()
         if self._outbox is not None and self._flusher is not None and self._compactor is not None:
             self._outbox.adopt()
             self._flusher.step(version)
