@@ -1,5 +1,6 @@
 """A template whose slots do nothing but hand rows back, after all of them are in; commands come as column names."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -30,6 +31,8 @@ class Echo:
                 raise ZeroDivisionError("made to crash")
             if command == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if command == "segfault":
+                ctypes.string_at(0)
             if command == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             if command == "wait":

@@ -85,6 +85,21 @@ def test_the_slots_error_is_raised_in_the_pipe_with_its_place(task, command, kin
     assert len(_run(task, rows(2))) == 1
 
 
+def test_the_error_of_a_crashed_slot_shows_where_it_crashed(task):
+    with pytest.raises(TransientError, match=r"(?s)died.*log\. It ends:.*Segmentation fault.*echo\.py"):
+        _run(task, rows(0, name="segfault"))
+
+
+def test_a_template_that_cannot_start_says_why(task):
+    task = msgspec.structs.replace(
+        task,
+        template="tests.slot.no_such_module",
+        settings=msgspec.structs.replace(task.settings, start_timeout=0.5),
+    )
+    with pytest.raises(TransientError, match=r"(?s)no answer.*No module named tests\.slot\.no_such_module"):
+        _run(task, rows(0))
+
+
 def test_a_dead_slot_is_replaced(task):
     with pytest.raises(TransientError, match="died"):
         _run(task, rows(0, name="die"))

@@ -75,7 +75,7 @@ class SlotFinder:
             if time.monotonic() > deadline:
                 raise TransientError(
                     f"Slot {number} does not answer ({reason}).",
-                    action=f"See {self.directory.path / 'log'}.",
+                    action=self.directory.last_words(),
                     query=self.task.query,
                 )
             self.replace(number, self.directory.noted(name) if hung else None)
@@ -111,7 +111,7 @@ class SlotFinder:
                 connection.close()
         raise TransientError(
             f"The template process that starts slots gives no answer ({reason}).",
-            action=f"See {self.directory.path / 'log'}.",
+            action=self.directory.last_words(),
             query=self.task.query,
         )
 

@@ -35,6 +35,7 @@ POLL = 0.5
 """Seconds between two looks at whether the application still lives."""
 
 _ADDRESS_LIMIT = 100
+_LAST_LINES = 20
 
 
 class SlotDirectory:
@@ -114,6 +115,15 @@ class SlotDirectory:
             return list((self.path / folder).iterdir())
         except OSError:
             return []
+
+    def last_words(self) -> str:
+        """Where the log is, and how it ends: what a process wrote before it died."""
+        path = self.path / "log"
+        try:
+            lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        except OSError:
+            lines = []
+        return f"See {path}." + (" It ends:\n" + "\n".join(lines) if lines else "")
 
     # sockets --------------------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class Pipe:
         except PeerGone as error:
             died = TransientError(
                 f"Slot process {process.pid} died: {error}.",
-                action=f"{_AGAIN} See {finder.directory.path}/log.",
+                action=f"{_AGAIN} {finder.directory.last_words()}",
             )
             raise self._placed(died, run) from error
         finally:

@@ -5,6 +5,7 @@ It must never start a thread: a fork copies only the thread that calls it, with 
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import select
@@ -132,6 +133,7 @@ def main(serve: Serve) -> None:
     directory = SlotDirectory(Path(sys.argv[1]))
     listener = socket.socket(fileno=int(sys.argv[2]))
     os.chdir("/")
+    faulthandler.enable(all_threads=False)  # a slot that crashes leaves its stack in the log
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that slots share with this process
     Template(directory, listener, serve).run()
