@@ -131,20 +131,30 @@ STEPS = {
 
 
 def crash_at(tmp_path: Path, number: int, fate: str, how: str) -> tuple[World, bool]:
-    """Three batches; the process that performs the `number`-th operation dies of it, and of the one 25 later."""
+    """Eight batches, the driver gone once in between with commits pending and a batch planned.
+
+    The process that performs the `number`-th operation dies of it, and the one that does the 25th after it.
+    """
     seen = [0]
+    died: list[str] = []
 
     def decide(step: str) -> str:
         seen[0] += 1
         return fate if seen[0] in (number, number + 25) else "ok"
 
+    def between() -> None:
+        if world.committed == 3 and not died:
+            died.append("driver")
+            world.next_batch()
+            raise Crash("driver")
+
     world = World(tmp_path, 3, partitions=2, slots=2, decide=decide)
-    world.chatty = 0.3
+    world.chatty = 0.0
     world.random.choice = lambda options: how if how in options else options[0]  # type: ignore[method-assign]
     try:
-        drive(world, 5)
+        drive(world, 8, between=between)
         world.quiet = True
-        world.check_end(5)
+        world.check_end(8)
     except BaseException:
         print(number, fate, how, *world.trace[-60:], sep="\n  ")
         raise
@@ -156,9 +166,11 @@ def crash_at(tmp_path: Path, number: int, fate: str, how: str) -> tuple[World, b
 @pytest.mark.parametrize("fate", CRASHES)
 def test_crash_at_every_operation(tmp_path, fate):
     died = set()
+    ways = ("kill", "stop", "drain")
     thorough = SCHEDULES > 190
-    for number in range(1, 400, 1 if thorough else 5):
-        for how in ("kill", "stop", "drain") if thorough else (("kill", "stop", "drain")[number % 3],):
+    for number in range(1, 1000, 1 if thorough else 7):
+        over = False
+        for how in ways if thorough else (ways[number % 3],):
             world, over = crash_at(tmp_path, number, fate, how)
             died |= {line.partition(":")[0] for line in world.trace if line.endswith("crash")}
         if over:
