@@ -107,3 +107,9 @@ class ArithmeticOverflowError(UsageError):
     """A value left the range of its type in ANSI mode; the code is Spark's error class for it."""
 
     code = "ARITHMETIC_OVERFLOW"
+
+
+class NumericRangeError(ArithmeticOverflowError):
+    """A decimal result does not fit its type in ANSI mode."""
+
+    code = "NUMERIC_VALUE_OUT_OF_RANGE.WITH_SUGGESTION"

@@ -89,7 +89,7 @@ def _avg(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...
         if total is None:
             return None
         with localcontext(EXACT):
-            quotient = (total / len(values)).quantize(Decimal(1).scaleb(-39, EXACT), ROUND_HALF_UP)
+            quotient = total / len(values)
             return _fits(quotient.quantize(Decimal(1).scaleb(-result.scale, EXACT), ROUND_HALF_UP), result)
     summed = 0.0
     for value in values:

@@ -202,19 +202,15 @@ def _divide(limbs: Array, size: int, divisor: int) -> int:
     return remainder
 
 
-@njit(types.void(WORDS_IN, INTS_IN, I64, I64, U64, U64, WORDS, BYTES), cache=True, nogil=True)
-def average(
-    sums: Array, counts: Array, shift: int, places: int, limit_low: int, limit_high: int, out: Array, state: Array
-) -> None:
+@njit(types.void(WORDS_IN, INTS_IN, I64, U64, U64, WORDS, BYTES), cache=True, nogil=True)
+def average(sums: Array, counts: Array, shift: int, limit_low: int, limit_high: int, out: Array, state: Array) -> None:
     """Divide 128-bit sums by counts, half up, as Spark divides decimals.
 
-    Spark rounds the quotient to 39 places and then to the result's; a quotient just below a half may so be rounded
-    twice. `(count − 2 · remainder) · 10^places ≤ count` is exactly that case.
+    Spark cuts the quotient after 39 places before it rounds to the result's 38 at most; that changes no half.
 
     Args:
         sums: uint64[n, 2]. `counts`: int64[n], 0 giving null.
         shift: how many decimal places the result has more than the sum.
-        places: 39 less the places of the result.
         limit_low, limit_high: 10 to the power of the result's precision.
         out: uint64[n, 2], the averages.
         state: 1 for a value, 0 for null (nothing to average), 2 for a result or sum beyond its precision.
@@ -248,19 +244,7 @@ def average(
                 limbs[k] = part & _LOW32
                 carry = part >> _32
         remainder = _divide(limbs, 6, count)
-        missing = np.int64(count) - np.int64(2) * np.int64(remainder)
-        up = missing <= 0
-        if not up and places <= 18:
-            scaled = missing
-            limit = np.int64(count)
-            up = True
-            for _ in range(places):
-                if scaled > limit // 10:
-                    up = False
-                    break
-                scaled *= 10
-            up = up and scaled <= limit
-        if up:
+        if remainder >= count - remainder:
             for k in range(6):
                 limbs[k] += _ONE
                 if limbs[k] <= _LOW32:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.errors import ArithmeticOverflowError
+from millpond.errors import ArithmeticOverflowError, NumericRangeError
 from millpond.kernels import aggregate, decimals
 from millpond.layout import Kind, Rows
 from millpond.operators.decode import floats, ints, not_null, to_arrow
@@ -110,7 +110,8 @@ class SumInts(Accumulator):
             aggregate.sum_ints(*at)
         elif not aggregate.sum_ints_checked(*at):
             raise ArithmeticOverflowError(
-                "long overflow.", action="Use 'try_add' or a wider type, or set spark.sql.ansi.enabled to false."
+                "overflow in a sum of integers.",
+                action="Sum a wider type, or set spark.sql.ansi.enabled to false (the sum then wraps). SQLSTATE: 22003",
             )
 
     def result(self, rows: Rows) -> pa.Array:
@@ -196,13 +197,12 @@ class AverageDecimals(SumDecimals):
         out = np.empty_like(sums)
         state = np.empty(rows.count, dtype=np.uint8)
         counts = ints(rows, self.places[1].offset)
-        places = 39 - self.type.scale
         limit = _words(10**self.type.precision)
-        decimals.average(sums, counts, self.type.scale - self.inputs[0].scale, places, *limit, out, state)
+        decimals.average(sums, counts, self.type.scale - self.inputs[0].scale, *limit, out, state)
         if self.ansi and (state == 2).any():
-            raise ArithmeticOverflowError(
-                f"The average cannot be represented as {self.call.type}.",
-                action="Use 'try_avg', cast the input, or set spark.sql.ansi.enabled to false.",
+            raise NumericRangeError(
+                f"an average cannot be represented as {self.call.type}.",
+                action="Use 'try_avg', or set spark.sql.ansi.enabled to false (it is then null). SQLSTATE: 22003",
             )
         return to_arrow(out, (state == 1).view(np.uint8), self.type)
 
@@ -243,7 +243,8 @@ def sum_precision(dtype: DataType) -> int:
 def overflow_in_sum() -> ArithmeticOverflowError:
     """The error for a decimal sum beyond its precision."""
     return ArithmeticOverflowError(
-        "Overflow in sum of decimals.", action="Use 'try_sum', or set spark.sql.ansi.enabled to false."
+        "overflow in a sum of decimals.",
+        action="Use 'try_sum', or set spark.sql.ansi.enabled to false (it is then null). SQLSTATE: 22003",
     )
 
 

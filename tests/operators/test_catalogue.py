@@ -1,0 +1,78 @@
+import pytest
+
+from millpond.operators.calls import ACCUMULATORS
+from millpond.operators.catalogue import (
+    FUNCTION,
+    FUNCTIONS,
+    INPUT_TYPE,
+    KEY_COLUMNS,
+    KEY_TYPE,
+    is_distinct,
+    key_supported,
+    sketch_precision,
+    supported,
+    supported_spec,
+)
+from millpond.operators.spec import AggregateCall, DeduplicateSpec
+from millpond.operators.tables import table_schemas
+from tests.operators.rig import fields, spec
+
+
+def call(function: str, inputs: int = 1, **more: object) -> AggregateCall:
+    return AggregateCall(function, tuple(range(inputs)), "bigint", **more)  # type: ignore[arg-type]
+
+
+def test_every_function_has_an_accumulator() -> None:
+    assert FUNCTIONS.keys() == ACCUMULATORS.keys()
+
+
+@pytest.mark.parametrize(
+    ("made", "types", "reason"),
+    [
+        (call("sum"), ["bigint"], None),
+        (call("sum"), ["string"], INPUT_TYPE),
+        (call("percentile"), ["double"], FUNCTION),
+        (call("sum", 2), ["int", "int"], FUNCTION),
+        (call("min"), ["string collate UNICODE"], INPUT_TYPE),
+        (call("min"), ["struct<a:int>"], INPUT_TYPE),
+        (call("count", 2, distinct=True), ["struct<a:int>", "date"], None),
+        (call("count", distinct=True), ["array<int>"], KEY_TYPE),
+        (call("sum", options={"eval_mode": "try"}), ["int"], FUNCTION),
+        (call("sum", options={"eval_mode": "try"}), ["double"], None),
+        (call("collect_list", options={"ignore_nulls": False}), ["int"], FUNCTION),
+        (call("count", 0), [], None),
+    ],
+)
+def test_supported(made: AggregateCall, types: list[str], reason: str | None) -> None:
+    assert supported(made, types) == reason
+
+
+def test_keys() -> None:
+    assert key_supported("struct<a:int,b:struct<c:decimal(38,2)>>") is None
+    assert key_supported("struct<a:array<int>>") == KEY_TYPE
+    assert key_supported("string collate UTF8_LCASE") == KEY_TYPE
+
+
+def test_at_most_64_key_columns() -> None:
+    many = "; ".join(f"k{i} int" for i in range(64))
+    assert supported_spec(spec(many, "v int", [call("sum")])) is None
+    assert supported_spec(spec(many, "v int", [call("sum", distinct=True)])) == KEY_COLUMNS
+    assert supported_spec(DeduplicateSpec(fields(many + "; s struct<a:int>"), tuple(range(65)))) == KEY_COLUMNS
+
+
+def test_distinct_matters_only_where_it_changes_results() -> None:
+    assert is_distinct(call("sum", distinct=True))
+    assert is_distinct(call("collect_set"))
+    assert not is_distinct(call("max", distinct=True))
+
+
+def test_calls_with_the_same_distinct_inputs_share_a_side_table() -> None:
+    shared = spec("k int", "v int; b boolean", [call(f, distinct=True) for f in ("count", "sum", "avg")])
+    assert table_schemas(shared).keys() == {"main", "distinct0"}
+    apart = spec("k int", "v int; b boolean", [call("count", distinct=True), call("sum", distinct=True, filter=1)])
+    assert table_schemas(apart).keys() == {"main", "distinct0", "distinct1"}
+
+
+def test_sketch_precision() -> None:
+    assert [sketch_precision({"relative_sd": sd}) for sd in (0.39, 0.05, 0.01)] == [4, 9, 14]
+    assert sketch_precision({}) == 9
