@@ -40,12 +40,16 @@ class HashRange(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A layout as kernels take it: where the key stands, and which words refer to the heap."""
+    """A layout as kernels take it: where the key stands, and which words refer to the heap.
+
+    `references` has a byte for each word: 1 for heap offsets; `references_at` is its address.
+    """
 
     width: int
     null_mask: int
     key_start: int
     key_stop: int
+    references_at: int
     references: NDArray[np.uint8]
     blobs: NDArray[np.int64]
 
@@ -60,6 +64,7 @@ def shape_of(layout: RowLayout) -> Shape:
         (1 << len(layout.schema.keys)) - 1,
         layout.key_start,
         layout.key_stop,
+        address(references),
         references,
         np.array(layout.bytes_columns, np.int64),
     )
@@ -144,7 +149,7 @@ class BlockSource(Protocol):
         """The addresses of the filters of some blocks (ascending numbers)."""
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
-        """Rows near some addresses (ascending) of a block table will be read soon: bring them near if that takes long."""
+        """Rows near some addresses (ascending) of a block table will be read soon: fetch what takes long."""
 
     def expect_blocks(self, begin: int, end: int) -> None:
         """All rows of blocks `begin` to `end` (excluded) will be read soon."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
 from millpond.files.blocks import BlockSource, BlockTable, FilterTable, Numbers

@@ -6,6 +6,7 @@ import mmap
 import os
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.files.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.files.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.cache import BlockCache

@@ -43,7 +43,7 @@ def _settle(
 
 
 @njit(
-    "int64(int64[::1], int64[::1], uint64[::1], uint64[::1], uint64, uint64, int64, uint64, int64, int64, uint8[::1],"
+    "int64(int64[::1], int64[::1], uint64[::1], uint64[::1], uint64, uint64, int64, uint64, int64, int64, uint64,"
     "boolean, uint64[::1], uint64[::1])",
     cache=True,
     nogil=True,
@@ -59,7 +59,7 @@ def merge_order(
     null_mask: int,
     key_start: int,
     key_stop: int,
-    references: NDArray[np.uint8],
+    references: int,
     drop: bool,
     rows_out: NDArray[np.uint64],
     heaps_out: NDArray[np.uint64],

@@ -149,15 +149,19 @@ def same_key(
     null_mask: int,
     key_start: int,
     key_stop: int,
-    references: NDArray[np.uint8],
+    references: int,
 ) -> bool:
-    """Whether two rows (addresses of words and heaps) have the same key; their hashes are not looked at."""
+    """Whether two rows (addresses of words and heaps) have the same key; their hashes are not looked at.
+
+    `references` is the address of a byte for each word: whether it is a heap offset. (Numba counts references to arrays
+    in every call that it does not inline, so that functions called for each row take addresses.)
+    """
     if (word(left, 2) ^ word(right, 2)) & null_mask != 0:
         return False
     for w in range(key_start, key_stop):
         a = word(left, w)
         b = word(right, w)
-        if references[w] != 0:
+        if byte_at(references, w) != 0:
             size = np.int64(word(left, w - 1) & np.uint64(0xFFFFFFFF))
             if size > 12:
                 if not same_bytes(step(left_heap, np.int64(a)), step(right_heap, np.int64(b)), size):
