@@ -1,5 +1,6 @@
 """Run files without a file layer: rows in mapped temporary files, so that they do not count as memory."""
 
+import itertools
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,6 +40,7 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written: dict[str, Run] = {}
+        self._numbers = itertools.count()  # taken by two threads at a time
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
@@ -49,7 +51,7 @@ class Shelf:
         self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        name = f"{len(self.written):04d}.run"
+        name = f"{next(self._numbers):04d}.run"
         mapped = Rows(self._map(name + ".words", rows.words), self._map(name + ".heap", rows.heap))
         hashes = rows.words[:, 0]
         ref = RunRef(name, rows.count, rows.words.nbytes, int(hashes[0]), int(hashes[-1]), 0)

@@ -1,7 +1,7 @@
 """Finding and making rows, a block of keys at a time.
 
 Each block is gone through three times: ask for the cache lines of the index, read them and ask for the lines of the
-rows, compare keys. So the misses of a block overlap instead of following each other.
+rows, compare keys (and once more in between where keys may be long, to ask for those). So the misses of a block overlap instead of following each other.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -18,6 +18,7 @@ from millpond.kernels.hot_state import (
     DIRTY_ROWS,
     FLAGS,
     FREE,
+    HEAP,
     HIGH,
     INITIAL,
     KEY_NULLS,
@@ -110,6 +111,18 @@ def _guess(mark, at):
 
 
 @helper
+def _prefetch_key(state, references, at):
+    """Ask for the long key values of the row at an address."""
+    for w in range(state[KEY_START], state[KEY_STOP]):
+        if references[w] != 0:
+            size = np.int64(word(at, w - 1) & _LENGTH)
+            if size > 12:
+                offset = np.int64(word(at, w))
+                prefetch(np.uint64(state[HEAP]), offset)
+                prefetch(np.uint64(state[HEAP]), offset + size - 1)
+
+
+@helper
 def _touch(state, touched, at, row, meta):
     """Write a row's META with the marks of a change."""
     if meta & np.uint64(TOUCHED) == np.uint64(0):
@@ -174,6 +187,9 @@ def upsert(
     last = np.uint64(state[LAST])
     touched_rows = state[TOUCHED_ROWS]
     dirty_rows = state[DIRTY_ROWS]
+    long_keys = False
+    for w in range(state[KEY_START], state[KEY_STOP]):
+        long_keys = long_keys or references[w] != 0
     for start in range(0, count, BLOCK):
         block = min(BLOCK, count - start)
         for i in range(block):
@@ -192,6 +208,11 @@ def upsert(
             prefetch(slab, row * row_bytes)
             prefetch(slab, row * row_bytes + tail)
             scratch[2 * i + 1] = np.uint64(row)
+        if long_keys:
+            for i in range(block):
+                row = np.int64(scratch[2 * i + 1])
+                if row >= 0:
+                    _prefetch_key(state, references, step(slab, row * row_bytes))
         for i in range(block):
             position = start + i
             key = step(keys, position * stride * 8)

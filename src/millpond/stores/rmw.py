@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from millpond.stores.protocol import Located, TableDelta
 from millpond.stores.room import Room
 from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet
+from millpond.stores.spooled import spooled
 
 PIECE = 65536
 """Rows in a piece of a scan or a delta, at most."""
@@ -189,13 +190,18 @@ class RmwTable:
 
     def seal(self) -> TableDelta:
         """End the batch: what it changed, encoded. `touched` may still be asked until the next `begin`."""
-        rows, pieces = 0, []
-        for piece in self._sealed_rows():
-            rows += piece.count
-            pieces += encode_rows(piece, self.layout, False)
-        if not pieces:
-            pieces = encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, False)
-        delta = TableDelta(rows, pieces)
+        count = 0
+
+        def encoded() -> Iterator[list[Any]]:
+            nonlocal count
+            for rows in self._sealed_rows():
+                count += rows.count
+                yield encode_rows(rows, self.layout, False)
+            if not count:
+                yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, False)
+
+        pieces = spooled(encoded(), self._account.limit // 8)
+        delta = TableDelta(count, pieces)
         self._sealed = True
         self._version += 1
         if self._flusher is not None:

@@ -1,0 +1,295 @@
+"""Tables larger than their memory: batches, states, and what the process really takes."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millpond.errors import TransientError, UsageError
+from millpond.files.blocks import HashRange
+from millpond.files.filesystem import open_filesystem
+from millpond.files.refs import TableManifest
+from millpond.files.segment import decode_rows
+from millpond.layout import RowLayout, Rows
+from millpond.stores.budget import MemoryBudget
+from millpond.stores.rmw import RmwTable
+from millpond.stores.run_store import RunStore
+from millpond.stores.runs import RunSet
+from tests.rows import layout
+from tests.stores.shelf import Shelf
+
+NUMBERS = layout("w", "ww")
+TEXTS = layout("b", "wwb")
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@pytest.fixture
+def pools() -> Iterator[tuple[ThreadPoolExecutor, ThreadPoolExecutor]]:
+    merges, writers = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+    yield merges, writers
+    merges.shutdown()
+    writers.shutdown()
+
+
+def keys(shape: RowLayout, numbers: np.ndarray) -> Rows:
+    """Keys made from numbers: themselves, or 20 bytes that end with them."""
+    numbers = numbers.astype(np.uint64)
+    words = np.zeros((len(numbers), shape.key_stop), np.uint64)
+    words[:, 0] = numbers * _MIX
+    at = shape.key_start
+    if shape is NUMBERS:
+        words[:, at] = numbers
+        return Rows(words, np.empty(0, np.uint8))
+    heap = np.full((len(numbers), 20), ord("k"), np.uint8)
+    heap[:, 12:] = numbers.view(np.uint8).reshape(-1, 8)
+    words[:, at] = 20 | 0x6B6B6B6B << 32
+    words[:, at + 1] = np.arange(len(numbers), dtype=np.uint64) * np.uint64(20)
+    return Rows(words, heap.reshape(-1))
+
+
+def numbers_of(shape: RowLayout, rows: Rows) -> np.ndarray:
+    if shape is NUMBERS:
+        return rows.words[:, shape.key_start]
+    tails = rows.words[:, shape.key_start + 1] + np.uint64(12)
+    return np.array([rows.heap[int(t) : int(t) + 8].copy().view(np.uint64)[0] for t in tails], np.uint64)
+
+
+def count_up(table: RmwTable, shape: RowLayout, numbers: np.ndarray, version: int, block: int = 4096) -> int:
+    """Add one to the count of each key; returns the most bytes that the budget said were in use."""
+    value = shape.offsets[1]
+    used = 0
+    for start in range(0, len(numbers), block):
+        rows = table.upsert(keys(shape, numbers[start : start + block]), version).rows
+        np.add.at(table.words[:, value], rows, np.uint64(1))
+        used = max(used, table.stats()["hot_bytes"] + table.stats()["buffer_bytes"])
+    return used
+
+
+def counts(shape: RowLayout, pieces: Iterator[Rows], size: int) -> np.ndarray:
+    total = np.zeros(size, np.int64)
+    for rows in pieces:
+        numbers = numbers_of(shape, rows).astype(np.int64)
+        assert not total[numbers].any()  # each key once
+        total[numbers] = rows.words[:, shape.offsets[1]]
+    return total
+
+
+def anonymous() -> int:
+    """Bytes of memory of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+
+def fresh(shape: RowLayout) -> np.ndarray:
+    return np.zeros(shape.width, np.uint64)
+
+
+@pytest.mark.parametrize("shape", [NUMBERS, TEXTS], ids=["numbers", "texts"])
+def test_a_batch_larger_than_memory_yields_each_changed_key_once(shape, pools, tmp_path) -> None:
+    size = 60_000
+    table = RmwTable(
+        shape.schema,
+        fresh(shape),
+        RunSet(shape),
+        MemoryBudget(1 << 20),
+        pools[0],
+        store=Shelf(tmp_path),
+        writers=pools[1],
+    )
+    rng = np.random.default_rng(7)
+    truth = np.zeros(size, np.int64)
+    log = []
+    for version in range(3):
+        table.begin(version)
+        numbers = rng.integers(0, size, 2 * size)
+        np.add.at(truth, numbers, 1)
+        assert count_up(table, shape, numbers, version, 2048) < 1.25 * (1 << 20)
+        want = np.where(np.bincount(numbers, minlength=size) > 0, truth, 0)
+        assert (counts(shape, table.touched(5000), size) == want).all()
+        delta = table.seal()
+        data = b"".join(bytes(piece) for piece in delta.pieces)
+        assert (counts(shape, decode_rows(data, shape, "delta"), size) == want).all()
+        assert delta.rows == (want > 0).sum()
+        assert (counts(shape, table.touched(), size) == want).all()
+        assert (counts(shape, table.scan(), size) == truth).all()
+        log.append((version + 1, data))
+    manifest = table.manifest()
+    table.close()
+    store = Shelf(tmp_path)
+    again = RmwTable(shape.schema, fresh(shape), RunSet(shape), MemoryBudget(1 << 20), pools[0], store=store)
+    for version, data in log:
+        if version > manifest.flushed:
+            for rows in decode_rows(data, shape, "delta"):
+                again.load(rows)
+    assert (counts(shape, again.scan(), size) == truth).all()
+    again.close()
+
+
+def test_a_state_of_twenty_times_the_budget_stays_within_it(pools, tmp_path) -> None:
+    budget, size = 2 << 20, 900_000  # rows of 48 bytes: 43 MB
+    store = RunStore(open_filesystem(f"file://{tmp_path}/store"), str(tmp_path / "local"), disk=1 << 30, memory=1 << 20)
+    shape = NUMBERS
+
+    def open_table(manifest: TableManifest) -> RmwTable:
+        return RmwTable.open(
+            shape.schema, fresh(shape), manifest, store, MemoryBudget(budget), pools[0], writers=pools[1]
+        )
+
+    table = open_table(TableManifest())
+    rng = np.random.default_rng(3)
+    truth = np.zeros(size, np.int64)
+    pieces, version, before, most = [], 0, 0, 0
+    parts = np.array_split(rng.permutation(size), 16) + [rng.integers(0, size, 50_000) for _ in range(4)]
+    for numbers in parts:
+        if version == 3:
+            before = anonymous()  # kernels, threads and buffers of all kinds are in use by now
+        table.begin(version)
+        assert count_up(table, shape, numbers, version, 16384) <= 1.1 * budget
+        np.add.at(truth, numbers, 1)
+        delta = table.seal()
+        version += 1
+        pieces.append((version, b"".join(bytes(piece) for piece in delta.pieces)))
+        most = max(most, anonymous() - sum(len(data) for _, data in pieces))
+    assert most - before < 8 * budget  # of which the state would be twenty
+    assert (counts(shape, table.scan(), size) == truth).all()
+
+    manifest = table.manifest()
+    table.close()
+    table = open_table(manifest)
+    for number, data in pieces:
+        if number > manifest.flushed:
+            for rows in decode_rows(data, shape, "delta"):
+                table.load(rows)
+    assert (counts(shape, table.scan(), size) == truth).all()
+    table.close()
+    store.close()
+
+
+def test_rows_are_found_while_their_file_is_being_written(pools, tmp_path) -> None:
+    shelf = Shelf(tmp_path)
+    table = RmwTable(
+        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(8 << 20), pools[0], store=shelf, writers=pools[1]
+    )
+    table.begin(0)
+    count_up(table, NUMBERS, np.arange(5000), 0)
+    table.seal()
+    shelf.gate.clear()
+    table._room.evict(table._outbox, 1.0)
+    table.begin(1)
+    assert table.stats()["hot_rows"] == 0
+    assert table.manifest().runs == ()
+    located = table.upsert(keys(NUMBERS, np.arange(4000, 6000)), 1)
+    assert located.created.sum() == 1000
+    assert (table.words[located.rows, NUMBERS.offsets[1]] == (~located.created).astype(np.uint64)).all()
+    table.seal()
+    shelf.gate.set()
+    table._outbox.drain(0)
+    table.begin(2)
+    assert len(table.manifest().runs) == 1
+    assert (counts(NUMBERS, table.scan(), 6000)[:5000] == 1).all()
+    table.close()
+
+
+def test_a_flush_covers_deltas_once_its_files_are_written(pools, tmp_path) -> None:
+    shelf = Shelf(tmp_path)
+    table = RmwTable(
+        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(64 << 20), pools[0], store=shelf, writers=pools[1]
+    )
+    for version in range(70):
+        table.begin(version)
+        count_up(table, NUMBERS, np.arange(100), version)
+        table.seal()
+        assert table.manifest().flushed == 0 or version > 63
+        table._outbox.drain(0)
+    assert table.manifest().flushed == 64
+    assert table.stats()["hot_rows"] == 100
+    table.close()
+
+
+def test_a_failure_to_write_is_raised_between_batches(pools, tmp_path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.failure = TransientError("the disk is full")
+    table = RmwTable(
+        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(8 << 20), pools[0], store=shelf, writers=pools[1]
+    )
+    table.begin(0)
+    count_up(table, NUMBERS, np.arange(100), 0)
+    table.seal()
+    table._room.evict(table._outbox, 1.0)
+    with pytest.raises(TransientError, match="disk is full"):
+        table._outbox.drain(0)
+
+
+def test_growth_never_pauses(pools) -> None:
+    table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(1 << 30), pools[0])
+    table.begin(0)
+    moved = []
+    for start in range(0, 400_000, 4096):
+        cursor = int(table._hot.state[20])
+        slots = int(table._hot.state[14])
+        table.upsert(keys(NUMBERS, np.arange(start, start + 4096)), 0)
+        if slots > 65536:
+            moved.append(max(0, int(table._hot.state[20]) - cursor))
+    assert max(moved) <= 8 * 4096 + 64  # slots that moved during one call, of hundreds of thousands
+    assert table.seal().rows == 98 * 4096
+    table.close()
+
+
+def test_a_hash_of_another_partition_is_refused(pools) -> None:
+    table = RmwTable(
+        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(8 << 20), pools[0], HashRange(1 << 62, 1 << 63)
+    )
+    table.begin(0)
+    inside = keys(NUMBERS, np.arange(100))
+    inside.words[:, 0] = inside.words[:, 0] >> np.uint64(2) | np.uint64(1 << 62)
+    table.upsert(inside, 0)
+    for stray in (0, (1 << 62) - 1, 1 << 63, 2**64 - 1):
+        outside = keys(NUMBERS, np.arange(1))
+        outside.words[0, 0] = stray
+        with pytest.raises(UsageError, match="range"):
+            table.upsert(outside, 0)
+    table.close()
+
+
+def test_hints_keep_rows_in_memory(pools, tmp_path) -> None:
+    table = RmwTable(
+        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(8 << 20), pools[0], store=Shelf(tmp_path)
+    )
+    table.begin(0)
+    count_up(table, NUMBERS, np.arange(1000), 10)
+    table.seal()
+    hinted = keys(NUMBERS, np.arange(0, 1000, 7)).words[:, 0]
+    table.hint(hinted, np.full(len(hinted), 500))
+    table._room.evict(table._outbox, 0.7)
+    left = np.concatenate([table.words[ids, 0] for ids in table._hot.walk(4096)])
+    assert 200 < len(left) < 400
+    assert np.isin(hinted, left).all()
+    table.close()
+
+
+def test_two_tables_share_a_budget(pools, tmp_path) -> None:
+    budget = MemoryBudget(4 << 20)
+    shelf = Shelf(tmp_path)
+    tables = [
+        RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=shelf, writers=pools[1])
+        for _ in range(2)
+    ]
+    truth = [np.zeros(40_000, np.int64) for _ in tables]
+    rng = np.random.default_rng(5)
+    for version in range(6):
+        for number, table in enumerate(tables):
+            if version < 2 and number == 1:
+                numbers = rng.integers(0, 40, 100)  # small at first, so that the other one takes the pool
+            else:
+                numbers = rng.integers(0, 40_000, 20_000)
+            table.begin(version)
+            count_up(table, NUMBERS, numbers, version)
+            np.add.at(truth[number], numbers, 1)
+            table.seal()
+            assert budget.used <= budget.total
+    for table, want in zip(tables, truth, strict=True):
+        assert (counts(NUMBERS, table.scan(), 40_000) == want).all()
+        table.close()
+    assert budget.used == 0
