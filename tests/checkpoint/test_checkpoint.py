@@ -4,6 +4,7 @@ import pytest
 
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError, StateDamagedError, TransientError
+from millpond.files.faults import Faults, FaultyFiles
 from tests.checkpoint.rig import Slot, begin, memory
 
 
@@ -136,3 +137,18 @@ def test_altered_or_missing_delta_is_named(tmp_path):
     files.delete(info.name)
     with pytest.raises(StateDamagedError, match=info.name):
         slot.read(manifest)
+
+
+def test_partitions_opened_together_share_listings_and_headers(tmp_path):
+    files = memory()
+    generation, _ = begin(files, partitions=50)
+    slot = Slot(files, generation.number, tmp_path)
+    for partition in range(50):
+        slot.seal(slot.open(partition, 0), b"x")
+    slot.settle()
+    generation, _ = begin(files, partitions=50)
+    counted = FaultyFiles(files, Faults())
+    again = Slot(counted, generation.number, tmp_path)
+    for partition in range(50):
+        again.open(partition, 1)
+    assert counted.requests == {"list": 2, "get": 3}  # fence and commits; claim, base and one header

@@ -30,6 +30,8 @@ from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, File
 _HEADERS = 256
 """Headers kept in memory: partitions of one slot share commit objects, so opening them reads each header once."""
 
+_LISTING_SECONDS = 1.0
+
 _REMEMBERED = 4
 """Final manifests kept per partition for the children that are computed from them."""
 
@@ -50,6 +52,7 @@ class Checkpoint:
         self._poll = poll
         self._lock = threading.Lock()
         self._headers: OrderedDict[str, CommitHeader] = OrderedDict()
+        self._listed: tuple[int, float, list[FileInfo]] = (-1, 0.0, [])
         self._known: dict[tuple[int, int], OrderedDict[str, PartitionManifest]] = defaultdict(OrderedDict)
 
     @property
@@ -72,10 +75,10 @@ class Checkpoint:
                 in both cases a restart of the query repairs it.
             StateDamagedError: a file of it is missing, cut short or altered.
         """
-        check_fence(self.files, self.generation)
         deadline = time.monotonic() + wait
+        fresh = False
         while True:
-            own = self.commits_of(operator, partition, version)
+            own = self._intact(operator, partition, self._listing(version, fresh))
             if len({manifest.lineage for manifest in own}) > 1:
                 raise TransientError(
                     "Two attempts of one batch saw different input, so its state is not certain.",
@@ -91,7 +94,7 @@ class Checkpoint:
             if version == 0 or self.base.has(version):
                 tip = self.base.tip(operator, partition, version)
                 return self._remember(self._read_tip(tip, operator, partition, version))
-            if time.monotonic() >= deadline:
+            if fresh and time.monotonic() >= deadline:
                 raise TransientError(
                     "This version of the state is not durable.",
                     action="Restart the query: it repeats the batch that made it.",
@@ -100,12 +103,34 @@ class Checkpoint:
                     version=version,
                     file=self.files.locate(version_prefix(version)),
                 )
-            time.sleep(min(self._poll, max(0.0, deadline - time.monotonic())))
+            if fresh:
+                time.sleep(min(self._poll, max(0.0, deadline - time.monotonic())))
+            fresh = True
 
     def commits_of(self, operator: int, partition: int, version: int) -> list[PartitionManifest]:
         """All intact manifests of a place and version that this generation has put, each `id` once."""
+        return self._intact(operator, partition, self._listing(version, fresh=True))
+
+    def _listing(self, version: int, fresh: bool) -> list[FileInfo]:
+        """This generation's commits of a version; also looks for a newer generation.
+
+        Partitions that are opened one after the other share a listing. Nobody opens a version before its batch runs,
+        and what commits synchronously is there by then; what else is on its way is interchangeable with the base, or
+        missed, and then looked for afresh.
+        """
+        with self._lock:
+            listed, at, found = self._listed
+        if fresh or listed != version or time.monotonic() - at > _LISTING_SECONDS:
+            at = time.monotonic()
+            check_fence(self.files, self.generation)
+            found = self.files.list(f"{version_prefix(version)}{self.generation:06d}-")
+            with self._lock:
+                self._listed = version, at, found
+        return found
+
+    def _intact(self, operator: int, partition: int, commits: Sequence[FileInfo]) -> list[PartitionManifest]:
         found: dict[str, PartitionManifest] = {}
-        for info in self.files.list(f"{version_prefix(version)}{self.generation:06d}-"):
+        for info in commits:
             try:
                 header = self._header(info)
             except MissingFileError:
@@ -166,6 +191,8 @@ class Checkpoint:
         except AlreadyExistsError:
             if not self._holds(name, pieces):
                 raise
+        with self._lock:
+            self._listed = -1, 0.0, []
         for manifest in resolve(header, name, header_end(pieces)).manifests:
             self._remember(manifest)
         return name
@@ -183,7 +210,7 @@ class Checkpoint:
         if tip is None:
             return PartitionManifest(operator, partition, version)
         try:
-            for manifest in self._header(FileInfo(tip.commit, -1, 0.0)).manifests:
+            for manifest in self._header(FileInfo(tip.commit, tip.size, 0.0)).manifests:
                 if manifest.id == tip.id:
                     return manifest
         except MillpondError as error:
@@ -196,7 +223,7 @@ class Checkpoint:
             if known is not None:
                 self._headers.move_to_end(info.name)
                 return known
-        header = read_header(self.files, info.name, info.size if info.size >= 0 else None)
+        header = read_header(self.files, info.name, info.size)
         if (header.version, header.generation) != parse_commit_name(info.name):
             raise damaged(self.files.locate(info.name), "does not hold what its name says")
         with self._lock:

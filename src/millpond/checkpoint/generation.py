@@ -48,13 +48,14 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class Tip(msgspec.Struct, frozen=True):
-    """A durable manifest: its place, `id` and `lineage`, and the commit object that holds it."""
+    """A durable manifest: its place, `id` and `lineage`, and name and length of the commit object that holds it."""
 
     operator: int
     partition: int
     id: str
     lineage: int
     commit: str
+    size: int
 
 
 class BaseVersion(msgspec.Struct, frozen=True):

@@ -110,7 +110,7 @@ class Recovery:
             if version == 0:
                 return PartitionManifest(operator, partition, 0)
             raise ValueError(f"Version {version} is not durable.")
-        for found in read_header(self.files, tip.commit).manifests:
+        for found in read_header(self.files, tip.commit, tip.size).manifests:
             if found.id == tip.id:
                 return found
         raise damaged(self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}")
@@ -126,25 +126,26 @@ class Recovery:
         if run is None or version == 0:
             return dict.fromkeys(places)
         own: dict[Place, dict[int, Tip]] = defaultdict(dict)
-        for name, header in self._headers(version, run.claim.number):
+        for info, header in self._headers(version, run.claim.number):
             for manifest in header.manifests:
-                own[manifest.place][manifest.lineage] = Tip(*manifest.place, manifest.id, manifest.lineage, name)
+                tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size)
+                own[manifest.place][manifest.lineage] = tip
         if all(len(own[place]) == 1 for place in places):
             return {place: next(iter(own[place].values())) for place in places}
         # That run did not take all partitions this far: what it built on still counts, where the two agree.
         found: dict[Place, Tip | None] = {}
         for place in places:
             tips = dict(own[place])
-            tip = run.base.tip(*place, version)
-            if tip is not None:
-                tips[tip.lineage] = tip
+            base = run.base.tip(*place, version)
+            if base is not None:
+                tips[base.lineage] = base
             found[place] = next(iter(tips.values())) if len(tips) == 1 else None
         return found
 
-    def _headers(self, version: int, number: int) -> Iterator[tuple[str, CommitHeader]]:
+    def _headers(self, version: int, number: int) -> Iterator[tuple[FileInfo, CommitHeader]]:
         for info in self._commits.get((version, number), ()):
             try:
-                yield info.name, read_header(self.files, info.name, info.size)
+                yield info, read_header(self.files, info.name, info.size)
             except MissingFileError:
                 continue  # collected meanwhile
             except StateDamagedError:
