@@ -182,7 +182,7 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = Protocol.TestCase
 TestProtocol.settings = settings(
-    max_examples=max(50, SCHEDULES // 4),
+    max_examples=max(40, SCHEDULES // 5),
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -168,7 +168,7 @@ def test_crash_at_every_operation(tmp_path, fate):
     died = set()
     ways = ("kill", "stop", "drain")
     thorough = SCHEDULES > 190
-    for number in range(1, 1000, 1 if thorough else 7):
+    for number in range(1, 1000, 1 if thorough else 11):
         over = False
         for how in ways if thorough else (ways[number % 3],):
             world, over = crash_at(tmp_path, number, fate, how)
