@@ -12,6 +12,7 @@ from millpond.files.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.cache import BlockCache
 from millpond.files.codec import FILTER, HEADER, RAW, check_block, damaged, decode_block
 from millpond.files.filesystem import FileSystem
+from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.files.run import Directory, footer_guess, read_directory
 from millpond.kernels.bloom import LINE
@@ -45,7 +46,7 @@ class RemoteSource:
         self.ref = ref
         self.layout = layout
         self.directory: Directory = read_directory(
-            lambda o, n: files.get_range(ref.name, o, n),
+            lambda o, n: patiently(lambda: files.get_range(ref.name, o, n)),
             ref.bytes,
             self._place,
             layout,
@@ -115,7 +116,7 @@ class RemoteSource:
 
     def _request(self, numbers: Sequence[int]) -> dict[int, Rows]:
         ranges = [self._range(number) for number in numbers]
-        parts = self._files.get_ranges(self.ref.name, ranges)
+        parts = patiently(lambda: self._files.get_ranges(self.ref.name, ranges))
         return {
             n: self._decode(n, memoryview(p).cast("B"), r[0]) for n, p, r in zip(numbers, parts, ranges, strict=True)
         }

@@ -137,7 +137,7 @@ class StateReader:
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
             store = RunStore(self.files, local, disk=0, memory=_MEMORY)
             try:
-                runs = RunSet(layout, [store.open(ref, layout, range_) for ref in state.runs.runs], range_)
+                runs = RunSet(layout, store.open_all(state.runs.runs, layout, range_), range_)
                 for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
                     for rows in decode_rows(data, layout, self.files.locate(ref.commit)):
                         runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))

@@ -86,6 +86,7 @@ class RmwTable:
         self._room = Room(self._hot, runs, self._outbox, self._account)
         self._version = flushed
         self._sealed = True
+        self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
 
     @classmethod
     def open(
@@ -106,7 +107,7 @@ class RmwTable:
             StateDamagedError: a run file is missing or damaged.
         """
         layout = RowLayout(schema)
-        runs = RunSet(layout, [store.open(ref, layout, range_) for ref in manifest.runs], range_)
+        runs = RunSet(layout, store.open_all(manifest.runs, layout, range_), range_)
         return cls(
             schema, initial, runs, budget, background, range_, store=store, writers=writers, flushed=manifest.flushed
         )
@@ -123,6 +124,7 @@ class RmwTable:
             self._hot.clear_touched()
             self._room.spilled.clear()
         self._hot.forget_touched()
+        self._changed = None
         if self._outbox is not None and self._flusher is not None and self._compactor is not None:
             self._outbox.adopt()
             self._flusher.step(version)
@@ -172,6 +174,11 @@ class RmwTable:
 
         Long values may stay in the table's own heap: use a piece before the table changes.
         """
+        if self._changed is not None:
+            for rows in self._changed:
+                for start in range(0, rows.count, size):
+                    yield Rows(rows.words[start : start + size], rows.heap)
+            return
         if self._room.spilled:
             spilled = [frozen.run.source for frozen in reversed(self._room.spilled)]
             yield from merged(self._hot, spilled, self._range, size, touched=True)
@@ -190,18 +197,23 @@ class RmwTable:
 
     def seal(self) -> TableDelta:
         """End the batch: what it changed, encoded. `touched` may still be asked until the next `begin`."""
-        count = 0
+        count = size = 0
+        kept: list[Rows] = []
+        limit = self._account.limit // 8
 
         def encoded() -> Iterator[list[Any]]:
-            nonlocal count
+            nonlocal count, size
             for rows in self._sealed_rows():
                 count += rows.count
+                size += rows.words.nbytes + rows.heap.nbytes
+                if size <= limit:
+                    kept.append(rows)
                 yield encode_rows(rows, self.layout, False)
             if not count:
                 yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, False)
 
-        pieces = spooled(encoded(), self._account.limit // 8)
-        delta = TableDelta(count, pieces)
+        delta = TableDelta(count, spooled(encoded(), limit))
+        self._changed = kept if size <= limit else None
         self._sealed = True
         self._version += 1
         if self._flusher is not None:

@@ -7,7 +7,7 @@ import mmap
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
@@ -17,6 +17,7 @@ from millpond.files.cache import BlockCache
 from millpond.files.cached import CachedSource, LocalCache
 from millpond.files.filesystem import FileSystem
 from millpond.files.mapped import MappedSource
+from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.files.remote import RemoteSource
 from millpond.files.run import RunWriter, Target
@@ -62,7 +63,7 @@ class RunStore:
                 ref = self._write(name, [rows] if isinstance(rows, Rows) else rows, layout, packed, staged)
                 packed.flush()
                 with mmap.mmap(packed.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
-                    self._files.put(name, [view])
+                    patiently(lambda: self._files.put(name, [view]))
             except BaseException:
                 if os.path.exists(staged):
                     os.unlink(staged)
@@ -104,6 +105,12 @@ class RunStore:
         if not source.mapped and whole and ref.rows * layout.width * 8 <= self._local.limit:
             self._hydrator.submit(self.hydrate, source)
         return Run(source, ref, range_)
+
+    def open_all(self, refs: Sequence[RunRef], layout: RowLayout, range_: HashRange = HashRange()) -> list[Run]:  # noqa: B008
+        """Open the runs of a table (see `open`), reading their footers side by side."""
+        if len(refs) < 2:
+            return [self.open(ref, layout, range_) for ref in refs]
+        return list(self._requests.map(lambda ref: self.open(ref, layout, range_), refs))
 
     def hydrate(self, source: CachedSource) -> None:
         """Make a local copy of a run's file and use it. Failures leave the run as it was."""

@@ -1,0 +1,32 @@
+"""Trying again what a store refused for the moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from millpond.errors import TransientError
+
+TRIES = 5
+_PAUSE = 0.05  # seconds before the second try; doubled for each further one
+
+T = TypeVar("T")
+
+
+def patiently(action: Callable[[], T], *, pause: Callable[[float], object] = time.sleep) -> T:
+    """Do something idempotent, up to `TRIES` times while the store fails, with growing pauses in between.
+
+    Args:
+        action: reads, or writes under a name of its own.
+        pause: waits for so many seconds.
+
+    Raises:
+        TransientError: the store failed each time; this is its last answer.
+    """
+    for attempt in range(TRIES - 1):
+        try:
+            return action()
+        except TransientError:
+            pause(_PAUSE * 2**attempt)
+    return action()

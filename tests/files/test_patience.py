@@ -1,0 +1,33 @@
+"""What fails for the moment is tried again; what fails for good is raised."""
+
+import pytest
+
+from millpond.errors import StateDamagedError, TransientError
+from millpond.files.patience import TRIES, patiently
+
+
+def test_it_tries_again_with_growing_pauses():
+    pauses, answers = [], [TransientError("no"), TransientError("no"), 7]
+
+    def action():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert patiently(action, pause=pauses.append) == 7
+    assert len(pauses) == 2
+    assert pauses[0] < pauses[1]
+
+
+@pytest.mark.parametrize(("error", "tries"), [(TransientError("no"), TRIES), (StateDamagedError("no"), 1)])
+def test_it_gives_up(error, tries):
+    seen = []
+
+    def action():
+        seen.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        patiently(action, pause=lambda _: None)
+    assert len(seen) == tries

@@ -1,0 +1,27 @@
+"""Filters never hide a row, and seldom let through what is not there."""
+
+import numpy as np
+import pytest
+
+from millpond.files.blocks import MemorySource, sort_rows
+from millpond.kernels.bloom import admit
+from millpond.kernels.search import locate
+from tests.rows import FIXED, random_rows
+
+
+def admitted(source: MemorySource, hashes: np.ndarray) -> int:
+    index, select = source.index, np.arange(len(hashes), dtype=np.int32)
+    blocks, kept = np.empty(len(hashes), np.int32), np.empty(len(hashes), np.int32)
+    locate(hashes, select, len(hashes), index.fence, blocks)
+    filters = source.filters(blocks).at
+    return admit(hashes, select, len(hashes), blocks, index.fence, index.lines, filters, kept)
+
+
+@pytest.mark.parametrize("top", [0, 10])
+def test_false_positives_are_rare(top):
+    rows = random_rows(50_000, FIXED, 1)
+    rows.words[:, 0] >>= np.uint64(top)  # a partition's hashes share their top bits
+    source = MemorySource(sort_rows(rows, FIXED), FIXED)
+    assert admitted(source, source.rows.words[:, 0].copy()) == 50_000
+    others = np.sort(np.random.default_rng(2).integers(0, 2**64, 50_000, np.uint64) >> np.uint64(top))
+    assert admitted(source, others) < 0.02 * 50_000
