@@ -55,7 +55,7 @@ def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
         start = step(at[i], -before) & ~_PAGE_MASK
         end = step(at[i], after) | _PAGE_MASK
         i += 1
-        while i < count and at[i] >= start and step(at[i], -before) <= step(end, gap + 1):
+        while i < count and at[i] >= start and step(at[i], -before) & ~_PAGE_MASK <= step(end, gap + 1):
             end = max(end, step(at[i], after) | _PAGE_MASK)
             i += 1
         _will_need(start, np.int64(end - start) + 1)
