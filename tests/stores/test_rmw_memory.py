@@ -22,6 +22,7 @@ from tests.stores.shelf import Shelf
 
 NUMBERS = layout("w", "ww")
 TEXTS = layout("b", "wwb")
+_SMALL = 1 << 19
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -52,8 +53,8 @@ def keys(shape: RowLayout, numbers: np.ndarray) -> Rows:
 def numbers_of(shape: RowLayout, rows: Rows) -> np.ndarray:
     if shape is NUMBERS:
         return rows.words[:, shape.key_start]
-    tails = rows.words[:, shape.key_start + 1] + np.uint64(12)
-    return np.array([rows.heap[int(t) : int(t) + 8].copy().view(np.uint64)[0] for t in tails], np.uint64)
+    tails = rows.words[:, shape.key_start + 1, None] + np.arange(12, 20, dtype=np.uint64)
+    return rows.heap[tails].view(np.uint64)[:, 0]
 
 
 def count_up(table: RmwTable, shape: RowLayout, numbers: np.ndarray, version: int, block: int = 4096) -> int:
@@ -88,12 +89,12 @@ def fresh(shape: RowLayout) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [NUMBERS, TEXTS], ids=["numbers", "texts"])
 def test_a_batch_larger_than_memory_yields_each_changed_key_once(shape, pools, tmp_path) -> None:
-    size = 60_000
+    size = 30_000
     table = RmwTable(
         shape.schema,
         fresh(shape),
         RunSet(shape),
-        MemoryBudget(1 << 20),
+        MemoryBudget(_SMALL),
         pools[0],
         store=Shelf(tmp_path),
         writers=pools[1],
@@ -105,7 +106,7 @@ def test_a_batch_larger_than_memory_yields_each_changed_key_once(shape, pools, t
         table.begin(version)
         numbers = rng.integers(0, size, 2 * size)
         np.add.at(truth, numbers, 1)
-        assert count_up(table, shape, numbers, version, 2048) < 1.25 * (1 << 20)
+        assert count_up(table, shape, numbers, version, 2048) < 1.25 * _SMALL
         want = np.where(np.bincount(numbers, minlength=size) > 0, truth, 0)
         assert (counts(shape, table.touched(5000), size) == want).all()
         delta = table.seal()
@@ -118,7 +119,7 @@ def test_a_batch_larger_than_memory_yields_each_changed_key_once(shape, pools, t
     manifest = table.manifest()
     table.close()
     store = Shelf(tmp_path)
-    again = RmwTable(shape.schema, fresh(shape), RunSet(shape), MemoryBudget(1 << 20), pools[0], store=store)
+    again = RmwTable(shape.schema, fresh(shape), RunSet(shape), MemoryBudget(_SMALL), pools[0], store=store)
     for version, data in log:
         if version > manifest.flushed:
             for rows in decode_rows(data, shape, "delta"):
@@ -140,17 +141,16 @@ def test_a_state_of_twenty_times_the_budget_stays_within_it(pools, tmp_path) -> 
     table = open_table(TableManifest())
     rng = np.random.default_rng(3)
     truth = np.zeros(size, np.int64)
-    pieces, version, before, most = [], 0, 0, 0
+    pieces, before, most = [], 0, 0
     parts = np.array_split(rng.permutation(size), 16) + [rng.integers(0, size, 50_000) for _ in range(4)]
-    for numbers in parts:
+    for version, numbers in enumerate(parts):
         if version == 3:
             before = anonymous()  # kernels, threads and buffers of all kinds are in use by now
         table.begin(version)
         assert count_up(table, shape, numbers, version, 16384) <= 1.1 * budget
         np.add.at(truth, numbers, 1)
         delta = table.seal()
-        version += 1
-        pieces.append((version, b"".join(bytes(piece) for piece in delta.pieces)))
+        pieces.append((version + 1, b"".join(bytes(piece) for piece in delta.pieces)))
         most = max(most, anonymous() - sum(len(data) for _, data in pieces))
     assert most - before < 8 * budget  # of which the state would be twenty
     assert (counts(shape, table.scan(), size) == truth).all()
@@ -280,10 +280,8 @@ def test_two_tables_share_a_budget(pools, tmp_path) -> None:
     rng = np.random.default_rng(5)
     for version in range(6):
         for number, table in enumerate(tables):
-            if version < 2 and number == 1:
-                numbers = rng.integers(0, 40, 100)  # small at first, so that the other one takes the pool
-            else:
-                numbers = rng.integers(0, 40_000, 20_000)
+            small = version < 2 and number == 1  # so that the other one takes the pool
+            numbers = rng.integers(0, 40, 100) if small else rng.integers(0, 40_000, 20_000)
             table.begin(version)
             count_up(table, NUMBERS, numbers, version)
             np.add.at(truth[number], numbers, 1)

@@ -1,7 +1,8 @@
 """Finding and making rows, a block of keys at a time.
 
 Each block is gone through three times: ask for the cache lines of the index, read them and ask for the lines of the
-rows, compare keys (and once more in between where keys may be long, to ask for those). So the misses of a block overlap instead of following each other.
+rows, compare keys (and once more in between where keys may be long, to ask for those). So the misses of a block overlap
+instead of following each other.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"

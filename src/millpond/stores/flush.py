@@ -10,7 +10,7 @@ from millpond.stores.outbox import Frozen, Outbox
 _MOST_DELTAS = 64
 _LEAST_BYTES = 32 << 20
 _MOST_BYTES = 512 << 20
-_PER_BATCH = 64 << 20  # bytes copied between two batches, at most
+_PER_BATCH = 16 << 20  # bytes copied between two batches, at most, unless far more are dirty
 _LEAST_PIECE = 1 << 18
 
 
@@ -65,9 +65,10 @@ class Flusher:
 
     def _copy(self) -> None:
         hot = self._hot
-        left = min(_PER_BATCH, max(_LEAST_PIECE, hot.memory // 3 - self._outbox.memory))
         row = hot.layout.width * 8 + hot.heap.used // max(1, hot.count)
-        most = max(1, left // row)
+        wanted = max(_PER_BATCH, hot.dirty * row // 16)
+        room = max(_LEAST_PIECE, hot.memory // 3 - self._outbox.memory)
+        most = max(1, min(wanted, room) // row)
         for ids in hot.walk(most, DIRTY, self._next_hash):
             rows = hot.copy(ids, clear=DIRTY)
             self._outbox.add(rows)

@@ -212,7 +212,8 @@ class RmwTable:
             if not count:
                 yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, False)
 
-        delta = TableDelta(count, spooled(encoded(), limit))
+        pieces = spooled(encoded(), limit)
+        delta = TableDelta(count, pieces)
         self._changed = kept if size <= limit else None
         self._sealed = True
         self._version += 1
