@@ -39,7 +39,9 @@ def test_first_row_of_every_key(data: st.DataObject) -> None:
         whole = record_batch(SHAPE, batch, ["s", "d"], bits=8)
         middle = len(batch) // 2
         out = as_rows(rig.batch(whole.slice(0, middle), whole.slice(middle)))
-        assert str(out) == str([tuple(row[field.name] for field in SHAPE.columns) for row in wanted])  # as they came: −0.0 stays
+        assert str(out) == str(
+            [tuple(row[field.name] for field in SHAPE.columns) for row in wanted]
+        )  # as they came: −0.0 stays
     rig.close()
 
 

@@ -17,7 +17,7 @@ from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS, INTS_IN, U64, WO
 
 Array = NDArray[Any]
 
-SCRATCH = 8192
+SCRATCH = 4096
 """Entries of the scratch table: a power of two, at least twice the rows of a block."""
 
 _ZERO = np.uint64(0)
@@ -25,7 +25,7 @@ _32 = np.uint64(32)
 _LENGTH = np.uint64(0xFFFFFFFF)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _BYTE = np.uint64(255)
-_SHIFT = np.uint64(64 - 13)
+_SHIFT = np.uint64(64 - 12)
 
 
 @njit(inline="always")

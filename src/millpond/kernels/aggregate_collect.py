@@ -143,7 +143,7 @@ def append_bytes(
         if length > 12:
             copy_bytes(heap, at + 4, values_heap, np.int64(second), length)
         else:
-            for k in range(min(length, 4)):
+            for k in range(4 if length > 4 else length):
                 heap[at + 4 + k] = np.uint8((first >> np.uint64(32 + 8 * k)) & np.uint64(255))
             for k in range(4, length):
                 heap[at + 4 + k] = np.uint8((second >> np.uint64(8 * (k - 4))) & np.uint64(255))

@@ -180,7 +180,8 @@ class Sketch(Accumulator):
         for step in range(6):  # summed in order, as Spark does
             at = low + step
             total += np.where(at < high, self._biases[np.minimum(at, count - 1)], 0.0)
-        return total / (high - low)
+        mean: NDArray[np.float64] = total / (high - low)
+        return mean
 
 
 def _element_width(dtype: DataType) -> int:
