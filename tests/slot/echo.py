@@ -35,6 +35,7 @@ class Echo:
                 ctypes.string_at(0)
             if command == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+                threading.Event().wait(600)  # another thread takes the signal: this one goes on for a moment
             if command == "wait":
                 threading.Event().wait(2.5)
             rows.append(batch)

@@ -203,6 +203,54 @@ def test_an_attempt_that_was_given_up_is_cut_off(counting, servers, later):
     assert failed
 
 
+def test_an_attempt_at_a_batch_that_is_over_is_refused(counting, servers):
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    run(server, counting, 1, grouped(0, [1], [1]))
+    with pytest.raises(TransientError, match="overtaken by batch 1"):
+        run(server, counting, 0, grouped(0, [1], [1]))
+    assert run(server, counting, 2, grouped(0, [1], [1]))[0] == {1: (3, 3)}
+
+
+def test_draining_cuts_off_an_attempt_under_way(counting, servers):
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    gate = _Gate(grouped(0, [1], [1]))
+    failed = []
+
+    def attempt():
+        try:
+            list(server.run(Run(counting, 0, 1, 0), iter(gate), gate.abandon))
+        except ConnectionError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    assert gate.reached.wait(10)
+    assert server.drain("query-1", 10) == [(0, 0, 1)]
+    thread.join(10)
+    assert failed
+    assert (0, 0) in durable(counting).missing(2)
+    assert run(server, counting, 1, grouped(0, [1], [1]))[0] == {1: (2, 2)}
+
+
+def test_a_query_that_drains_slowly_keeps_no_other_waiting(counting, servers):
+    server = servers()
+    slow = msgspec.structs.replace(
+        counting, query="query-2", location=f"faults+{counting.location}-2?stall=1&stall_s=0.3"
+    )
+    begin(slow)
+    run(server, counting, 0, grouped(0, [1], [1]))
+    run(server, slow, 0, grouped(0, [1], [1]))
+    drained = threading.Event()
+    thread = threading.Thread(target=lambda: (server.drain("query-2", 30), drained.set()))
+    thread.start()
+    run(server, counting, 1, grouped(0, [1], [1]))
+    assert not drained.is_set()
+    thread.join(30)
+    assert drained.is_set()
+
+
 def test_output_of_a_batch_ends_when_the_next_batch_begins(counting, servers):
     server = servers()
     many = list(range(70_000))
@@ -234,9 +282,8 @@ def test_a_dead_slots_sealed_delta_is_adopted(counting, servers, monkeypatch):
     run(first, counting, 1, grouped(0, [1], [1]))
     monkeypatch.undo()
     assert (0, 0) in durable(counting).missing(2)
-    for running in first._queries.values():
-        running.close()  # its locks go as if it had died
-    first._queries.clear()
+    for query in first._queries.values():
+        query.let_go()  # its locks go as if it had died
     assert run(servers(), counting, 2, grouped(0, [1], [1]))[0] == {1: (3, 3)}
 
 
@@ -279,8 +326,13 @@ def test_an_attempt_without_a_batch_id_finds_it_in_the_offset_log(counting, serv
     _plan(counting, 1, TIME)
     assert run(server, counting, None, grouped(0, [1], [1]))[0] == {1: (2, 2)}
     assert run(server, counting, None, grouped(0, [1], [1]))[0] == {1: (2, 2)}
-    with pytest.raises(TransientError, match="not that of batch 1"):
-        run(server, counting, None, grouped(0, [1], [1], time=TIME - 1))
+    for _ in range(2):
+        with pytest.raises(TransientError, match="not that of batch 1"):
+            run(server, counting, None, grouped(0, [1], [7], time=TIME - 1))
+    _plan(counting, 2, TIME + 1)
+    with pytest.raises(TransientError, match="not that of batch 2"):
+        run(server, counting, None, grouped(0, [1], [7], time=TIME))
+    assert run(server, counting, 2, grouped(0, [1], [1], time=TIME + 1))[0] == {1: (3, 3)}
 
 
 def test_a_store_that_fails_is_named(counting, servers, folder):

@@ -29,6 +29,7 @@ Versions = dict[tuple[int, int], int]
 """Version by (operator, partition)."""
 
 
+_PAUSE = 0.002
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """NumPy and Arrow start threads when they are imported unless told otherwise, and the template must have none."""
 
@@ -79,6 +80,8 @@ class SlotFinder:
                     query=self.task.query,
                 )
             self.replace(number, self.directory.noted(name) if hung else None)
+            if not hung:
+                time.sleep(_PAUSE)  # it may be finishing its commits before it ends
 
     def replace(self, number: int, process: Process | None = None) -> Process:
         """Have a slot forked; if `process` still holds the place, it is killed first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,11 +45,13 @@ class Applied:
     Attributes:
         batch: its id.
         input: checksum of its rows, markers excluded.
-        metrics: what it did; filled up as its answer goes out.
+        epoch: of the state that it left.
+        metrics: what it did.
     """
 
     batch: int
     input: InputChecksum
+    epoch: int
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -93,15 +95,12 @@ class Partition:
         Returns:
             The batch's figures.
         """
-        feed = _Feed(batches)
+        feed = _Feed(batches, partial(self.query.check_time, attempt.batch) if check_time else None)
         applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
-        if check_time:
-            self.query.check_time(attempt.batch, feed.time)
-        epoch = self._epoch
-        metrics = applied.metrics
+        metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
         metrics["output_rows"] = 0.0
-        for batch in self._output(epoch, attempt):
+        for batch in self._output(applied):
             metrics["output_rows"] += batch.num_rows
             yield batch
         return metrics
@@ -134,6 +133,8 @@ class Partition:
             spool.close()
 
     def _apply(self, batch: int, rows: Iterator[pa.RecordBatch]) -> Applied:
+        if self._applied is not None and self._applied.batch > batch:
+            raise TransientError(f"Batch {batch} was overtaken by batch {self._applied.batch}.")
         if self._manifest is None or self._manifest.version != batch:
             self._discard()
             self._open(batch)
@@ -157,7 +158,7 @@ class Partition:
             self._discard()  # half a batch is in the tables
             raise
         now = time.perf_counter()
-        self._applied = Applied(batch, seen, self._figures(operator))
+        self._applied = Applied(batch, seen, self._epoch, self._figures(operator))
         self._applied.metrics |= {
             "input_rows": float(seen.rows),
             "process_ms": (sealing - started) * 1000,
@@ -179,12 +180,12 @@ class Partition:
         self._manifest = sealed.manifest
         return sealed.bytes
 
-    def _output(self, epoch: int, attempt: Attempt) -> Iterator[pa.RecordBatch]:
+    def _output(self, applied: Applied) -> Iterator[pa.RecordBatch]:
         pieces: Iterator[pa.RecordBatch] | None = None
         while True:
             with self._busy:
-                if self._epoch != epoch or self._operator is None:
-                    raise TransientError(f"Batch {attempt.batch} was overtaken while its rows were read.")
+                if self._epoch != applied.epoch or self._operator is None:
+                    raise TransientError(f"Batch {applied.batch} was overtaken while its rows were read.")
                 if pieces is None:
                     pieces = self._operator.output()
                 piece = next(pieces, None)
@@ -267,22 +268,29 @@ class Partition:
         self._operator = self._manifest = self._applied = None
 
     def close(self) -> None:
-        """Let go of the tables."""
+        """Cut off whoever writes, and let go of the tables."""
+        self._turns.close()
         self._discard()
 
 
 class _Feed:
-    """An attempt's rows without their markers; remembers the marker's time."""
+    """An attempt's rows without their markers; at their end, the marker's time is given to `check`."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self.time: int | None = None
+    def __init__(self, batches: Iterator[pa.RecordBatch], check: Callable[[int | None], None] | None) -> None:
         self._batches = batches
+        self._check = check
+        self._time: int | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        rows, time = strip_markers(next(self._batches))
+        try:
+            rows, time = strip_markers(next(self._batches))
+        except StopIteration:
+            if self._check is not None:
+                self._check(self._time)
+            raise
         if time is not None:
-            self.time = time
+            self._time = time
         return rows

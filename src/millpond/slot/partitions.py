@@ -8,6 +8,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,8 +18,37 @@ from millpond.slot.partition import Partition
 from millpond.slot.protocol import Done, Run
 from millpond.slot.running import Means, RunningQuery
 from millpond.slot.server import Answer
+from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt
 from millpond.stores.budget import MemoryBudget
+
+
+@dataclass
+class _Query:
+    """A query's place in the slot: its present run, if any, and that run's partitions; `lock` guards changes."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    running: RunningQuery | None = None
+    partitions: dict[tuple[int, int], Partition] = field(default_factory=dict)
+
+    def versions(self) -> list[tuple[int, int, int]]:
+        """Operator, partition and version of what is held."""
+        held = sorted(self.partitions.copy().items())
+        return [(*place, partition.version) for place, partition in held if partition.version is not None]
+
+    def drain(self, timeout: float) -> None:
+        """Make what is sealed durable."""
+        if self.running is not None:
+            self.running.committer.drain(timeout)
+
+    def let_go(self) -> None:
+        """Close everything; attempts under way fail."""
+        for partition in self.partitions.values():
+            partition.close()
+        self.partitions.clear()
+        if self.running is not None:
+            self.running.close()
+        self.running = None
 
 
 class PartitionServer:
@@ -37,8 +67,7 @@ class PartitionServer:
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="millpond-write")
         self._lock = threading.Lock()
         self._means: Means | None = None
-        self._queries: dict[str, RunningQuery] = {}
-        self._partitions: dict[tuple[str, int, int], Partition] = {}
+        self._queries: dict[str, _Query] = {}
 
     def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None] = lambda: None) -> Answer:
         """Run one batch of one partition.
@@ -74,72 +103,63 @@ class PartitionServer:
         Raises:
             MillpondError: it could not be made durable in time; nothing is let go of.
         """
-        with self._lock:
-            running = self._queries.get(query)
-            if running is None:
-                return []
-            versions = self._versions(query)
-            running.committer.drain(timeout)
-            self._let_go(running)
+        held = self._query(query)
+        with held.lock:
+            versions = held.versions()
+            held.drain(timeout)
+            held.let_go()
         return versions
 
     def held(self, query: str) -> list[tuple[int, int, int]]:
         """Operator, partition and version of the query's partitions."""
-        with self._lock:
-            return self._versions(query)
+        return self._query(query).versions()
 
     def close(self) -> None:
         """Finish pending commits, each query within its exit time-out, and let go of everything."""
         with self._lock:
-            for running in list(self._queries.values()):
+            queries = list(self._queries.values())
+        for query in queries:
+            with query.lock:
+                if query.running is None:
+                    continue
                 try:
-                    running.committer.drain(running.task.settings.exit_timeout)
+                    query.drain(query.running.task.settings.exit_timeout)
                 except MillpondError:
                     traceback.print_exc(file=sys.stderr)
-                self._let_go(running)
+                query.let_go()
         self._merges.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
 
-    def _versions(self, query: str) -> list[tuple[int, int, int]]:
-        return [
-            (operator, number, partition.version)
-            for (owner, operator, number), partition in sorted(self._partitions.items())
-            if owner == query and partition.version is not None
-        ]
+    def _query(self, query: str) -> _Query:
+        with self._lock:
+            return self._queries.setdefault(query, _Query())
 
     def _partition(self, run: Run) -> Partition:
         task = run.task
-        key = (task.query, task.operator, run.partition)
-        with self._lock:
-            running = self._running(run)
-            partition = self._partitions.get(key)
-            if partition is None:
-                partition = self._partitions[key] = Partition(running, task, run.partition)
-            return partition
+        place = (task.operator, run.partition)
+        query = self._query(task.query)
+        with query.lock:
+            running = query.running
+            if running is not None and running.task.generation > task.generation:
+                newer = running.task.generation
+                raise FencedError(
+                    f"Generation {newer} of the query has taken over from generation {task.generation}.",
+                    action="Stop this run; only the newest run of a query may write its checkpoint.",
+                )
+            if running is not None and running.task.generation < task.generation:
+                query.let_go()
+                running = None
+            if running is None:
+                running = query.running = RunningQuery(task, self._shared(task))
+            if place not in query.partitions:
+                query.partitions[place] = Partition(running, task, run.partition)
+            return query.partitions[place]
 
-    def _running(self, run: Run) -> RunningQuery:
-        task = run.task
-        running = self._queries.get(task.query)
-        if running is not None and running.task.generation > task.generation:
-            raise FencedError(
-                f"Generation {running.task.generation} of the query has taken over from generation {task.generation}.",
-                action="Stop this run; only the newest run of a query may write its checkpoint.",
-            )
-        if running is not None and running.task.generation < task.generation:
-            self._let_go(running)
-            running = None
-        if running is None:
+    def _shared(self, task: PipeTask) -> Means:
+        with self._lock:
             if self._means is None:
                 budget = MemoryBudget(task.settings.memory)
                 self._means = Means(
                     self.slot, self._number, self._directory, budget, budget.open(), self._merges, self._writers
                 )
-            running = self._queries[task.query] = RunningQuery(task, self._means)
-        return running
-
-    def _let_go(self, running: RunningQuery) -> None:
-        query = running.task.query
-        del self._queries[query]
-        for key in [key for key in self._partitions if key[0] == query]:
-            self._partitions.pop(key).close()
-        running.close()
+            return self._means

@@ -37,13 +37,24 @@ class Turns:
         self._patience = patience
         self._changed = threading.Condition()
         self._current: Attempt | None = None
+        self._closed = False
+
+    def close(self, patience: float = 5.0) -> None:
+        """Cut off the attempt that holds the turn, wait until it has let go, and let nobody write any more."""
+        with self._changed:
+            self._closed = True
+            if self._current is not None:
+                self._current.abandon()
+            self._changed.wait_for(lambda: self._current is None, patience)
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def taken(self, attempt: Attempt) -> Iterator[None]:
         """Hold the turn.
 
         Raises:
-            TransientError: a later batch is being written already, or the attempt that holds the turn does not let go.
+            TransientError: a later batch is being written already, the attempt that holds the turn does not let go,
+                or nobody may write any more.
         """
         self._take(attempt)
         try:
@@ -69,4 +80,6 @@ class Turns:
                 elif expired:
                     raise TransientError(f"Attempt {current.number} at batch {current.batch} does not end.")
                 self._changed.wait(deadline - time.monotonic())
+            if self._closed:
+                raise TransientError("The slot has let go of the partition: its query has stopped.")
             self._current = attempt
