@@ -44,7 +44,8 @@ class MillpondError(Exception):
 
     def __str__(self) -> str:
         place = ", ".join(f"{name} {getattr(self, name)}" for name in _PLACES if getattr(self, name) is not None)
-        return f"[{self.code}] {self.message}" + (f" ({place})" if place else "") + (f" {self.action}" if self.action else "")
+        said = f"[{self.code}] {self.message}" + (f" ({place})" if place else "")
+        return f"{said} {self.action}" if self.action else said
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, {n: getattr(self, n) for n in ("action", *_PLACES)})

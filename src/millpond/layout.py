@@ -1,8 +1,8 @@
 """How a row of state lies in memory and in files: fixed 8-byte words, the same everywhere.
 
 A row is `[hash, meta, null bits…, key columns…, value columns…]`. A `word` column takes one word, a `wide` one two
-(128-bit decimals), a `bytes` one two: length and first four bytes, then either the next eight bytes (length ≤ 12) or the
-offset of the whole value in the heap that accompanies the rows. (Umbra's string layout, which Arrow adopted as views.)
+(128-bit decimals), a `bytes` one two: length and first four bytes, then either the next eight bytes (length ≤ 12) or
+the offset of the whole value in the heap that accompanies the rows (Umbra's string layout, Arrow's string views).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The program that the kill tests run in a process of its own: one query over the files of a folder, until all are read.
+"""The program that the kill tests run in a process of its own: one query over a folder's files, until all are read.
 
 `python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` when Spark has finished a batch and `done` at the end.
 The cluster's URL is taken from `MASTER`.
@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import millpond
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQueryListener
+
+import millpond
 
 SCHEMA = "key bigint, name string, amount bigint"
 

@@ -41,15 +41,16 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
     master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
     worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "600m"]
     worker += ["--webui-port", "0", f"spark://127.0.0.1:{port}"]
-    running = []
+    running: list[subprocess.Popen[bytes]] = []
     with (folder / "cluster.log").open("wb") as log:
+
+        def start(command: list[str]) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [launcher, *command], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
         try:
-            for command in (master, *[worker] * workers):
-                running.append(
-                    subprocess.Popen(
-                        [launcher, *command], env=environment, stdout=log, stderr=log, start_new_session=True
-                    )
-                )
+            running.extend(map(start, (master, *[worker] * workers)))
             yield f"spark://127.0.0.1:{port}"
         finally:
             for process in running:
@@ -59,11 +60,8 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
 
 
 def executors() -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in (process.info["cmdline"] or ()):
-            found.append(process)
-    return found
+    name = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+    return [p for p in psutil.process_iter(["cmdline"]) if name in (p.info["cmdline"] or ())]
 
 
 @pytest.mark.xdist_group("kills")
@@ -74,7 +72,12 @@ def test_an_executor_dies(tmp_path: Path) -> None:
         killed = 0
         for _ in range(6):  # the loss of a host may end the query: a restart repairs it
             with (tmp_path / "job.log").open("ab") as log:
-                command = [sys.executable, str(JOB), "aggregate", *(str(tmp_path / p) for p in ("in", "out", "checkpoint"))]
+                command = [
+                    sys.executable,
+                    str(JOB),
+                    "aggregate",
+                    *(str(tmp_path / p) for p in ("in", "out", "checkpoint")),
+                ]
                 job = subprocess.Popen(
                     command, env=os.environ | {"MASTER": master}, stdout=subprocess.PIPE, stderr=log, text=True
                 )

@@ -1,4 +1,4 @@
-"""Starts on checkpoints in every state that a crash can leave: the ledger, the state and the sink at different batches."""
+"""Starts in every state that a crash can leave: the ledger, the state and the sink at different batches."""
 
 import json
 import os
@@ -6,18 +6,19 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import millpond
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import millpond
 from millpond.checkpoint.documents import write_document
 from millpond.checkpoint.pinned import read_pinned
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files.filesystem import open_filesystem
 from millpond.query.writer import StreamWriter
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 SCHEMA = "key bigint, amount bigint"
 

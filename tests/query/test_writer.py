@@ -137,7 +137,9 @@ def test_what_spark_refuses_is_refused_in_its_words(counts: DataFrame, tmp_path:
         start(counts.writeStream, tmp_path)
     with pytest.raises(type(theirs.value)) as ours:
         start(millpond.writeStream(counts), tmp_path)
-    said = [re.sub(r"\bo\d+\.", "", str(caught.value)).split("\n")[0] for caught in (ours, theirs)]  # py4j counts objects
+    said = [
+        re.sub(r"\bo\d+\.", "", str(caught.value)).split("\n")[0] for caught in (ours, theirs)
+    ]  # py4j counts objects
     assert said[0] == said[1]
 
 

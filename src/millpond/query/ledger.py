@@ -90,7 +90,7 @@ class RollBack:
 
     @contextmanager
     def again(self, batch: int) -> Iterator[None]:
-        """Within this context the ledger says that `batch` is planned and not committed, and that nothing follows it."""
+        """Within this context the ledger says that `batch` is planned, not committed, and followed by nothing."""
         commit, planned = self._ledger.read("commits", batch), self._ledger.read("offsets", batch + 1)
         record = _RollBack(
             again=batch,

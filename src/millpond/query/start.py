@@ -139,9 +139,9 @@ class Start:
         )
         if read_pinned(files) is None and ledger.last("commits") >= 0:
             raise StateIncompatibleError(
-                f"Spark's ledger at {self.checkpoint} has {ledger.last('commits') + 1} batches, but there is no Millpond "
-                "state: the checkpoint was made by Spark's own state store, or state.location has changed.",
-                action="Start with a new checkpointLocation, or set spark.millpond.enabled=false to go on with Spark's.",
+                f"Spark's ledger at {self.checkpoint} has {ledger.last('commits') + 1} batches, but there is no "
+                "Millpond state: the checkpoint was made by Spark's own state store, or state.location has changed.",
+                action="Start with a new checkpointLocation, or go on with spark.millpond.enabled=false.",
                 file=files.locate("query.json"),
             )
         pin(files, PinnedQuery(self.settings.key_groups, operators))
@@ -176,7 +176,7 @@ class Start:
         return again
 
     def _replay(self, catalyst: Catalyst, task: PipeTask) -> None:
-        """Have Spark run the batch that is planned but not committed, into nothing; returns when its state is durable."""
+        """Have Spark run the planned batch into nothing; returns when its state is durable."""
         sync = msgspec.structs.replace(task.settings, commit_mode="sync")
         tasks = self._tasks(msgspec.structs.replace(task, settings=sync))
         frame = catalyst.in_own_session(self.transplant(tasks), self.around)
@@ -193,5 +193,5 @@ class Start:
 def _cores(spark: SparkSession) -> int:
     """Cores of one host, as far as the driver knows: its own in local mode, else an executor's."""
     if spark.sparkContext.master.startswith("local"):
-        return spark.sparkContext.defaultParallelism
+        return int(spark.sparkContext.defaultParallelism)
     return int(spark.sparkContext.getConf().get("spark.executor.cores", str(os.cpu_count() or 1)))
