@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,report]'
-	@$(BIN)/python -m millpond.kernels
+	@$(BIN)/python -c 'import millpond.slot.serve'  # compiles all kernels, so that the first slot starts at once
 	@touch $@
 
 check-java:
