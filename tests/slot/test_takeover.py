@@ -69,8 +69,8 @@ def test_a_killed_slot_is_taken_over_with_what_it_had_sealed(counting, ask):
 
 
 def test_a_commit_that_never_left_a_killed_slot_is_adopted(counting, ask, folder):
-    # Puts take half a second: the slot dies before its last one is through.
-    slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=500")
+    # Puts take a third of a second: the slot dies before its last one is through.
+    slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=300")
     ask(slow, 0, grouped(0, [1], [5]))
     slot(slow).kill()
     assert not durable(counting, 1)
