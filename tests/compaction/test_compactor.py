@@ -41,7 +41,7 @@ class Now:
 
 @pytest.fixture
 def store(tmp_path):
-    made = RunStore(open_filesystem(f"{tmp_path}/state"), f"{tmp_path}/local", disk=1 << 30, memory=1 << 20)
+    made = RunStore(open_filesystem(f"faults+{tmp_path}/state"), f"{tmp_path}/local", disk=1 << 30, memory=1 << 20)
     yield made
     made.close()
 

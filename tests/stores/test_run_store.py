@@ -11,6 +11,7 @@ from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleE
 from millpond.files import blocks, run
 from millpond.files.blocks import HashRange, sort_rows
 from millpond.files.filesystem import open_filesystem
+from millpond.files.mapped import MappedSource
 from millpond.layout import Rows
 from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet
@@ -19,8 +20,10 @@ from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, i
 EVERYTHING = HashRange()
 
 
-def store(tmp_path, name="", *, disk=1 << 30, memory=1 << 20) -> RunStore:
-    return RunStore(open_filesystem(f"{tmp_path}/state"), f"{tmp_path}/local{name}", disk=disk, memory=memory)
+def store(tmp_path, name="", *, disk=1 << 30, memory=1 << 20, far=True) -> RunStore:
+    """A store of runs in a directory, which counts as far away (though no faults are asked for) or as a local disk."""
+    files = open_filesystem(f"{'faults+' if far else ''}{tmp_path}/state")
+    return RunStore(files, f"{tmp_path}/local{name}", disk=disk, memory=memory)
 
 
 def small(monkeypatch):
@@ -28,17 +31,20 @@ def small(monkeypatch):
     monkeypatch.setattr(run, "FILTER_GROUP", 3)
 
 
-@pytest.fixture(params=["mapped", "reopened", "remote", "hydrated", "nothing cached"])
+@pytest.fixture(params=["in place", "in place again", "mapped", "reopened", "remote", "hydrated", "nothing cached"])
 def reopen(request, tmp_path):
     """Writes pieces and gives the run in one of the states that it can be in."""
     kind = request.param
-    stores = [store(tmp_path, disk=0 if kind in ("remote", "nothing cached") else 1 << 30)]
+    near = kind.startswith("in place")
+    stores = [store(tmp_path, disk=0 if kind in ("remote", "nothing cached") else 1 << 30, far=not near)]
 
     def make(pieces, layout, range_=EVERYTHING):
         written = stores[0].write(pieces, layout)
-        if kind == "mapped":
+        if kind in ("mapped", "in place"):
             return written
-        if kind == "reopened":
+        if near:
+            again = store(tmp_path, "2", far=False)
+        elif kind == "reopened":
             again = store(tmp_path)
         elif kind == "hydrated":
             again = store(tmp_path, "2")
@@ -48,7 +54,8 @@ def reopen(request, tmp_path):
         opened = again.open(written.ref, layout, range_)
         if kind == "hydrated":
             again.hydrate(opened.source)
-        assert opened.source.mapped == (kind in ("reopened", "hydrated"))
+        assert isinstance(opened.source, MappedSource) == near
+        assert near or opened.source.mapped == (kind in ("reopened", "hydrated"))
         return opened
 
     yield make
@@ -181,7 +188,8 @@ def test_damage_is_named_or_harmless(tmp_path, monkeypatch, data):
     shape = data.draw(st.sampled_from(LAYOUTS))
     held = in_order(data.draw(st.lists(entries(shape, HASHES), min_size=1, max_size=20)))
     local = data.draw(st.booleans())
-    first = store(tmp_path, disk=1 << 30 if local else 0)
+    far = local or data.draw(st.booleans())
+    first = store(tmp_path, disk=1 << 30 if local else 0, far=far)
     written = first.write(encode(held, shape), shape)
     path = first._local.place(written.ref.name) if local else f"{tmp_path}/state/{written.ref.name}"
     with open(path, "rb") as file:
@@ -193,7 +201,7 @@ def test_damage_is_named_or_harmless(tmp_path, monkeypatch, data):
             content[bit // 8] ^= 1 << bit % 8
     with open(path, "wb") as file:
         file.write(content)
-    again = store(tmp_path, disk=1 << 30 if local else 0)
+    again = store(tmp_path, disk=1 << 30 if local else 0, far=far)
     keys = encode(held, shape)
     try:
         runs = RunSet(shape, [again.open(written.ref, shape)])
@@ -220,3 +228,56 @@ def test_a_missing_file_is_named(tmp_path):
     assert isinstance(caught.value, StateDamagedError)
     assert ref.name in caught.value.file
     first.close()
+
+
+def test_a_location_copied_from_an_object_store_is_read_all_the_same(tmp_path):
+    first = store(tmp_path, disk=0)
+    rows = sort_rows(random_rows(1000, MIXED, 1), MIXED)
+    ref = first.write(rows, MIXED).ref
+    again = store(tmp_path, far=False)
+    runs = RunSet(MIXED, again.open_all([ref, ref], MIXED))
+    assert len(runs.lookup(rows, np.arange(1000))[0]) == 1000
+    with open(f"{tmp_path}/state/{ref.name}", "ab") as file:
+        file.write(b"more")
+    with pytest.raises(StateDamagedError):
+        again.open(ref, MIXED)
+    first.close()
+    again.close()
+
+
+def test_a_store_that_fails_for_a_moment_does_no_harm(tmp_path):
+    url = f"faults+{tmp_path}/state?fail=0.2&torn=0.1&repeat=0.1&seed=1"
+    first = RunStore(open_filesystem(url), f"{tmp_path}/local", disk=0, memory=0)
+    rows = sort_rows(random_rows(20_000, FIXED, 1), FIXED)
+    for _ in range(5):
+        runs = RunSet(FIXED, [first.open(first.write(rows, FIXED).ref, FIXED)])
+        assert len(runs.lookup(rows, np.arange(0, 20_000, 9))[0]) == len(range(0, 20_000, 9))
+    first.close()
+
+
+def test_reading_much_of_a_file_piece_by_piece_brings_it_here(tmp_path):
+    first = store(tmp_path, disk=0)
+    rows = sort_rows(random_rows(100_000, FIXED, 1), FIXED)
+    ref = first.write(rows, FIXED).ref
+    again = store(tmp_path, "2", memory=0)
+    again._hydrator.shutdown()
+    again._hydrator = Idle()
+    runs = RunSet(FIXED, [again.open(ref, FIXED)])
+    source = runs.runs[0].source
+    pending = np.arange(0, 100_000, 500)
+    for _ in range(4):
+        assert len(runs.lookup(rows, pending)[0]) == len(pending)
+    assert source.mapped
+    assert source.remote().fetched < 3 * ref.bytes
+    first.close()
+    again.close()
+
+
+class Idle:
+    """An executor that never gets round to it."""
+
+    def submit(self, *_):
+        pass
+
+    def shutdown(self, **_):
+        pass

@@ -110,11 +110,15 @@ class BlockIndex:
 
 
 class BlockTable(NamedTuple):
-    """Addresses of blocks, by block number; those that were not asked for may be 0. `pins` keeps the memory alive."""
+    """Addresses of blocks, by block number.
+
+    Those that were not asked for may be 0, unless the table is `complete`. `pins` keeps the memory alive.
+    """
 
     words_at: NDArray[np.uint64]
     heap_at: NDArray[np.uint64]
     pins: Sequence[Any]
+    complete: bool = False
 
 
 class FilterTable(NamedTuple):
@@ -180,7 +184,7 @@ class MemorySource:
         stride = 8 * layout.width
         words_at = np.uint64(address(words)) + starts[:-1].astype(np.uint64) * np.uint64(stride)
         heap_at = np.full(len(words_at), address(self.rows.heap), np.uint64)
-        self._table = BlockTable(words_at, heap_at, (self.rows,))
+        self._table = BlockTable(words_at, heap_at, (self.rows,), complete=True)
         filter_at = np.zeros(len(words_at), np.uint64)
         self._filter = np.zeros(0, np.uint64)
         if filtered:

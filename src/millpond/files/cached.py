@@ -114,6 +114,11 @@ class CachedSource:
         ref: the file. layout: the layout of its rows.
         open_remote: opens the file in the state location.
         cache: where local copies stand. mapped: the local copy, if there is one.
+        copy: makes a local copy and has it adopted. It is called, once, when as much was read piece by piece as the
+            file is long: reading goes on like that, so a copy pays.
+
+    Attributes:
+        copying: held by whoever makes a local copy.
     """
 
     def __init__(
@@ -123,14 +128,17 @@ class CachedSource:
         open_remote: Callable[[], RemoteSource],
         cache: LocalCache,
         mapped: MappedSource | None,
+        copy: Callable[[CachedSource], None] | None = None,
     ) -> None:
         self.ref = ref
         self.layout = layout
         self._open_remote = open_remote
         self._cache = cache
         self._lock = threading.Lock()
+        self.copying = threading.Lock()
         self._remote: RemoteSource | None = None
         self._mapped = mapped
+        self._copy = copy
         if mapped is not None:
             cache.use(ref.name, self._lose)
         self.index = mapped.index if mapped is not None else self.remote().index
@@ -201,7 +209,14 @@ class CachedSource:
             except StateDamagedError:
                 self._lose()
                 self._cache.drop(self.ref.name)
-        return question(self.remote())
+        remote = self.remote()
+        copy = self._copy
+        if copy is not None and remote.fetched > self.ref.bytes:
+            self._copy = None
+            copy(self)
+            if (mapped := self._mapped) is not None:
+                return question(mapped)
+        return question(remote)
 
     def _lose(self) -> None:
         self._mapped = None

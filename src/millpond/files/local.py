@@ -108,6 +108,26 @@ class LocalFiles:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
 
+    def place(self, name: str) -> str:
+        """The path of an object, for those who map it into memory."""
+        return self._path(name)
+
+    def staging(self) -> str:
+        """A fresh path aside, on the same disk, for a file to be written and then published."""
+        staged = os.path.join(self.path, STAGING, uuid.uuid4().hex)
+        _make_folder(os.path.dirname(staged))
+        return staged
+
+    def publish(self, staged: str, name: str) -> None:
+        """Sync a file written aside and make it the object `name`."""
+        with self._errors(name):
+            handle = os.open(staged, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            self._publish(staged, self._path(name), create=False, sync=True)
+
     def _path(self, name: str) -> str:
         return os.path.join(self.path, name)
 

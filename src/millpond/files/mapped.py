@@ -20,6 +20,10 @@ _REACH_ROWS = 16  # a row is seldom farther from where its hash says
 _GAP = 4 * mmap.PAGESIZE
 
 
+class CompressedError(ValueError):
+    """A run file whose blocks have to be decoded cannot be mapped."""
+
+
 class MappedSource:
     """The blocks of a raw run file where they lie.
 
@@ -30,6 +34,7 @@ class MappedSource:
 
     Raises:
         StateDamagedError: the file is not a whole run file.
+        CompressedError: it is one, but compressed.
     """
 
     memory = 0
@@ -47,6 +52,8 @@ class MappedSource:
         # A file of another length than it was written with is found out here, or rows could end beyond the mapping.
         self.directory: Directory = read_directory(lambda o, n: self._view[o : o + n], self.size, path, layout)
         directory = self.directory
+        if not directory.footer.raw:
+            raise CompressedError(f"{path} is compressed and cannot be used where it lies")
         self.index = directory.index
         base = np.uint64(address(np.frombuffer(self._map, np.uint8)))
         words_at = base + directory.offsets.astype(np.uint64) + np.uint64(HEADER)
@@ -79,7 +86,7 @@ class MappedSource:
                 self._check(block)
             if len(todo):
                 self._all_blocks = bool(self._checked.all())
-        return self._table
+        return self._table._replace(complete=self._all_blocks)
 
     def filters(self, wanted: Numbers) -> FilterTable:
         """See `BlockSource.filters`."""

@@ -31,6 +31,9 @@ class RemoteSource:
         files: the state location. ref: the file. layout: the layout of its rows.
         cache: keeps decoded blocks. pool: runs requests side by side; its threads must not wait for this source.
 
+    Attributes:
+        fetched: bytes of blocks and filters that were read so far, repeatedly read ones repeatedly.
+
     Raises:
         StateDamagedError: the file is missing or not a whole run file.
     """
@@ -55,6 +58,7 @@ class RemoteSource:
         if self.directory.footer.rows != ref.rows or self.directory.index.highest != ref.last:
             raise damaged(self._place, "it is not the file that the checkpoint names")
         self.index = self.directory.index
+        self.fetched = 0
         self.memory = sum(a.nbytes for a in (self.index.fence, self.index.starts, self.index.lines)) * 2
 
     def blocks(self, wanted: Numbers) -> BlockTable:
@@ -116,6 +120,7 @@ class RemoteSource:
 
     def _request(self, numbers: Sequence[int]) -> dict[int, Rows]:
         ranges = [self._range(number) for number in numbers]
+        self.fetched += sum(length for _, length in ranges)  # a race loses a count, which does no harm
         parts = patiently(lambda: self._files.get_ranges(self.ref.name, ranges))
         return {
             n: self._decode(n, memoryview(p).cast("B"), r[0]) for n, p, r in zip(numbers, parts, ranges, strict=True)

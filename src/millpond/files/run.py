@@ -25,7 +25,7 @@ from millpond.files.blocks import BlockIndex, cut_blocks
 from millpond.files.codec import FILTER, HEADER, damaged, encode_block
 from millpond.files.filesystem import Buffer
 from millpond.files.refs import RunRef
-from millpond.kernels.bloom import LINE, build_filter, lines_for
+from millpond.kernels.bloom import BITS_PER_KEY, LINE, build_filter, lines_for
 from millpond.kernels.pointers import address
 from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
 
@@ -45,6 +45,7 @@ class Footer(msgspec.Struct, frozen=True):
         format: version of the format; schema: the columns of the rows.
         rows, tombstones: how many; first, last: lowest and highest hash; oldest, newest: lowest and highest stamp.
         fence (u64), counts (u32), offsets (u64), sizes (u32): of each block, first hash, rows, place and length.
+        raw: whether blocks can be used where they lie.
         group: blocks whose filters stand together; filters (u64): of each group, the place of the filters.
     """
 
@@ -60,6 +61,7 @@ class Footer(msgspec.Struct, frozen=True):
     counts: bytes
     offsets: bytes
     sizes: bytes
+    raw: bool
     group: int
     filters: bytes
 
@@ -138,6 +140,10 @@ class RunWriter:
 
     def add(self, rows: Rows) -> None:
         """Write rows in hash order that do not sort before those written so far."""
+        if rows.count:
+            meta = rows.words[:, META]
+            self._stamps = min(self._stamps[0], int(meta.min()) >> 16), max(self._stamps[1], int(meta.max()) >> 16)
+            self._tombstones += int(np.count_nonzero(meta & np.uint64(1)))
         for block in cut_blocks(rows, self._layout):
             words = block.words
             if int(words[0, HASH]) < self._last:
@@ -145,10 +151,7 @@ class RunWriter:
             self._last = int(words[-1, HASH])
             self._fence.append(int(words[0, HASH]))
             self._counts.append(len(words))
-            stamps = words[:, META] >> np.uint64(16)
-            self._stamps = min(self._stamps[0], int(stamps.min())), max(self._stamps[1], int(stamps.max()))
-            self._tombstones += int((words[:, META] & np.uint64(1)).sum())
-            lines = int(lines_for(np.array([len(words)]))[0])
+            lines = max(1, -(-len(words) * BITS_PER_KEY // (8 * LINE)))
             filter_ = np.zeros((lines, LINE // 8), np.uint64)
             build_filter(address(words), words.shape[1], len(words), lines, filter_.reshape(-1), 0)
             self._filters.append(filter_)
@@ -183,6 +186,7 @@ class RunWriter:
                 counts=np.array(self._counts, "<u4").tobytes(),
                 offsets=np.array(target.offsets, "<u8").tobytes(),
                 sizes=np.array(target.sizes, "<u4").tobytes(),
+                raw=not target.compress,
                 group=FILTER_GROUP,
                 filters=np.array(target.filters, "<u8").tobytes(),
             )

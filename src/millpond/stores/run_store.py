@@ -16,7 +16,8 @@ from millpond.files.blocks import HashRange
 from millpond.files.cache import BlockCache
 from millpond.files.cached import CachedSource, LocalCache
 from millpond.files.filesystem import FileSystem
-from millpond.files.mapped import MappedSource
+from millpond.files.in_place import in_place
+from millpond.files.mapped import CompressedError, MappedSource
 from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.files.remote import RemoteSource
@@ -34,6 +35,9 @@ _log = logging.getLogger(__name__)
 class RunStore:
     """Writes runs to the state location and opens them. Thread-safe.
 
+    In a location on a local disk, runs are raw and used where they lie. Anywhere else they are compressed, and copied
+    to the local disk, raw, as far as there is room.
+
     Args:
         files: the state location.
         local: directory for raw copies, which are mapped into memory.
@@ -44,6 +48,7 @@ class RunStore:
 
     def __init__(self, files: FileSystem, local: str, *, disk: int, memory: int, threads: int = 8) -> None:
         self._files = files
+        self._in_place = in_place(files)
         self._local = LocalCache(local, disk)
         self.cache = BlockCache(memory)
         self._requests = ThreadPoolExecutor(threads, "millpond-fetch")
@@ -57,6 +62,9 @@ class RunStore:
             layout: their layout.
         """
         name = f"{FOLDER}{uuid.uuid4().hex}.run"
+        if self._in_place is not None:
+            ref, source = self._in_place.write(name, [rows] if isinstance(rows, Rows) else rows, layout)
+            return Run(source, ref)
         staged = self._local.staged(name)
         with tempfile.TemporaryFile(dir=self._local.path, buffering=_BUFFER) as packed:
             try:
@@ -100,11 +108,16 @@ class RunStore:
             StateDamagedError: the file is missing, cut short or altered.
             StateIncompatibleError: its rows are of another layout, or its format is newer.
         """
+        if self._in_place is not None and (lying := self._in_place.open(ref, layout)) is not None:
+            return Run(lying, ref, range_)
         source = self._source(ref, layout, self._map(ref, layout))
         whole = range_.lo <= ref.first and ref.last < range_.hi
-        if not source.mapped and whole and ref.rows * layout.width * 8 <= self._local.limit:
+        if not source.mapped and whole and self._fits(ref, layout):
             self._hydrator.submit(self.hydrate, source)
         return Run(source, ref, range_)
+
+    def _fits(self, ref: RunRef, layout: RowLayout) -> bool:
+        return ref.rows * layout.width * 8 <= self._local.limit
 
     def open_all(self, refs: Sequence[RunRef], layout: RowLayout, range_: HashRange = HashRange()) -> list[Run]:  # noqa: B008
         """Open the runs of a table (see `open`), reading their footers side by side."""
@@ -113,7 +126,12 @@ class RunStore:
         return list(self._requests.map(lambda ref: self.open(ref, layout, range_), refs))
 
     def hydrate(self, source: CachedSource) -> None:
-        """Make a local copy of a run's file and use it. Failures leave the run as it was."""
+        """Make a local copy of a run's file and use it, unless it has one. Failures leave the run as it was."""
+        with source.copying:
+            if not source.mapped:
+                self._hydrate(source)
+
+    def _hydrate(self, source: CachedSource) -> None:
         staged = self._local.staged(source.ref.name)
         try:
             with open(staged, "wb", buffering=_BUFFER) as raw:
@@ -136,14 +154,15 @@ class RunStore:
         def open_remote() -> RemoteSource:
             return RemoteSource(self._files, ref, layout, self.cache, self._requests)
 
-        return CachedSource(ref, layout, open_remote, self._local, mapped)
+        copy = self.hydrate if self._fits(ref, layout) else None
+        return CachedSource(ref, layout, open_remote, self._local, mapped, copy)
 
     def _map(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
         if not self._local.has(ref.name):
             return None
         try:
             mapped = MappedSource(self._local.place(ref.name), layout)
-        except (StateDamagedError, FileNotFoundError):
+        except (StateDamagedError, FileNotFoundError, CompressedError):
             mapped = None
         if mapped is None or (mapped.index.rows, mapped.index.highest) != (ref.rows, ref.last):
             self._local.drop(ref.name)

@@ -111,8 +111,9 @@ class Run:
             if count > _USELESS * len(inside):
                 self._filter_idle = _IDLE
         done = np.zeros(len(inside), np.uint8)
-        if self.source.resident:
-            self._probe(query, inside, blocks, admitted[:count], done, self.source.blocks(blocks))
+        table = self.source.blocks(blocks) if self.source.resident else None
+        if table is not None and table.complete:
+            self._probe(query, inside, blocks, admitted[:count], done, table)
         else:
             self._probe_in_parts(query, inside, blocks, admitted[:count], done)
         left = np.empty(len(inside), np.int32)
