@@ -97,6 +97,6 @@ class Rows(NamedTuple):
     heap: Bytes
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]
         """Number of rows."""
         return len(self.words)

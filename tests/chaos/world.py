@@ -36,7 +36,7 @@ from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.local import LocalFiles
 from millpond.files.refs import RunRef, TableManifest
 from millpond.query.ledger import Ledger, RollBack
-from millpond.query.start import Start
+from millpond.query.start import begin
 from tests.chaos.tripwire import Crash, Tripwire
 
 KEYS = 4
@@ -347,7 +347,7 @@ class World:
         pin(self.state, PinnedQuery(64, ()))
         generation = claim(self.state, run="chaos", partitions=self.partitions, key_groups=64)
         recovery = Recovery(self.state, generation, operators=1)
-        again = Start._begin(None, recovery, self.ledger)  # type: ignore[arg-type]
+        again = begin(recovery, self.ledger)
         self.generation = generation.number
         for batch in again:
             with rollback.again(batch):

@@ -71,7 +71,7 @@ def mix_bits(state: NDArray[np.uint64], values: int, validity: int, offset: int)
 
 
 @njit(inline="always")
-def _offset(offsets: int, wide: bool, index: int) -> int:
+def _offset(offsets: int, wide: bool, index: int) -> np.int64:
     if wide:
         return np.int64(word(offsets, index))
     return (
@@ -138,7 +138,7 @@ def mix_validity(state: NDArray[np.uint64], validity: int, offset: int) -> None:
 
 
 @njit(_U64(_STATE), cache=True, nogil=True)
-def total(state: NDArray[np.uint64]) -> int:
+def total(state: NDArray[np.uint64]) -> np.uint64:
     """The sum of all rows' digests, each scrambled first: whatever order the rows come in."""
     result = np.uint64(0)
     for i in range(state.size):

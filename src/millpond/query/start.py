@@ -17,7 +17,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millpond.checkpoint.generation import claim, numbers, read_claim
+from millpond.checkpoint.generation import claim, newest_claim
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.checkpoint.recovery import Recovery
 from millpond.conf import Settings
@@ -26,6 +26,7 @@ from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.operators.tables import table_schemas
 from millpond.plan.catalyst import Catalyst
 from millpond.plan.decide import Decision
+from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack
 from millpond.slot.client import drain
 from millpond.slot.task import PipeTask, SlotSettings
@@ -85,17 +86,30 @@ class Start:
         roll_back.undo_interrupted()
         self._pin(files, ledger)
 
-        generation = claim(files, run=task.run, partitions=task.partitions, key_groups=self.settings.key_groups)
-        recovery = Recovery(files, generation, operators=len(self.decision.specs))
-        task = msgspec.structs.replace(task, generation=generation.number)
-        again = self._begin(recovery, ledger)
+        recovery, task = self._claim(files, task)
+        again = begin(recovery, ledger)
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
                 self._replay(catalyst, task)
-        if self.sync_reason is not None and self.settings.commit_mode is None:
-            log.warning("every batch waits for its commit (commit.mode=sync): %s", self.sync_reason)
-        return launch(self.transplant(self._tasks(task)))
+        if self.sync_reason is not None:
+            if self.settings.commit_mode is None:
+                log.warning("every batch waits for its commit (commit.mode=sync): %s", self.sync_reason)
+            if again:
+                # The run may see other rows in a primed batch than the priming did: that is no contradiction.
+                recovery, task = self._claim(files, task)
+                begin(recovery, ledger)
+        query = launch(self.transplant(self._tasks(task)))
+        collect_garbage(query, files, task.generation, ledger, self._retained_batches())
+        return query
+
+    def _claim(self, files: FileSystem, task: PipeTask) -> tuple[Recovery, PipeTask]:
+        generation = claim(files, run=task.run, partitions=task.partitions, key_groups=self.settings.key_groups)
+        recovery = Recovery(files, generation, operators=len(self.decision.specs))
+        return recovery, msgspec.structs.replace(task, generation=generation.number)
+
+    def _retained_batches(self) -> int:
+        return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
 
     def _first_task(self, location: str, checkpoint: str, files: FileSystem) -> PipeTask:
         settings = self.settings
@@ -117,9 +131,9 @@ class Start:
     def _partitions(self, files: FileSystem) -> int:
         if self.settings.partitions is not None:
             return self.settings.partitions
-        claimed = numbers(files)
-        if claimed:  # as in Spark, `spark.sql.shuffle.partitions` counts when a query starts for the first time
-            return read_claim(files, claimed[-1]).partitions
+        claimed = newest_claim(files)
+        if claimed is not None:  # as in Spark, `spark.sql.shuffle.partitions` counts at the first start only
+            return claimed.partitions
         return int(self.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
 
     def _tasks(self, first: PipeTask) -> list[PipeTask]:
@@ -146,35 +160,6 @@ class Start:
             )
         pin(files, PinnedQuery(self.settings.key_groups, operators))
 
-    def _begin(self, recovery: Recovery, ledger: Ledger) -> list[int]:
-        """Name what the generation builds on; returns the batches that Spark has to run again, in order."""
-        committed, planned = ledger.last("commits"), ledger.last("offsets")
-        built_on, again = [committed + 1], []
-        if not recovery.durable(committed + 1):
-            missing = recovery.missing(committed)
-            if missing:
-                operator, partition = missing[0]
-                raise StateDamagedError(
-                    f"Spark has committed batch {committed}, but {len(missing)} partitions "
-                    f"have no durable state of version {committed} or {committed + 1}"
-                    + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
-                    + ".",
-                    action="Restore the missing files below millpond/, or start with a new checkpointLocation.",
-                    operator=str(operator),
-                    partition=partition,
-                    version=committed,
-                    file=recovery.files.locate("commits/"),
-                )
-            built_on, again = [committed], [committed]
-        if planned > committed:
-            # A sink that has the planned batch already will skip it, and the state must not depend on that.
-            if not again and recovery.durable(planned + 1):
-                built_on.append(planned + 1)
-            else:
-                again.append(planned)
-        recovery.begin(built_on)
-        return again
-
     def _replay(self, catalyst: Catalyst, task: PipeTask) -> None:
         """Have Spark run the planned batch into nothing; returns when its state is durable."""
         sync = msgspec.structs.replace(task.settings, commit_mode="sync")
@@ -188,6 +173,36 @@ class Start:
             .start()
         )
         query.awaitTermination()
+
+
+def begin(recovery: Recovery, ledger: Ledger) -> list[int]:
+    """Name what the generation builds on; returns the batches that Spark has to run again, in order."""
+    committed, planned = ledger.last("commits"), ledger.last("offsets")
+    built_on, again = [committed + 1], []
+    if not recovery.durable(committed + 1):
+        missing = recovery.missing(committed)
+        if missing:
+            operator, partition = missing[0]
+            raise StateDamagedError(
+                f"Spark has committed batch {committed}, but {len(missing)} partitions "
+                f"have no durable state of version {committed} or {committed + 1}"
+                + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
+                + ".",
+                action="Restore the missing files below millpond/, or start with a new checkpointLocation.",
+                operator=str(operator),
+                partition=partition,
+                version=committed,
+                file=recovery.files.locate("commits/"),
+            )
+        built_on, again = [committed], [committed]
+    if planned > committed:
+        # A sink that has the planned batch already will skip it, and the state must not depend on that.
+        if not again and recovery.durable(planned + 1):
+            built_on.append(planned + 1)
+        else:
+            again.append(planned)
+    recovery.begin(built_on)
+    return again
 
 
 def _cores(spark: SparkSession) -> int:

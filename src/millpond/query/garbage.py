@@ -1,0 +1,48 @@
+"""Removes what no retained version needs any more, behind a running query's back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpond.checkpoint.garbage import Collector
+from millpond.errors import FencedError, MillpondError
+from millpond.files.filesystem import FileSystem
+from millpond.query.ledger import Ledger
+
+log = logging.getLogger("millpond")
+
+INTERVAL_SECONDS = 60.0
+
+
+def collect_garbage(query: StreamingQuery, files: FileSystem, generation: int, ledger: Ledger, retain: int) -> None:
+    """Collect once a minute, in a thread that ends with the query.
+
+    Args:
+        query: the running query.
+        files: the location's `millpond/` folder.
+        generation: the run's number.
+        ledger: tells which batch runs.
+        retain: Spark's `minBatchesToRetain`.
+    """
+    threading.Thread(
+        target=_collect, args=(query, files, generation, ledger, retain), name="millpond-garbage", daemon=True
+    ).start()
+
+
+def _collect(query: StreamingQuery, files: FileSystem, generation: int, ledger: Ledger, retain: int) -> None:
+    collector = Collector(files, generation, retain=retain)
+    try:
+        while not query.awaitTermination(INTERVAL_SECONDS):
+            try:
+                removed = collector.collect(ledger.last("offsets"))
+            except FencedError:
+                return
+            except MillpondError as error:
+                log.warning("state files that are not needed any more could not be removed: %s", error)
+            else:
+                log.debug("removed %d objects, %d bytes", removed.objects, removed.bytes)
+    except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
+        log.debug("garbage is not collected any more: %s", error)
