@@ -22,7 +22,7 @@ from tests.stores.shelf import Shelf
 
 NUMBERS = layout("w", "ww")
 TEXTS = layout("b", "wwb")
-_SMALL = 1 << 19
+_SMALL = 1 << 20
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -89,7 +89,7 @@ def fresh(shape: RowLayout) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [NUMBERS, TEXTS], ids=["numbers", "texts"])
 def test_a_batch_larger_than_memory_yields_each_changed_key_once(shape, pools, tmp_path) -> None:
-    size = 30_000
+    size = 50_000
     table = RmwTable(
         shape.schema,
         fresh(shape),

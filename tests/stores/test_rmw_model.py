@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from millpond.files.blocks import HashRange
 from millpond.files.segment import decode_rows
+from millpond.kernels.upsert import TOUCH_NONE
 from millpond.layout import NULLS, RowLayout, Rows
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.rmw import RmwTable
@@ -41,6 +42,7 @@ class Upsert:
     values: list[tuple[Value, ...]]
     touch: str
     stamp: int
+    ahead: bool
 
 
 @dataclass
@@ -93,6 +95,9 @@ class Rig:
         table, names = self.table, [(self.hash(key), key) for key in step.keys]
         blank = (None,) * len(self.layout.schema.values)
         keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
+        if step.ahead and not table._room.complete:
+            table._locate(keys, step.stamp, TOUCH_NONE)
+            table._room.expect(len(names))
         located = table.upsert(keys, step.stamp, step.touch)
         fresh = []
         seen = set(self.state)
@@ -179,10 +184,11 @@ def scripts(draw: st.DrawFn) -> tuple[RowLayout, str, list[list[object]]]:
         max_size=12,
     )
     upserts = st.builds(
-        lambda chosen, touch, stamp: Upsert([k for k, _ in chosen], [v for _, v in chosen], touch, stamp),
+        lambda chosen, *rest: Upsert([k for k, _ in chosen], [v for _, v in chosen], *rest),
         pairs,
         st.sampled_from(["all", "all", "created"]),
         st.integers(0, 1000),
+        st.booleans(),
     )
     steps = upserts | upserts | upserts | st.builds(Evict, st.sampled_from([0.3, 0.7, 1.0])) | st.builds(Flush)
     batches = st.lists(st.lists(steps, max_size=6), min_size=1, max_size=6)

@@ -50,6 +50,7 @@ SIZE = 32
 TOMBSTONE = 1
 DIRTY = 2  # changed since it was last copied into a run
 TOUCHED = 4  # changed in this batch
+FRESH = 8  # made ahead of the upsert that is to find it new
 FLAGS = 0xFFFF
 STAMP_SHIFT = 16
 

@@ -19,6 +19,7 @@ from millpond.kernels.hot_state import (
     DIRTY_ROWS,
     FLAGS,
     FREE,
+    FRESH,
     HEAP,
     HIGH,
     INITIAL,
@@ -43,6 +44,8 @@ BLOCK = 2048
 
 TOUCH_ALL = 0
 TOUCH_CREATED = 1
+TOUCH_NONE = 2
+"""Touch nothing: rows are made ahead, marked so that the next upsert of their key takes them for new."""
 _LENGTH = np.uint64(0xFFFFFFFF)
 _INLINE = np.uint64(12)
 
@@ -172,8 +175,8 @@ def upsert(
         keys, stride, count, key_heap: address of the first key row, words from one to the next, how many, address of
             their heap.
         stamps, stamp: address of one stamp a key, or 0 and the stamp of all.
-        touch: `TOUCH_ALL` or `TOUCH_CREATED`.
-        defer: 1 if fresh rows are only touched later, by `settle`, under `TOUCH_CREATED`.
+        touch: `TOUCH_ALL`, `TOUCH_CREATED` or `TOUCH_NONE`.
+        defer: 1 if fresh rows are only touched or marked later, by `settle` (unless under `TOUCH_ALL`).
         rows, created: filled with row ids, and whether the key was absent.
         pending: filled with the positions of absent keys.
         scratch: two words for each key of a block.
@@ -232,10 +235,13 @@ def upsert(
                     absent += 1
                     fresh = True
                 at = step(slab, row * row_bytes)
-            rows[position] = row
-            created[position] = fresh
             meta = _refresh(word(at, 1), when)
-            if touch == TOUCH_ALL or (fresh and defer == 0):
+            ahead = meta & np.uint64(FRESH) != np.uint64(0) and touch != TOUCH_NONE
+            if ahead:
+                meta ^= np.uint64(FRESH)
+            rows[position] = row
+            created[position] = fresh or ahead
+            if touch == TOUCH_ALL or ahead or (fresh and defer == 0):
                 touched[touched_rows] = np.uint32(row)
                 touched_rows += np.int64(meta & np.uint64(TOUCHED) == np.uint64(0))
                 dirty_rows += np.int64(meta & np.uint64(DIRTY) == np.uint64(0))
@@ -281,7 +287,7 @@ def settle(state, references, lists, touched, rows, created, pending, found, sou
         found: ascending indices into `pending` of the keys that were found.
         sources, stride, heap: address of the rows found (in the order of `found`), words from one to the next, address
             of their heap.
-        touch: `TOUCH_ALL` or `TOUCH_CREATED`.
+        touch: as for `upsert`.
     """
     f = 0
     for p in range(len(pending)):
@@ -295,6 +301,8 @@ def settle(state, references, lists, touched, rows, created, pending, found, sou
             _copy_values(state, references, lists, at, source, heap)
         elif touch == TOUCH_CREATED:
             _touch(state, touched, at, row, word(at, 1))
+        elif touch == TOUCH_NONE:
+            put_word(at, 1, word(at, 1) | np.uint64(FRESH))
 
 
 @kernel("void(int64[::1], uint8[::1], int64[::1], int64[::1], uint64, int64, uint64)")

@@ -81,7 +81,7 @@ class AggregateOperator:
         for side in self._sides:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
             condition = side.distinct.filter
-            side.load(hashes, leaves, columns, ALL if condition is None else filters[condition])
+            side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
         for number, (call, spec) in enumerate(zip(self._calls, self.spec.calls, strict=True)):
             inputs = [operands[position] for position in spec.inputs]
             counts = ALL if spec.filter is None else filters[spec.filter]
@@ -89,6 +89,7 @@ class AggregateOperator:
                 counts = self._mask_of[number].mask
                 inputs = [normalised(column) for column in inputs]
             call.load(inputs, counts)
+        self._table.prepare(keys, self._version)
         for start in range(0, count, BLOCK):
             stop = min(start + BLOCK, count)
             for side in self._sides:
@@ -127,7 +128,14 @@ class _Side:
         self._groups = np.empty(0, dtype=np.int64)
         self._selected: NDArray[np.int64] | None = None
 
-    def load(self, hashes: NDArray[np.int64], groups: list[Leaf], columns: dict[int, pa.Array], counts: Mask) -> None:
+    def load(
+        self,
+        hashes: NDArray[np.int64],
+        groups: list[Leaf],
+        columns: dict[int, pa.Array],
+        counts: Mask,
+        version: int,
+    ) -> None:
         """Take up a batch: the rows of the side table that its rows ask for."""
         leaves = list(groups)
         for position in self.distinct.inputs:
@@ -140,6 +148,7 @@ class _Side:
             words, hashes = words[self._selected], hashes[self._selected]
         mix.mix_rows(words, heap, self._start, self._stop, self._references)
         self._rows, self._groups = Rows(words, heap), hashes
+        self._table.prepare(self._rows, version)
         self.mask = np.zeros(len(counts) if counts.size else len(hashes), dtype=np.uint8)
 
     def fill(self, start: int, stop: int, version: int) -> None:

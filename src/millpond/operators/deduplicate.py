@@ -49,6 +49,7 @@ class DeduplicateOperator:
             for leaf in flatten(batch.column(1 + position), dtype)
         ]
         keys = key_rows(hashes_of(batch), leaves, self._main.keys, self._main.layout.key_stop)
+        self._table.prepare(keys, self._version)
         new = np.empty(count, dtype=np.bool_)
         for start in range(0, count, BLOCK):
             block = Rows(keys.words[start : start + BLOCK], keys.heap)

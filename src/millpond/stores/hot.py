@@ -14,7 +14,7 @@ from millpond.kernels import hot_state as hs
 from millpond.kernels.arena import long_bytes, relocate
 from millpond.kernels.index import walk
 from millpond.kernels.pointers import address
-from millpond.kernels.upsert import BLOCK, TOUCH_CREATED, data_of, overwrite, raise_stamps, settle, upsert
+from millpond.kernels.upsert import BLOCK, TOUCH_NONE, data_of, overwrite, raise_stamps, settle, upsert
 from millpond.layout import META, Bytes, RowLayout, Rows, Words
 from millpond.stores.heap import Heap
 from millpond.stores.hot_index import HotIndex
@@ -82,6 +82,11 @@ class HotTable:
     def dirty(self) -> int:
         """Rows changed since they were last copied into a run."""
         return int(self.state[hs.DIRTY_ROWS])
+
+    @property
+    def capacity(self) -> int:
+        """Rows that memory is in use for."""
+        return int(self.state[hs.HIGH])
 
     @property
     def free(self) -> int:
@@ -198,7 +203,7 @@ class HotTable:
 
     def load(self, rows: Rows) -> None:
         """Put whole rows in, over those of the same keys; they become dirty. There must be room for all of them."""
-        located, _ = self.upsert(rows, 0, TOUCH_CREATED, True)
+        located, _ = self.upsert(rows, 0, TOUCH_NONE, True)
         words = rows.words
         overwrite(
             self.state,

@@ -14,7 +14,7 @@ from millpond.files.blocks import HashRange
 from millpond.files.refs import TableManifest
 from millpond.files.segment import encode_rows
 from millpond.kernels.hot_state import TOUCHED
-from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED
+from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.layout import Bytes, RowLayout, Rows, TableSchema, Words
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Compactor, Writer
@@ -32,6 +32,7 @@ from millpond.stores.spooled import spooled
 PIECE = 65536
 """Rows in a piece of a scan or a delta, at most."""
 _CHUNK = 16384  # rows that are loaded at once
+_RARE = 50  # one key in so many that has to be brought into memory is few
 
 
 class RmwTable:
@@ -86,6 +87,8 @@ class RmwTable:
         self._room = Room(self._hot, runs, self._outbox, self._account)
         self._version = flushed
         self._sealed = True
+        self._missing = True  # whether many keys of the last batch were not in memory
+        self._sought = self._missed = 0  # keys of this batch: looked for, not in memory
         self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
 
     @classmethod
@@ -125,6 +128,8 @@ class RmwTable:
             self._room.spilled.clear()
         self._hot.forget_touched()
         self._changed = None
+        self._missing = self._missed * _RARE > self._sought or not self._sought
+        self._sought = self._missed = 0
         if self._outbox is not None and self._flusher is not None and self._compactor is not None:
             self._outbox.adopt()
             self._flusher.step(version)
@@ -145,12 +150,28 @@ class RmwTable:
         Returns:
             The row ids; and for each key whether it is the first occurrence of one that was nowhere.
         """
+        return self._locate(keys, stamps, TOUCH_ALL if touch == "all" else TOUCH_CREATED)
+
+    def prepare(self, keys: Rows, stamps: NDArray[np.int64] | int) -> None:
+        """Bring keys into memory that are about to be upserted, in this batch and in smaller blocks.
+
+        Looking for many keys at once in the runs costs far less a key. Nothing is done if nearly all keys are in memory
+        anyway, as the last batch has shown, or if there are so many that they would drive each other out.
+        """
+        if self._room.complete or not self._missing or len(keys.words) * 4 > self._hot.capacity:
+            return
+        self._locate(keys, stamps, TOUCH_NONE)
+        self._room.expect(len(keys.words))
+
+    def _locate(self, keys: Rows, stamps: NDArray[np.int64] | int, mode: int) -> Located:
         if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
             keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
-        mode = TOUCH_ALL if touch == "all" else TOUCH_CREATED
-        self._room.make(len(keys.words), self._hot.long_key_bytes(keys))
+        count = len(keys.words)
+        self._room.make(count, self._hot.long_key_bytes(keys))
         search = not self._room.complete
         located, pending = self._hot.upsert(keys, stamps, mode, search)
+        self._sought += count
+        self._missed += len(pending)
         if search and len(pending):
             positions, found = self._runs.lookup(keys, pending)
             self._room.take(self._hot.long_bytes(found))

@@ -37,12 +37,25 @@ class Room:
         self.complete = runs.rows == 0
         self.spilled: list[Frozen] = []
         self._departures = 0  # in this batch
+        self._present = 0
         self._keys = 0  # that may be added without asking
         self._bytes = 0  # of long values, likewise
         self._margin = 0  # bytes of long values that may be written between two upserts, as seen so far
 
+    def expect(self, keys: int) -> None:
+        """Note that the next so many keys for which room is asked are in memory already."""
+        self._present = keys
+
     def make(self, keys: int, long_bytes: int) -> None:
         """Make room for so many fresh rows with so many bytes of long keys."""
+        if 0 < keys <= self._present:
+            self._present -= keys
+            # Nothing leaves for them, but should they be others, the index must hold them all the same.
+            if keys > self._hot.index.room:
+                self._hot.index.grow(keys)
+            if keys <= self._hot.row_room:
+                return
+        self._present = 0
         if keys > self._keys or long_bytes > self._bytes:
             self._find(keys, long_bytes)
         self._keys -= keys
@@ -106,7 +119,7 @@ class Room:
         self.complete = False
         self._departures += 1
         buffers = max(2 * _PIECE, hot.memory // 3)
-        piece = max(_PIECE, buffers // 4)
+        piece = max(_PIECE, buffers // 3)
         row = hot.layout.width * 8 + hot.heap.used // max(1, hot.count)
         for rows in hot.evict(share, max(64, piece // row)):
             outbox.drain(max(0, buffers - rows.words.nbytes - rows.heap.nbytes))
@@ -126,7 +139,7 @@ class Room:
             self._account.force(self._wanted(0))
         elif hot.heap.free > max(_PACK_FROM, hot.heap.used // 2):
             self._pack_values()
-        self._keys = self._bytes = self._departures = 0
+        self._keys = self._bytes = self._departures = self._present = 0
 
     def _pack_values(self) -> None:
         if self._hot.layout.bytes_columns:
