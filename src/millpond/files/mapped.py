@@ -37,7 +37,6 @@ class MappedSource:
         CompressedError: it is one, but compressed.
     """
 
-    memory = 0
     distant = True
 
     def __init__(self, path: str, layout: RowLayout, *, checked: bool = False) -> None:
@@ -69,6 +68,8 @@ class MappedSource:
         self._checked = np.full(self.index.count, checked)
         self._checked_filters = np.full(len(directory.filter_offsets), checked)
         self._all_blocks = self._all_filters = checked
+        held = (self.index.fence, self.index.starts, self.index.lines, words_at, heap_at, filter_at)
+        self.memory = sum(array.nbytes for array in (*held, directory.offsets, directory.sizes, directory.filter_lines))
 
     @property
     def resident(self) -> bool:
