@@ -22,6 +22,7 @@ from millpond.kernels.memory import (
     INTS_IN,
     WORDS,
     WORDS_IN,
+    bits_float,
     copy_bytes,
     load64,
     store64,
@@ -243,7 +244,7 @@ def read_sketch(words: Array, heap: Array, offset: int, precision: int, inverse:
             base = np.int64(words[i, offset + 1]) + HEADER
             for k in range(registers):
                 register = (load64(heap, base + k // 10 * 8) >> np.uint64(6 * (k % 10))) & np.uint64(63)
-                total += 1.0 / float(np.int64(1) << np.int64(register))
+                total += bits_float((np.uint64(1023) - register) << np.uint64(52))  # 2^−register
                 if register == _ZERO:
                     zeros += 1.0
         inverse[i] = total
