@@ -124,13 +124,17 @@ class Pipe:
         for following in batches:
             connection.send_batch(following)
         connection.send_end()
+        schema: pa.Schema | None = None
         while True:
             kind, payload = connection.receive()
             if kind is Kind.BATCH:
-                yield with_figures(payload) if self.figures else payload
+                if self.figures:
+                    payload = with_figures(payload)
+                schema = payload.schema
+                yield payload
             elif isinstance(payload, Done):
                 if self.figures and payload.metrics:
-                    yield figure_rows(self.task.spec, payload.metrics)
+                    yield figure_rows(self.task.spec, payload.metrics, schema)
                 if self.coverage is not None:
                     self.coverage.add([PartitionDone(run.task.operator, payload.batch, run.partition, payload.metrics)])
                 return
