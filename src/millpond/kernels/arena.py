@@ -12,13 +12,14 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.hot_state import HEAP, HEAP_FREE, HEAP_TOP, SLAB, STRIDE, helper, kernel
-from millpond.kernels.pointers import copy_bytes, put_word, step, word, word_at
+from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word, word_at
 
 CLASSES = 192
 """Sizes of chunks; enough for values up to 2⁴¹ bytes."""
 ARENA_START = 16
 """Offset 0 is no chunk: it ends the free lists."""
 _SMALL = 1024
+_AHEAD = 32
 _LENGTH = np.uint64(0xFFFFFFFF)
 _INLINE = 12
 
@@ -129,6 +130,13 @@ def relocate(rows, count, stride, columns, heap, target, start):
         The first byte of `target` not used.
     """
     for i in range(count):
+        if i + _AHEAD < count:
+            for c in range(len(columns)):
+                ahead = (i + _AHEAD) * stride + columns[c]
+                size = np.int64(word(rows, ahead) & _LENGTH)
+                if size > _INLINE:
+                    prefetch(heap, np.int64(word(rows, ahead + 1)))
+                    prefetch(heap, np.int64(word(rows, ahead + 1)) + size - 1)
         for c in range(len(columns)):
             at = i * stride + columns[c]
             size = np.int64(word(rows, at) & _LENGTH)

@@ -225,11 +225,14 @@ class RmwTable:
         def encoded() -> Iterator[list[Any]]:
             nonlocal count, size
             for rows in self._sealed_rows():
+                piece = encode_rows(rows, self.layout, False)
                 count += rows.count
-                size += rows.words.nbytes + rows.heap.nbytes
+                size += sum(memoryview(buffer).nbytes for buffer in piece)
                 if size <= limit:
                     kept.append(rows)
-                yield encode_rows(rows, self.layout, False)
+                else:
+                    kept.clear()
+                yield piece
             if not count:
                 yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, False)
 
