@@ -69,7 +69,7 @@ def session(config: RunConfig) -> SparkSession:
 
 def store_url(config: RunConfig) -> str:
     """A store below the run's folder that answers as slowly as asked for."""
-    faults = {"latency_ms": f"{config.store_latency_ms:g}", "bandwidth": str(config.store_bandwidth)}
+    faults = {"latency_ms": f"{config.store_latency_ms:g}", "bandwidth_mb": f"{config.store_bandwidth / 1e6:g}"}
     return f"faults+file:{Path(config.work) / 'store'}?{urlencode(faults)}"
 
 
