@@ -10,14 +10,20 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from millpond.demo.engine import Figures
 from millpond.demo.side import Side
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
+def steady(side: Side) -> list[Figures]:
+    """The batches that count: not the first three, in which the JVM warms up, nor those of the cold one after a kill."""
+    return [b for b in side.batches if b.batch >= 3 and not (side.kills and b.start > side.kills[0])]
+
+
 def rate(side: Side, last: int = 0) -> float | None:
-    """Rows per second over the batches so far (or the last few), the first three left out: the JVM warms up in them."""
-    chosen = side.batches[3:][-last:] if last else side.batches[3:]
+    """Rows per second over the steady batches, or over the last few of all."""
+    chosen = side.batches[-last:] if last else steady(side)
     milliseconds = sum(b.ms for b in chosen)
     return sum(b.rows for b in chosen) / milliseconds * 1000 if milliseconds else None
 
@@ -100,11 +106,9 @@ def summary(sides: list[Side]) -> Table:
     for side in sides:
         table.add_column(side.name, justify="right")
     table.add_row("rows/s", *(shown(rate(s)) for s in sides))
-    table.add_row("batch time, median", *(shown(median([b.ms for b in s.batches[3:]]), " ms") for s in sides))
-    table.add_row(
-        "batch time, longest", *(shown(max((b.ms for b in s.batches[3:]), default=None), " ms") for s in sides)
-    )
-    table.add_row("commit wait, median", *(shown(median([b.commit_ms for b in s.batches[3:]]), " ms") for s in sides))
+    table.add_row("batch time, median", *(shown(median([b.ms for b in steady(s)]), " ms") for s in sides))
+    table.add_row("batch time, longest", *(shown(max((b.ms for b in steady(s)), default=None), " ms") for s in sides))
+    table.add_row("commit wait, median", *(shown(median([b.commit_ms for b in steady(s)]), " ms") for s in sides))
     table.add_row("first batch after the kill", *(shown(first_after_kill(s), " ms") for s in sides))
     table.add_row("from start to that batch's end", *(shown(back_after_kill(s), " s", 1) for s in sides))
     table.add_row("keys", *(shown(s.keys) for s in sides))
