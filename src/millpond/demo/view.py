@@ -17,7 +17,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def steady(side: Side) -> list[Figures]:
-    """The batches that count: not the first three, in which the JVM warms up, nor those of the cold one after a kill."""
+    """The batches that count: not the first three, when the JVM is cold, nor those after a kill."""
     return [b for b in side.batches if b.batch >= 3 and not (side.kills and b.start > side.kills[0])]
 
 
