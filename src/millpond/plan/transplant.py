@@ -91,13 +91,18 @@ class _Surgeon:
         return self._reattach(node, reading.aggregates, self.catalyst.analyzed(results))
 
     def _prepare(self, child: Node, raw: list[Expression], columns: list[Derived], hash_: str) -> DataFrame:
-        """Project what the operator needs: Spark evaluates the expressions, then the key hash over their values."""
+        """Project what the operator needs: Spark evaluates the expressions, then the key hash over their values.
+
+        The hash comes last. Spark's optimiser derives constraints from a projection's aliases in their order, and each
+        alias doubles those about expressions that came before: a hash of 17 columns before them made 2¹⁷ constraints.
+        """
         aliases = [self.catalyst.alias(expression, f"raw{index}") for index, expression in enumerate(raw)]
         projected = self.catalyst.dataframe(self.catalyst.project(aliases, child))
         named = projected.select(
             *(F.expr(c.sql.format(*(f"raw{r}" for r in c.raw))).alias(c.field.name) for c in columns)
         )
-        return named.select(F.expr(hash_).alias("__hash"), F.lit(False).alias("__mark"), *_columns(named))
+        columns_ = [quoted(name) for name in named.columns]
+        return named.select(*columns_, F.expr(hash_).alias("__hash"), F.lit(False).alias("__mark"))
 
     def _exchange(self, prepared: DataFrame) -> DataFrame:
         """Add one marker row per partition and batch, and send every row to its hash's partition."""
@@ -105,9 +110,9 @@ class _Surgeon:
         signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
         now = F.unix_millis(F.current_timestamp())
         markers = self.catalyst.streaming_rows(signed, "low").select(
+            *(F.lit(None).cast(f.dataType).alias(f.name) for f in prepared.schema.fields[:-2]),
             F.col("low").bitwiseOR(now).alias("__hash"),
             F.lit(True).alias("__mark"),
-            *(F.lit(None).cast(f.dataType).alias(f.name) for f in prepared.schema.fields[2:]),
         )
         partition = F.expr(
             f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {self.partitions}L, {KEY_GROUP_BITS}) as int)"
@@ -137,14 +142,18 @@ class _Surgeon:
 
 
 def named(pipe: Pipe, title: str) -> Pipe:
-    """The pipe as a function whose name is what Spark's own `explain()` shows for the node."""
+    """The pipe as a function that has the hash and the mark brought to the front, as pipes take them.
+
+    Its name is what Spark's own `explain()` shows for the node.
+    """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pipe(batches)
+        return pipe(_hash_first(batch) for batch in batches)
 
     run.__name__ = f"millpond[{title}]"
     return run
 
 
-def _columns(df: DataFrame) -> list[str]:
-    return [quoted(name) for name in df.columns]
+def _hash_first(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = batch.num_columns - 2
+    return batch.select([columns, columns + 1, *range(columns)])
