@@ -140,6 +140,8 @@ def operand(array: pa.Array, dtype: DataType) -> Operand:
     """Bring one input column of at least one row into machine form."""
     array = plain(array)
     valid = validity(array)
+    if dtype.machine is None:  # only whether it is null is ever asked
+        return Operand(np.empty(0, dtype=np.int64), valid)
     if dtype.machine != "bytes":
         return Operand(numbers(array, dtype), valid)
     offsets, data = _byte_offsets(array)
