@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: setup check-java demo test lint format bench engines chaos smoke-4.1 clean
+.PHONY: setup check-java demo test lint format bench engines clean
 
 setup: $(STAMP)
 
