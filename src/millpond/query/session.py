@@ -20,6 +20,7 @@ def running_settings(settings: Settings) -> dict[str, str]:
         # Spark checked the query that the user wrote; the transplanted one looks stateless and would be judged as such.
         "spark.sql.streaming.unsupportedOperationCheck": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(settings.batch_rows),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.execution.arrow.useLargeVarTypes": "false",
     }
 

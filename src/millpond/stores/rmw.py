@@ -225,7 +225,7 @@ class RmwTable:
         def encoded() -> Iterator[list[Any]]:
             nonlocal count, size
             for rows in self._sealed_rows():
-                piece = encode_rows(rows, self.layout, False)
+                piece = encode_rows(rows, self.layout, True)
                 count += rows.count
                 size += sum(memoryview(buffer).nbytes for buffer in piece)
                 if size <= limit:
@@ -234,7 +234,7 @@ class RmwTable:
                     kept.clear()
                 yield piece
             if not count:
-                yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, False)
+                yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, True)
 
         pieces = spooled(encoded(), limit)
         delta = TableDelta(count, pieces)
