@@ -34,6 +34,8 @@ class Settings:
         explain: what to print at start: `none`, `fallback` (operators that stay on Spark) or `all`.
         key_groups: always 2¹⁵.
         batch_rows: rows of one Arrow batch between Spark and the pipe.
+        exchange: how rows reach their partition: `spark` through its shuffle, `local` through files of the host where
+            all tasks run, `auto` as the master's URL says.
     """
 
     enabled: bool = True
@@ -48,6 +50,7 @@ class Settings:
     explain: str = "fallback"
     key_groups: int = 1 << KEY_GROUP_BITS
     batch_rows: int = 100_000
+    exchange: Literal["auto", "local", "spark"] = "auto"
 
 
 def parse_size(text: str) -> int:
@@ -122,6 +125,7 @@ _KNOWN: dict[str, tuple[str, Any]] = {
     "explain": ("explain", _one_of("none", "fallback", "all")),
     "keyGroups": ("key_groups", _key_groups),
     "batch.rows": ("batch_rows", _positive),
+    "exchange": ("exchange", _one_of("auto", "local", "spark")),
 }
 
 

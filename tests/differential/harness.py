@@ -79,6 +79,7 @@ def compare(
     query: Query,
     mode: str,
     rounds: Sequence[Sequence[pa.Table]],
+    **conf: str,
 ) -> Batches:
     """Run both engines over the batches, with a restart between rounds, and compare everything.
 
@@ -88,12 +89,15 @@ def compare(
         query: builds the query.
         mode: output mode.
         rounds: the batches, grouped by run.
+        conf: settings of Millpond, without their prefix.
 
     Returns:
         Millpond's output.
     """
     native, ours = spark.newSession(), spark.newSession()
     ours.conf.set("spark.millpond.onUnsupported", "error")  # nothing is compared with itself
+    for name, value in conf.items():
+        ours.conf.set(f"spark.millpond.{name}", value)
     expected: Batches = {}
     actual: Batches = {}
     number = 0

@@ -35,6 +35,7 @@ batches = st.tuples(st.integers(0, 10_000), st.sampled_from([0, 1, 20, 60]), st.
     functions=st.lists(filtered, min_size=1, max_size=6, unique=True),
     mode=st.sampled_from(["update", "complete"]),
     rounds=st.lists(st.lists(batches, min_size=1, max_size=2), min_size=1, max_size=3),
+    exchange=st.sampled_from(["local", "spark"]),
 )
 def test_random_queries(
     spark: SparkSession,
@@ -42,6 +43,7 @@ def test_random_queries(
     functions: list[str],
     mode: str,
     rounds: list[list[tuple[int, int, float]]],
+    exchange: str,
 ) -> None:
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
         df.createOrReplaceTempView("events")
@@ -50,4 +52,4 @@ def test_random_queries(
 
     tables = [[batch(seed, rows, nulls) for seed, rows, nulls in some] for some in rounds]
     with tempfile.TemporaryDirectory() as folder:
-        compare(spark, Path(folder), query, mode, tables)
+        compare(spark, Path(folder), query, mode, tables, exchange=exchange)

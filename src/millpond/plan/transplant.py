@@ -6,8 +6,7 @@ projection under the old identities, so that no node above it notices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -15,7 +14,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
-from millpond.operators.spec import OperatorSpec
 from millpond.plan.aggregate import Derived, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.decide import Decided, Decision, Operator
@@ -26,31 +24,37 @@ _TIME_BITS = 64 - KEY_GROUP_BITS
 Pipe = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class PipeFactory(Protocol):
-    """Makes the function that runs in Spark's worker for one operator."""
-
-    def __call__(self, operator: int, spec: OperatorSpec) -> Pipe:
-        """The picklable pipe of operator number `operator`."""
-
-
-def transplant(df: DataFrame, decision: Decision, partitions: int, pipes: PipeFactory) -> DataFrame:
+def transplant(
+    df: DataFrame, decision: Decision, partitions: int, pipes: Sequence[Pipe], writes: Sequence[Pipe] | None = None
+) -> DataFrame:
     """The same query with the decided operators in slots.
 
     Args:
         df: the user's DataFrame, from which `decision` was made.
         decision: what `decide` said.
         partitions: how many partitions the state has.
-        pipes: makes each operator's pipe.
+        pipes: what runs in Spark's worker for each operator, by its number; picklable.
+        writes: the map side of each operator's local exchange; None where rows go through Spark's shuffle.
     """
-    surgeon = _Surgeon(Catalyst(df.sparkSession), partitions, pipes, complete=decision.output_mode == "complete")
+    complete = decision.output_mode == "complete"
+    surgeon = _Surgeon(Catalyst(df.sparkSession), partitions, pipes, writes, complete=complete)
     return surgeon.catalyst.dataframe(surgeon.visit(decision.root))
 
 
 class _Surgeon:
-    def __init__(self, catalyst: Catalyst, partitions: int, pipes: PipeFactory, *, complete: bool) -> None:
+    def __init__(
+        self,
+        catalyst: Catalyst,
+        partitions: int,
+        pipes: Sequence[Pipe],
+        writes: Sequence[Pipe] | None,
+        *,
+        complete: bool,
+    ) -> None:
         self.catalyst = catalyst
         self.partitions = partitions
         self.pipes = pipes
+        self.writes = writes
         self.complete = complete
 
     def visit(self, decided: Decided) -> Node:
@@ -80,9 +84,14 @@ class _Surgeon:
             names += [f"call{index}" for index in range(len(reading.aggregates))]
             types += [aggregate.data_type for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
-        pipe = self.pipes(operator.index, operator.spec)
         schema.add(FIGURE_COLUMN, LongType())
-        piped = self._exchange(prepared).mapInArrow(named(pipe, operator.title), schema)
+        if self.writes is None:
+            sent = prepared.withColumn("__mark", F.lit(False))
+        else:
+            write = named(self.writes[operator.index], "exchange", 1)
+            sent = prepared.mapInArrow(write, "parcel binary, __hash bigint, __mark boolean")
+        pipe = named(self.pipes[operator.index], operator.title, 2)
+        piped = self._exchange(sent).mapInArrow(pipe, schema)
         observed = piped.observe(
             "millpond" if operator.index == 0 else f"millpond-{operator.index}",
             *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
@@ -102,22 +111,22 @@ class _Surgeon:
             *(F.expr(c.sql.format(*(f"raw{r}" for r in c.raw))).alias(c.field.name) for c in columns)
         )
         columns_ = [quoted(name) for name in named.columns]
-        return named.select(*columns_, F.expr(hash_).alias("__hash"), F.lit(False).alias("__mark"))
+        return named.select(*columns_, F.expr(hash_).alias("__hash"))
 
-    def _exchange(self, prepared: DataFrame) -> DataFrame:
+    def _exchange(self, sent: DataFrame) -> DataFrame:
         """Add one marker row per partition and batch, and send every row to its hash's partition."""
         low = [-(-(p << KEY_GROUP_BITS) // self.partitions) << _TIME_BITS for p in range(self.partitions)]
         signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
         now = F.unix_millis(F.current_timestamp())
         markers = self.catalyst.streaming_rows(signed, "low").select(
-            *(F.lit(None).cast(f.dataType).alias(f.name) for f in prepared.schema.fields[:-2]),
+            *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),
             F.col("low").bitwiseOR(now).alias("__hash"),
             F.lit(True).alias("__mark"),
         )
         partition = F.expr(
             f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {self.partitions}L, {KEY_GROUP_BITS}) as int)"
         )
-        return prepared.union(markers).repartitionById(self.partitions, partition)
+        return sent.union(markers).repartitionById(self.partitions, partition)
 
     def _reattach(self, node: Node, aggregates: list[Expression], piped: Node) -> Node:
         """Put the node's results, computed from the pipe's output, under their old names and identities."""
@@ -141,19 +150,19 @@ class _Surgeon:
         return new if old.nullable else self.catalyst.not_null(new)
 
 
-def named(pipe: Pipe, title: str) -> Pipe:
-    """The pipe as a function that has the hash and the mark brought to the front, as pipes take them.
+def named(pipe: Pipe, title: str, last: int) -> Pipe:
+    """The pipe as a function that has the last columns (hash, mark) brought to the front, as pipes take them.
 
     Its name is what Spark's own `explain()` shows for the node.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pipe(_hash_first(batch) for batch in batches)
+        return pipe(_moved(batch, last) for batch in batches)
 
     run.__name__ = f"millpond[{title}]"
     return run
 
 
-def _hash_first(batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = batch.num_columns - 2
-    return batch.select([columns, columns + 1, *range(columns)])
+def _moved(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
+    others = batch.num_columns - last
+    return batch.select([*range(others, batch.num_columns), *range(others)])

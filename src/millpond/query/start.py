@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +23,7 @@ from millpond.checkpoint.generation import claim, newest_claim
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.checkpoint.recovery import Recovery
 from millpond.conf import Settings
-from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
+from millpond.errors import MillpondError, SettingError, StateDamagedError, StateIncompatibleError
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.operators.tables import table_schemas
 from millpond.plan.catalyst import Catalyst
@@ -125,8 +127,21 @@ class Start:
             location=location,
             generation=0,
             offsets=join_url(checkpoint, "offsets"),
+            exchange=self._exchange(),
             settings=SlotSettings(memory=settings.slot_memory, commit_mode=mode, cache_disk=settings.cache_disk),
         )
+
+    def _exchange(self) -> Literal["local", "spark"]:
+        one_host = re.fullmatch(r"local(\[.*\])?", self.spark.sparkContext.master) is not None
+        if self.settings.exchange == "auto":
+            return "local" if one_host else "spark"
+        if self.settings.exchange == "local" and not one_host:
+            raise SettingError(
+                "spark.millpond.exchange=local needs all tasks on one host, and the master is "
+                f"{self.spark.sparkContext.master}.",
+                action="Leave the setting out.",
+            )
+        return self.settings.exchange
 
     def _partitions(self, files: FileSystem) -> int:
         if self.settings.partitions is not None:

@@ -27,6 +27,7 @@ from millpond.query.checks import check_session, check_stream, check_writer
 from millpond.query.locations import choose_checkpoint
 from millpond.query.session import changed, running_settings
 from millpond.query.start import Start
+from millpond.slot.exchange import ExchangeWrite
 from millpond.slot.pipe import Coverage, Pipe
 from millpond.slot.task import PipeTask
 
@@ -134,13 +135,14 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         if checkpoint is None:
             return launch(self)  # Spark asks for a checkpoint location in its own words
         coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._given("foreachBatch") else None
-        around = running_settings(settings)
+        around = running_settings(settings, decision.specs, self._spark.conf.getAll)
         started: list[PipeTask] = []
 
         def rewritten(tasks: list[PipeTask]) -> DataFrame:
             started[:] = tasks
             pipes = [Pipe(task, coverage, figures=True) for task in tasks]
-            return transplant(self._df, decision, tasks[0].partitions, lambda index, _: pipes[index])
+            writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else None
+            return transplant(self._df, decision, tasks[0].partitions, pipes, writes)
 
         def begin(frame: DataFrame) -> StreamingQuery:
             writer = DataStreamWriter(frame)

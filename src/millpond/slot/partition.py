@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ from millpond.operators.open import open_operator
 from millpond.operators.protocol import MAIN
 from millpond.operators.spec import GLOBAL_HASH
 from millpond.slot.checksum import InputChecksum
+from millpond.slot.offsets import check_time
+from millpond.slot.parcels import open_parcel
 from millpond.slot.rows import strip_markers
 from millpond.slot.running import RunningQuery
 from millpond.slot.spool import Spool
@@ -82,20 +84,21 @@ class Partition:
         return None if manifest is None else manifest.version
 
     def run(
-        self, attempt: Attempt, batches: Iterator[pa.RecordBatch], *, sync: bool = False, check_time: bool = False
+        self, attempt: Attempt, batches: Iterator[pa.RecordBatch], *, sync: bool = False, unsure: bool = False
     ) -> Output:
         """Run a batch, or answer it again; yields its output once its own state is sealed and the last one durable.
 
         Args:
             attempt: the attempt; its batch reads the version of the same number.
-            batches: input with hash and mark columns.
+            batches: input with hash and mark columns; its rows, or with the local exchange their parcels.
             sync: whether to wait for the version that the batch makes, instead of the one that it reads.
-            check_time: whether the marker's time has to be that of the batch, since nobody told its id.
+            unsure: whether the marker's time has to be that of the batch, since nobody told its id.
 
         Returns:
             The batch's figures.
         """
-        feed = _Feed(batches, partial(self.query.check_time, attempt.batch) if check_time else None)
+        check = partial(check_time, self.task, attempt.batch) if unsure else None
+        feed = _Feed(batches, self.task.exchange == "local", check)
         applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
@@ -132,7 +135,7 @@ class Partition:
         finally:
             spool.close()
 
-    def _apply(self, batch: int, rows: Iterator[pa.RecordBatch]) -> Applied:
+    def _apply(self, batch: int, rows: Iterable[pa.RecordBatch]) -> Applied:
         if self._applied is not None and self._applied.batch > batch:
             raise TransientError(f"Batch {batch} was overtaken by batch {self._applied.batch}.")
         if self._manifest is None or self._manifest.version != batch:
@@ -147,6 +150,7 @@ class Partition:
                 self._epoch += 1
                 self._applied = None
                 operator.begin(batch)
+            self.query.forget_batches(batch)
             seen = InputChecksum()
             for piece in rows:
                 self.query.means.arrow.force(pa.total_allocated_bytes())
@@ -276,21 +280,22 @@ class Partition:
 class _Feed:
     """An attempt's rows without their markers; at their end, the marker's time is given to `check`."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], check: Callable[[int | None], None] | None) -> None:
+    def __init__(
+        self, batches: Iterator[pa.RecordBatch], parcels: bool, check: Callable[[int | None], None] | None
+    ) -> None:
         self._batches = batches
+        self._parcels = parcels
         self._check = check
-        self._time: int | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        try:
-            rows, time = strip_markers(next(self._batches))
-        except StopIteration:
-            if self._check is not None:
-                self._check(self._time)
-            raise
-        if time is not None:
-            self._time = time
-        return rows
+        time: int | None = None
+        for batch in self._batches:
+            rows, marked = strip_markers(batch)
+            time = time if marked is None else marked
+            if not self._parcels:
+                yield rows
+                continue
+            for parcel in rows.column(1).to_pylist():
+                yield from open_parcel(parcel)
+        if self._check is not None:
+            self._check(time)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millpond.errors import FencedError, MillpondError
+from millpond.slot.offsets import latest_batch
 from millpond.slot.partition import Partition
 from millpond.slot.protocol import Done, Run
 from millpond.slot.running import Means, RunningQuery
@@ -83,10 +84,10 @@ class PartitionServer:
         """
         try:
             partition = self._partition(run)
-            batch = partition.query.latest_batch() if run.batch is None else run.batch
+            batch = latest_batch(run.task) if run.batch is None else run.batch
             attempt = Attempt(batch, run.attempt, abandon)
             metrics = yield from partition.run(
-                attempt, batches, sync=run.task.settings.commit_mode == "sync", check_time=run.batch is None
+                attempt, batches, sync=run.task.settings.commit_mode == "sync", unsure=run.batch is None
             )
         except MillpondError as error:
             raise error.at(

@@ -15,6 +15,7 @@ from millpond.slot.figures import figure_rows, with_figures
 from millpond.slot.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
 from millpond.slot.rows import first_hash
 from millpond.slot.task import PipeTask
+from millpond.slot.worker import settle
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -80,6 +81,8 @@ class Pipe:
             return  # without even its marker row this is none of the operator's partitions
         partition = self.task.partition_of(first_hash(batch))
         context: Any = TaskContext.get()
+        if context:
+            settle()
         number = context.getLocalProperty("streaming.sql.batchId") if context else None
         run = Run(
             self.task,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from concurrent.futures import Executor
@@ -12,8 +11,8 @@ from pathlib import Path
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.errors import StateDamagedError, TransientError
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
+from millpond.slot.parcels import exchange_folder, forget_batches
 from millpond.slot.task import PipeTask
 from millpond.stores.budget import Account, MemoryBudget
 from millpond.stores.run_store import RunStore
@@ -76,6 +75,7 @@ class RunningQuery:
         cache.mkdir(parents=True, exist_ok=True)
         disk = task.settings.cache_disk or shutil.disk_usage(cache).free // 2
         self.runs = RunStore(self.files, str(cache), disk=disk, memory=self.means.cache_memory)
+        self._exchange = exchange_folder(self.means.directory, task)
         self._account = self.means.budget.open()
         self._account.force(self.means.cache_memory)
         self._reported: dict[str, float] = {}
@@ -83,37 +83,6 @@ class RunningQuery:
         self.committer = Committer(self.checkpoint, self.means.slot, self.sealed, limit=task.settings.commit_timeout)
         for left in self.sealed.adopt(task.generation):
             self.committer.submit(left, adopted=True)
-
-    def latest_batch(self) -> int:
-        """The newest batch in the query's offset log: the one that runs now."""
-        names = [info.name.rpartition("/")[2] for info in self._offsets().list("")]
-        numbers = [int(name) for name in names if name.isdigit()]
-        if not numbers:
-            raise TransientError(
-                "No batch is planned, so this input belongs to none.",
-                action="Use the batch DataFrame only inside foreachBatch.",
-                file=self.task.offsets,
-            )
-        return max(numbers)
-
-    def check_time(self, batch: int, time: int | None) -> None:
-        """Check that a marker's time is that of a batch, for attempts that do not know their batch.
-
-        Raises:
-            TransientError: the input belongs to another batch.
-        """
-        entry = bytes(memoryview(self._offsets().get(str(batch))))
-        try:
-            planned = json.loads(entry.decode().splitlines()[1])["batchTimestampMs"]
-        except (IndexError, KeyError, ValueError) as error:
-            raise StateDamagedError(
-                "An entry of Spark's offset log cannot be read.", file=f"{self.task.offsets}/{batch}"
-            ) from error
-        if time != planned:
-            raise TransientError(
-                f"The input is not that of batch {batch}, which runs now.",
-                action="Threads started in foreachBatch must end before the function returns.",
-            )
 
     def new_figures(self) -> dict[str, float]:
         """What committer and caches have done since this was last asked for: puts, bytes put, retries, cache hits."""
@@ -129,8 +98,10 @@ class RunningQuery:
             before, self._reported = self._reported, {name: float(value) for name, value in now.items()}
             return {name: value - before.get(name, 0.0) for name, value in self._reported.items()}
 
-    def _offsets(self) -> FileSystem:
-        return open_filesystem(self.task.offsets, **self.task.storage)
+    def forget_batches(self, below: int) -> None:
+        """Remove, in the background, the rows that earlier batches exchanged."""
+        if self.task.exchange == "local":
+            self.means.writers.submit(forget_batches, self._exchange, below)
 
     def close(self) -> None:
         """Let go; what is not durable stays in the sealed files."""
@@ -138,3 +109,4 @@ class RunningQuery:
         self.sealed.close()
         self.runs.close()
         self._account.close()
+        shutil.rmtree(self._exchange, ignore_errors=True)

@@ -55,6 +55,7 @@ class PipeTask(msgspec.Struct, frozen=True):
         settings: what slots and pipes obey.
         storage: options of the file system at `location`.
         template: Python module that the template process runs.
+        exchange: `spark` shuffles the rows; `local` their parcels, the rows themselves travel in files of the host.
     """
 
     application: str
@@ -70,6 +71,7 @@ class PipeTask(msgspec.Struct, frozen=True):
     settings: SlotSettings = SlotSettings()
     storage: dict[str, Any] = {}
     template: str = "millpond.slot.template"
+    exchange: Literal["local", "spark"] = "spark"
 
     def partition_of(self, key_hash: int) -> int:
         """The partition that a key hash (signed or unsigned 64 bits) falls into."""

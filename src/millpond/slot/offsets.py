@@ -1,0 +1,50 @@
+"""What Spark's offset log says of the batch that runs, for tasks that Spark does not tell."""
+
+from __future__ import annotations
+
+import json
+
+from millpond.errors import StateDamagedError, TransientError
+from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.slot.task import PipeTask
+
+
+def latest_batch(task: PipeTask) -> int:
+    """The newest batch in the query's offset log: the one that runs now.
+
+    Raises:
+        TransientError: there is none.
+    """
+    names = [info.name.rpartition("/")[2] for info in _log(task).list("")]
+    numbers = [int(name) for name in names if name.isdigit()]
+    if not numbers:
+        raise TransientError(
+            "No batch is planned, so this input belongs to none.",
+            action="Use the batch DataFrame only inside foreachBatch.",
+            file=task.offsets,
+        )
+    return max(numbers)
+
+
+def check_time(task: PipeTask, batch: int, time: int | None) -> None:
+    """Check that a marker's time is that of a batch, for attempts that do not know their batch.
+
+    Raises:
+        TransientError: the input belongs to another batch.
+    """
+    entry = bytes(memoryview(_log(task).get(str(batch))))
+    try:
+        planned = json.loads(entry.decode().splitlines()[1])["batchTimestampMs"]
+    except (IndexError, KeyError, ValueError) as error:
+        raise StateDamagedError(
+            "An entry of Spark's offset log cannot be read.", file=f"{task.offsets}/{batch}"
+        ) from error
+    if time != planned:
+        raise TransientError(
+            f"The input is not that of batch {batch}, which runs now.",
+            action="Threads started in foreachBatch must end before the function returns.",
+        )
+
+
+def _log(task: PipeTask) -> FileSystem:
+    return open_filesystem(task.offsets, **task.storage)

@@ -1,0 +1,165 @@
+"""The local exchange: rows reach their partition through files, and stay there for whoever asks again."""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import millpond.slot.exchange as exchange
+from millpond.errors import MillpondError, TransientError
+from millpond.slot.exchange import PARCELS, ExchangeWrite
+from millpond.slot.lifecycle import SlotDirectory
+from millpond.slot.parcels import exchange_folder, open_parcel
+from millpond.slot.partitions import PartitionServer
+from millpond.slot.processes import identify
+from millpond.slot.protocol import Run
+from millpond.slot.task import PipeTask
+
+from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of, wait_until
+
+Write = Callable[..., list[pa.RecordBatch]]
+
+
+@pytest.fixture
+def write(monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Runs the map side as a Spark task does."""
+    monkeypatch.setattr(exchange, "owner", identify)
+    monkeypatch.setattr(exchange, "settle", lambda: None)
+
+    def run(task: PipeTask, *batches: pa.RecordBatch, batch: int = 0, attempt: int = 0) -> list[pa.RecordBatch]:
+        monkeypatch.setattr(exchange.TaskContext, "get", lambda: FakeContext(batch, attempt))
+        return list(ExchangeWrite(task)(iter(batches)))
+
+    return run
+
+
+def random_rows(count: int, seed: int = 0) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 1000, count)
+    return pa.RecordBatch.from_pydict(
+        {
+            "__hash": pa.array(rng.integers(-(1 << 63), (1 << 63) - 1, count)),
+            "k": pa.array(values, mask=values % 7 == 0),
+            "s": pa.array([None if v % 5 == 0 else "x" * (v % 40) for v in values.tolist()]),
+        }
+    )
+
+
+def received(parcels: list[pa.RecordBatch], task: PipeTask) -> dict[int, list[tuple[object, ...]]]:
+    """The rows by the partition that Spark sends their parcel to."""
+    rows: dict[int, list[tuple[object, ...]]] = {}
+    for batch in parcels:
+        assert batch.schema == PARCELS
+        for parcel, low, mark in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            assert mark is False
+            own = rows.setdefault(task.partition_of(low), [])
+            for piece in open_parcel(parcel):
+                own += zip(*(column.to_pylist() for column in piece.columns), strict=True)
+    return rows
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 200, 1000])
+def test_every_row_reaches_its_partition(task: PipeTask, write: Write, partitions: int) -> None:
+    task = msgspec.structs.replace(task, partitions=partitions)
+    batches = [random_rows(5_000, 1), random_rows(0), random_rows(1, 2), random_rows(777, 3)]
+    rows = received(write(task, *batches), task)
+    expected: dict[int, list[tuple[object, ...]]] = {}
+    for batch in batches:
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            expected.setdefault(task.partition_of(row[0]), []).append(row)
+    assert rows == expected, "in their old order, too"
+
+
+def test_no_rows_make_no_parcels(task: PipeTask, write: Write) -> None:
+    assert write(task) == []
+    assert write(task, random_rows(0)) == []
+
+
+def test_attempts_do_not_disturb_each_other(task: PipeTask, write: Write) -> None:
+    first = write(task, random_rows(100, 1), attempt=1)
+    second = write(task, random_rows(100, 2), attempt=2)
+    assert received(first, task) != received(second, task)
+    assert sum(map(len, received(first, task).values())) == 100
+
+
+def test_a_lost_file_is_named(task: PipeTask, write: Write) -> None:
+    (parcels,) = write(task, random_rows(100))
+    parcel = parcels.column(0)[0].as_py()
+    (file,) = (exchange_folder(SlotDirectory.of(task).path, task) / "0").iterdir()
+    file.unlink()
+    with pytest.raises(TransientError, match="can no longer be read") as caught:
+        list(open_parcel(parcel))
+    assert str(file) in str(caught.value)
+
+
+def test_a_disk_that_takes_nothing_is_an_error(task: PipeTask, write: Write) -> None:
+    folder = exchange_folder(SlotDirectory.of(task).path, task)
+    SlotDirectory.of(task).create()
+    folder.parent.mkdir()
+    folder.write_text("in the way")
+    with pytest.raises(MillpondError, match=r"cannot be written.*Make room"):
+        write(task, random_rows(10))
+
+
+@pytest.fixture
+def exchanging(counting: PipeTask) -> PipeTask:
+    """The counting operator behind the local exchange, two partitions in one slot."""
+    return msgspec.structs.replace(counting, exchange="local")
+
+
+def sent(parcels: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """What the pipe of partition 0 gets: its marker and its parcels."""
+    (batch,) = parcels
+    marker = [key_hash(0, 1, TIME)]
+    return pa.RecordBatch.from_pydict(
+        {
+            "__hash": pa.array([*marker, *batch.column(1).to_pylist()], pa.int64()),
+            "__mark": pa.array([True] + [False] * batch.num_rows),
+            "parcel": pa.array([None, *batch.column(0).to_pylist()], pa.binary()),
+        }
+    )
+
+
+def counted(keys: list[int], values: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "__hash": pa.array(hashes_in(0, 1, np.array(keys, np.int64))),
+            "k": pa.array(keys, pa.int64()),
+            "v": pa.array(values, pa.int64()),
+        }
+    )
+
+
+def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: PipeTask, write: Write) -> None:
+    task = exchanging
+    path = SlotDirectory.of(task).path
+    first = sent(write(task, counted([1, 2], [10, 20]), counted([1], [30]), batch=0))
+
+    def answer(
+        server: PartitionServer, batch: int, parcels: pa.RecordBatch, attempt: int
+    ) -> dict[int, tuple[int, ...]]:
+        return table_of(server.run(Run(task, 0, batch, attempt), iter([parcels])))
+
+    server, successor = PartitionServer(path), PartitionServer(path, 1)
+    try:
+        expected = {1: (2, 40), 2: (1, 20)}
+        assert answer(server, 0, first, 0) == expected
+        assert answer(server, 0, first, 1) == expected, "an attempt that is repeated"
+        server.drain("query-1", 10.0)
+        begun = msgspec.structs.replace(task, generation=2)
+        begin(begun, (0,))
+        task = begun
+        again = sent(write(task, counted([1, 2], [10, 20]), counted([1], [30]), batch=0))
+        assert answer(successor, 0, again, 0) == expected
+        second = sent(write(task, counted([2], [5]), batch=1, attempt=9))
+        folder = exchange_folder(path, task)
+        assert (folder / "0").exists()
+        assert answer(successor, 1, second, 1) == {2: (2, 25)}
+        wait_until(lambda: not (folder / "0").exists())
+        assert (folder / "1").exists()
+    finally:
+        server.close()
+        successor.close()
+    assert not folder.exists()
