@@ -39,6 +39,8 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
         "spark.sql.streaming.unsupportedOperationCheck": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows),
         _MOST_BYTES: given.get(_MOST_BYTES, _UNLIMITED),
+        # As for Spark's own stateful queries: re-planning between stages takes longer than a small batch's stages.
+        "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.sql.execution.arrow.useLargeVarTypes": "false",
     }
 
