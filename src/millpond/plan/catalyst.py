@@ -280,6 +280,19 @@ class Catalyst:
         """`expression`, declared never null."""
         return Expression(self._class(f"{_EXPRESSIONS}.KnownNotNull")(expression.java))
 
+    def fitted(self, expression: Expression, wanted: Expression) -> Expression:
+        """`expression` with exactly the type and nullability of `wanted`, inside of nested types too.
+
+        Spark declares what stateful operators of a stream give to be nullable throughout.
+        """
+        java = expression.java
+        if not java.dataType().equals(wanted.java.dataType()):
+            no_time_zone = self._class("scala.Option").apply(None)
+            java = self._class(f"{_EXPRESSIONS}.Cast")(java, wanted.java.dataType(), no_time_zone)
+        if wanted.nullable and not java.nullable():
+            java = self._class(f"{_EXPRESSIONS}.KnownNullable")(java)
+        return Expression(java)
+
     def project(self, named: Sequence[Expression], child: Node) -> Node:
         """`SELECT named FROM child`."""
         return Node(self._class(f"{_LOGICAL}.Project")(self._seq([n.java for n in named]), child.java))
