@@ -333,6 +333,11 @@ class Catalyst:
         system = hadoop.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
         return str(system.makeQualified(hadoop).toString())
 
+    def delete_at_exit(self, folder: str) -> None:
+        """Have Spark delete a local folder when the application ends, as it deletes its own temporary ones."""
+        hooks = self._class("org.apache.spark.util.ShutdownHookManager")
+        hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
+
     def stop_active_run(self, metadata: bytes | None) -> None:
         """Stop the session's running query with the identity in `metadata`, as Spark does when it is started again.
 

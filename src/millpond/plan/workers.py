@@ -1,4 +1,4 @@
-"""Functions of Millpond in Spark's Python workers: in which Python they run, and what is said where that lacks Millpond."""
+"""Functions of Millpond in Spark's Python workers: which Python runs them, and what is said if it lacks Millpond."""
 
 from __future__ import annotations
 
