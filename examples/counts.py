@@ -3,16 +3,12 @@
 The only difference from plain Spark is `millpond.writeStream(counts)` where `counts.writeStream` would stand.
 """
 
-import os
-import sys
 import tempfile
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def main() -> None:

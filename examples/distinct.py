@@ -1,7 +1,5 @@
 """Distinct counts on a stream, which Spark itself refuses: NEXMark's q16. `python examples/distinct.py`."""
 
-import os
-import sys
 import tempfile
 
 from pyspark.sql import SparkSession
@@ -9,8 +7,6 @@ from pyspark.sql import SparkSession
 import millpond
 from millpond.workloads.nexmark_spark import bids, numbers
 from millpond.workloads.queries import q16
-
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def main() -> None:

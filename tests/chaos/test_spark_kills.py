@@ -97,7 +97,7 @@ def test_rows_are_right_after_kills(seed: int, tmp_path: Path, monkeypatch: pyte
             victims.pop(0)
         assert done or killed, life.log.read_text()[-4000:]
     if query == "aggregate":
-        assert read_updates(tmp_path / "out") == expected_updates(rows)
+        assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
     else:
         keys = {(k, n) for k, n in zip(rows["key"].to_pylist(), rows["name"].to_pylist(), strict=True)}
         assert read_file_sink(tmp_path / "out") == sorted(keys, key=repr)

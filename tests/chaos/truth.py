@@ -1,5 +1,6 @@
 """Input of the kill tests, what must come out of it, and what did."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ FILES = 8
 
 
 def write_input(folder: Path, seed: int) -> pa.Table:
-    """One Parquet file a batch, in a fixed order; returns all rows with the batch they belong to."""
+    """Parquet files with an order in time; returns all rows with the number of the file that they stand in."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
     tables = []
@@ -26,21 +27,43 @@ def write_input(folder: Path, seed: int) -> pa.Table:
                 "amount": pa.array(rng.integers(-50, 50, rows)),
             }
         )
-        path = folder / f"part-{number:03d}.parquet"
+        path = folder / _name(number)
         pq.write_table(table, path)
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
-        tables.append(table.append_column("batch", pa.array(np.full(rows, number))))
+        tables.append(table.append_column("file", pa.array(np.full(rows, number))))
     return pa.concat_tables(tables)
 
 
-def expected_updates(rows: pa.Table) -> list[tuple[object, ...]]:
+def _name(number: int) -> str:
+    return f"part-{number:03d}.parquet"
+
+
+def batches_of_files(checkpoint: Path) -> list[int]:
+    """The batch in which Spark has read each input file, by its own record.
+
+    It reads one file a batch, but for a crash between its note of the file and its plan of the batch: the next run
+    notes another file for the same batch.
+    """
+    planned = {int(plan.name): plan for plan in (checkpoint / "offsets").iterdir() if plan.name.isdigit()}
+    ends = {batch: json.loads(plan.read_text().splitlines()[-1])["logOffset"] for batch, plan in planned.items()}
+    noted = {
+        Path(entry["path"]).name: entry["batchId"]
+        for log in (checkpoint / "sources" / "0").iterdir()
+        if log.name.removesuffix(".compact").isdigit()
+        for entry in map(json.loads, log.read_text().splitlines()[1:])
+    }
+    return [min(batch for batch, end in ends.items() if end >= noted[_name(number)]) for number in range(FILES)]
+
+
+def expected_updates(rows: pa.Table, checkpoint: Path) -> list[tuple[object, ...]]:
     """What each batch must emit in update mode: every key it touches, with all its rows so far."""
+    batches = batches_of_files(checkpoint)
     groups: dict[tuple[object, object], list[int]] = {}
     emitted: list[tuple[object, ...]] = []
-    columns = (rows[name].to_pylist() for name in ("batch", "key", "name", "amount"))
+    columns = (rows[name].to_pylist() for name in ("file", "key", "name", "amount"))
     by_batch: dict[int, list[tuple[tuple[object, object], int]]] = {}
-    for batch, key, name, amount in zip(*columns, strict=True):
-        by_batch.setdefault(batch, []).append(((key, name), amount))
+    for file, key, name, amount in zip(*columns, strict=True):
+        by_batch.setdefault(batches[file], []).append(((key, name), amount))
     for batch, added in sorted(by_batch.items()):
         for group, amount in added:
             groups.setdefault(group, []).append(amount)
@@ -53,9 +76,9 @@ def expected_updates(rows: pa.Table) -> list[tuple[object, ...]]:
 def read_updates(folder: Path) -> list[tuple[object, ...]]:
     """What the job's batches have written."""
     written = [
-        (batch, *row.values())
-        for batch in range(FILES)
-        for row in pq.read_table(folder / f"batch={batch}", partitioning=None).to_pylist()
+        (int(batch.name.removeprefix("batch=")), *row.values())
+        for batch in folder.iterdir()
+        for row in pq.read_table(batch, partitioning=None).to_pylist()
     ]
     return sorted(written, key=repr)
 

@@ -1,17 +1,18 @@
-"""One query, run by Spark and by Millpond on the same batches: all rows of all batches must be equal."""
+"""One query, run by Spark and by Millpond on the same batches: all rows and schemas of all batches must be equal."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import StructType
 
 import millpond
 from tests.differential.data import DDL, write
@@ -56,10 +57,17 @@ def same(left: Any, right: Any) -> bool:
 
 def run(
     df: DataFrame, mode: str, checkpoint: Path, *, ours: bool, into: Batches, trigger: dict[str, Any] | None = None
-) -> None:
-    """Run a query over the files that are there, to the end; add its output to `into`."""
+) -> list[StructType]:
+    """Run a query over the files that are there, to the end; add its output to `into`.
+
+    Returns:
+        The schemas that its batches had.
+    """
+    schemas: list[StructType] = []
 
     def keep(batch: DataFrame, number: int) -> None:
+        if batch.schema not in schemas:
+            schemas.append(batch.schema)
         into[number] = [plain(row) for row in batch.collect()]
 
     writer = millpond.writeStream(df) if ours else df.writeStream
@@ -71,6 +79,7 @@ def run(
         .start()
     )
     query.awaitTermination()
+    return schemas
 
 
 def compare(
@@ -105,23 +114,14 @@ def compare(
         for table in tables:
             write(folder / "in", number, table)
             number += 1
-        failures: list[BaseException] = []
-
-        def natively(into: list[BaseException] = failures) -> None:
-            try:
-                df = query(stream(native, folder / "in"), native)
-                run(df, mode, folder / "native", ours=False, into=expected)
-            except BaseException as error:
-                into.append(error)
-
-        thread = threading.Thread(target=natively)
-        thread.start()
-        try:
-            run(query(stream(ours, folder / "in"), ours), mode, folder / "ours", ours=True, into=actual)
-        finally:
-            thread.join()
-        if failures:
-            raise failures[0]
+        with ThreadPoolExecutor(1) as beside:
+            natively = beside.submit(
+                lambda: run(
+                    query(stream(native, folder / "in"), native), mode, folder / "native", ours=False, into=expected
+                )
+            )
+            schemas = run(query(stream(ours, folder / "in"), ours), mode, folder / "ours", ours=True, into=actual)
+        assert schemas == natively.result()
     assert_equal(actual, expected)
     return actual
 

@@ -177,6 +177,17 @@ def test_an_interrupted_priming_leaves_no_commit(job: Job) -> None:
     assert job.emitted == {1: job.expected(1)}
 
 
+def test_a_start_after_a_death_in_the_first_plan(job: Job) -> None:
+    """Killed while Spark wrote `offsets/0`: Spark itself would refuse the checkpoint for ever."""
+    name = ".0.1b671a64-40d5-491e-99b0-da01ff1f3341.tmp"
+    (job.checkpoint / "offsets").mkdir(parents=True)
+    (job.checkpoint / "offsets" / name).write_text("v1\n")
+    (job.checkpoint / "offsets" / f".{name}.crc").touch()
+    job.write([1, 2], [2, 3])
+    job.aggregate()
+    assert job.emitted == {batch: job.expected(batch) for batch in range(2)}
+
+
 def test_state_that_the_ledger_counts_on_is_missed(job: Job) -> None:
     job.write([1], [2], [3])
     job.aggregate()

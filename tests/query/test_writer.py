@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import millpond
 from millpond.errors import SettingError, UnsupportedError, UsageError
+from millpond.slot.task import PipeTask
 from tests.differential.data import batch, write
 from tests.differential.harness import stream
 
@@ -205,10 +208,31 @@ def test_foreach_batch_that_only_asks_whether_there_is_anything(counts: DataFram
 
 
 @pytest.mark.parametrize("peek", [lambda df: df.first(), lambda df: df.limit(1).collect(), lambda df: None])
-def test_foreach_batch_that_leaves_partitions_out_fails(counts: DataFrame, peek: Any) -> None:
-    query = once(millpond.writeStream(counts).foreachBatch(lambda df, _: peek(df))).start()
-    with pytest.raises(StreamingQueryException, match="did not read the whole batch"):
-        query.awaitTermination()
+def test_what_a_foreach_batch_leaves_out_is_done(
+    session: SparkSession, counts: DataFrame, tmp_path: Path, peek: Any
+) -> None:
+    checkpoint = str(tmp_path / "checkpoint")
+    writer = millpond.writeStream(counts).foreachBatch(lambda df, _: peek(df)).option("checkpointLocation", checkpoint)
+    once(writer).start().awaitTermination()
+    assert sorted(map(tuple, millpond.read_state(session, checkpoint).collect()), key=str) == total(session, tmp_path)
+
+
+def test_slots_on_other_hosts_are_not_asked(
+    session: SparkSession, counts: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a consumer stopped early on another host, nobody knows whether the partition has run: it runs again."""
+    asked: list[int] = []
+
+    def nothing_here(task: PipeTask) -> dict[tuple[int, int], int]:
+        asked.append(task.operator)
+        return {}
+
+    monkeypatch.setattr("millpond.query.batches.held_versions", nothing_here)
+    checkpoint = str(tmp_path / "checkpoint")
+    writer = millpond.writeStream(counts).foreachBatch(lambda df, _: df.isEmpty())
+    once(writer.option("checkpointLocation", checkpoint)).start().awaitTermination()
+    assert asked
+    assert sorted(map(tuple, millpond.read_state(session, checkpoint).collect()), key=str) == total(session, tmp_path)
 
 
 def test_stateless_queries_pass_through(events: DataFrame, tmp_path: Path) -> None:
@@ -276,10 +300,30 @@ def test_the_default_checkpoint_location_is_sparks(counts: DataFrame, settings: 
     assert (tmp_path / "base" / "named" / "commits" / "1").exists()
 
 
-def test_a_temporary_checkpoint_is_announced(counts: DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("fails", "forced", "stays"), [(False, False, False), (True, False, True), (True, True, False)]
+)
+def test_a_temporary_checkpoint_is_announced_and_goes_with_its_query(
+    counts: DataFrame, settings: Any, caplog: pytest.LogCaptureFixture, fails: bool, forced: bool, stays: bool
+) -> None:
+    settings.set("spark.sql.streaming.forceDeleteTempCheckpointLocation", str(forced).lower())
+
+    def write(df: DataFrame, number: int) -> None:
+        assert df.count() >= 0
+        assert not fails
+
     with caplog.at_level(logging.WARNING, "millpond"):
-        once(millpond.writeStream(counts).format("noop")).start().awaitTermination()
-    assert any("no checkpointLocation" in record.getMessage() for record in caplog.records)
+        query = once(millpond.writeStream(counts).foreachBatch(write)).start()
+    (said,) = [record.args for record in caplog.records if "no checkpointLocation" in record.msg]
+    assert isinstance(said, tuple)
+    folder = Path(str(said[0]))
+    assert folder.exists()
+    with pytest.raises(StreamingQueryException) if fails else nullcontext():
+        query.awaitTermination()
+    (deleting,) = [t for t in threading.enumerate() if t.name == "millpond-temporary"] or [None]
+    if deleting is not None:
+        deleting.join(60)
+    assert folder.exists() == stays
 
 
 def test_commits_wait_where_the_source_forgets(

@@ -280,6 +280,19 @@ class Catalyst:
         """`expression`, declared never null."""
         return Expression(self._class(f"{_EXPRESSIONS}.KnownNotNull")(expression.java))
 
+    def fitted(self, expression: Expression, wanted: Expression) -> Expression:
+        """`expression` with exactly the type and nullability of `wanted`, inside of nested types too.
+
+        Spark declares what stateful operators of a stream give to be nullable throughout.
+        """
+        java = expression.java
+        if not java.dataType().equals(wanted.java.dataType()):
+            no_time_zone = self._class("scala.Option").apply(None)
+            java = self._class(f"{_EXPRESSIONS}.Cast")(java, wanted.java.dataType(), no_time_zone)
+        if wanted.nullable and not java.nullable():
+            java = self._class(f"{_EXPRESSIONS}.KnownNullable")(java)
+        return Expression(java)
+
     def project(self, named: Sequence[Expression], child: Node) -> Node:
         """`SELECT named FROM child`."""
         return Node(self._class(f"{_LOGICAL}.Project")(self._seq([n.java for n in named]), child.java))
@@ -319,6 +332,11 @@ class Catalyst:
         hadoop = self._class("org.apache.hadoop.fs.Path")(path)
         system = hadoop.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
         return str(system.makeQualified(hadoop).toString())
+
+    def delete_at_exit(self, folder: str) -> None:
+        """Have Spark delete a local folder when the application ends, as it deletes its own temporary ones."""
+        hooks = self._class("org.apache.spark.util.ShutdownHookManager")
+        hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
 
     def stop_active_run(self, metadata: bytes | None) -> None:
         """Stop the session's running query with the identity in `metadata`, as Spark does when it is started again.

@@ -17,6 +17,7 @@ from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
 from millpond.plan.aggregate import Derived, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.decide import Decided, Decision, Operator
+from millpond.plan.workers import map_in_arrow
 
 KEY_GROUP_BITS = 15
 _TIME_BITS = 64 - KEY_GROUP_BITS
@@ -89,9 +90,9 @@ class _Surgeon:
             sent = prepared.withColumn("__mark", F.lit(False))
         else:
             write = named(self.writes[operator.index], "exchange", 1)
-            sent = prepared.mapInArrow(write, "parcel binary, __hash bigint, __mark boolean")
+            sent = map_in_arrow(prepared, write, "parcel binary, __hash bigint, __mark boolean")
         pipe = named(self.pipes[operator.index], operator.title, 2)
-        piped = self._exchange(sent).mapInArrow(pipe, schema)
+        piped = map_in_arrow(self._exchange(sent), pipe, schema)
         observed = piped.observe(
             "millpond" if operator.index == 0 else f"millpond-{operator.index}",
             *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
@@ -132,7 +133,7 @@ class _Surgeon:
         """Put the node's results, computed from the pipe's output, under their old names and identities."""
         if node.kind != "Aggregate":
             pairs = zip(piped.output, node.output, strict=True)
-            return self.catalyst.project([self.catalyst.stand_in(self._as(new, old), old) for new, old in pairs], piped)
+            return self.catalyst.project([self._stand_in(self._as(new, old), old) for new, old in pairs], piped)
         groupings = node.list("groupingExpressions")
         known = list(zip(groupings + aggregates, piped.output, strict=True))
 
@@ -140,10 +141,13 @@ class _Surgeon:
             return next((self._as(new, old) for old, new in known if old.means(expression)), None)
 
         results = []
-        for result in node.list("aggregateExpressions"):
+        for result, old in zip(node.list("aggregateExpressions"), node.output, strict=True):
             value = result.children[0] if result.kind == "Alias" else result
-            results.append(self.catalyst.stand_in(rewrite(self.catalyst, value, replace), result))
+            results.append(self._stand_in(rewrite(self.catalyst, value, replace), old))
         return self.catalyst.project(results, piped)
+
+    def _stand_in(self, new: Expression, old: Expression) -> Expression:
+        return self.catalyst.stand_in(self.catalyst.fitted(new, old), old)
 
     def _as(self, new: Expression, old: Expression) -> Expression:
         """The pipe's column with the nullability that the plan knew."""

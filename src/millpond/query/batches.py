@@ -1,12 +1,11 @@
-"""`foreachBatch` under Millpond: after the user's function, every partition must have run.
+"""`foreachBatch` under Millpond: at the end of every batch, every partition must have run.
 
-A partition that the function never asked for (`first()`, `limit(1)`) has not applied the batch. Spark fails such a
-batch for its own state stores (SPARK-52008); so does this.
+A partition that the user's function never asked for (`first()`, `limit(1)`) has not applied the batch. Spark fails such
+a batch for its own state stores (SPARK-52008); this runs what is left.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,9 @@ if TYPE_CHECKING:
 
 BatchFunction = Callable[[DataFrame, int], Any]
 
-_GRACE = 2.0
-"""Seconds given to partitions whose consumer stopped early: their slots may still be finishing the batch."""
-
 
 class CompleteBatch:
-    """A `foreachBatch` function that checks what the user's function left undone.
+    """A `foreachBatch` function that does what the user's function left undone.
 
     Args:
         function: the user's.
@@ -41,23 +37,27 @@ class CompleteBatch:
         self.function = function
         self.tasks = tasks
         self.coverage = coverage
+        self.coverage.value = []  # a recovery that ran the batch into nothing has reported, too
 
     def __call__(self, df: DataFrame, batch: int) -> None:
-        """Run the user's function, then check.
+        """Run the user's function, then the partitions that it has left out.
 
         Raises:
-            UsageError: naming the operators and partitions that have not run.
+            UsageError: even reading the whole batch leaves partitions out; names the operator and partition.
         """
         self.function(df, batch)
+        if self._missing(batch):
+            # Partitions that have applied the batch answer from memory; which they are, other hosts do not tell.
+            df.write.format("noop").mode("overwrite").save()
         missing = self._missing(batch)
         self.coverage.value = []
         if missing:
             operator, partition = min(missing)
             raise UsageError(
-                f"The foreachBatch function did not read the whole batch: {len(missing)} of "
-                f"{len(self._expected())} state partitions never ran, so their state lacks batch {batch}.",
-                action="Read all of the batch (as count(), write or collect() do); first() and limit() do not. "
-                "To use it more than once, persist() it.",
+                f"The query's plan does not read all of its state: {len(missing)} of {len(self._expected())} "
+                f"state partitions have not run, or were cut short on other hosts, in batch {batch}.",
+                action="Move what cuts it short (a limit, a join with nothing) from the query into the foreachBatch "
+                "function.",
                 query=self.tasks[0].query,
                 operator=str(operator),
                 partition=partition,
@@ -70,12 +70,8 @@ class CompleteBatch:
     def _missing(self, batch: int) -> set[tuple[int, int]]:
         reported = {(done.operator, done.partition) for done in self.coverage.value if done.batch == batch}
         missing = self._expected() - reported
-        deadline = time.monotonic() + _GRACE
-        # A consumer that stops early, as isEmpty() does, gives a pipe no chance to report; the slots know.
-        while missing:
-            held = held_versions(self.tasks[0])
-            missing = {place for place in missing if held.get(place, -1) <= batch}
-            if not missing or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        return missing
+        if not missing:
+            return missing
+        # A consumer that stops early, as isEmpty() does, gives a pipe no chance to report; this host's slots know.
+        held = held_versions(self.tasks[0])
+        return {place for place in missing if held.get(place, -1) <= batch}

@@ -7,6 +7,7 @@ journalled below `millpond/rolled-back/` first, so that a crash in between is un
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -17,6 +18,11 @@ from millpond.errors import StateDamagedError
 from millpond.files.filesystem import FileSystem
 
 Log = Literal["offsets", "commits"]
+
+_LOGS: tuple[Log, ...] = ("offsets", "commits")
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_UNFINISHED = re.compile(rf"\.\d+\.{_UUID}\.tmp|\.\.\d+\.{_UUID}\.tmp\.crc")
+"""Spark's temporary files in its logs, and the checksums that Hadoop's local file system keeps of them."""
 
 _FOLDER = "millpond/rolled-back"
 _PENDING = f"{_FOLDER}/pending.json"
@@ -32,6 +38,19 @@ class Ledger:
         """The newest batch in a log, −1 if it is empty."""
         names = (info.name.rpartition("/")[2] for info in self._files.list(f"{log}/"))
         return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def forget_interrupted_start(self) -> None:
+        """Remove what a crash left of Spark's first entry, if there is no entry yet.
+
+        Spark writes to a temporary file, then renames it. Before batch 0 it refuses a checkpoint in whose logs there is
+        anything at all, so that a query whose driver died in its first moment could never be started again.
+        """
+        if self.last("offsets") >= 0:
+            return
+        for log in _LOGS:
+            for info in self._files.list(f"{log}/"):
+                if _UNFINISHED.fullmatch(info.name.removeprefix(f"{log}/")):
+                    self._files.delete(info.name)
 
     def read(self, log: Log, batch: int) -> bytes | None:
         """One entry's bytes, `None` if it is not there."""

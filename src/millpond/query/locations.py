@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
+import threading
 import uuid
+from contextlib import suppress
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpond.errors import MillpondError
+from millpond.plan.catalyst import Catalyst
+from millpond.query.start import DRAIN_SECONDS
+from millpond.slot.client import drain
+from millpond.slot.task import PipeTask
 
 log = logging.getLogger("millpond")
 
@@ -14,7 +25,20 @@ _WITHOUT_CHECKPOINT = frozenset({"memory", "foreach", "foreachBatch", "console",
 """Sinks that Spark lets run in a temporary checkpoint."""
 
 
-def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: str | None) -> str | None:
+@dataclass(frozen=True)
+class CheckpointLocation:
+    """Where a query's checkpoint lies.
+
+    Attributes:
+        path: in any form that Spark takes.
+        temporary: whether it is to go with the query.
+    """
+
+    path: str
+    temporary: bool = False
+
+
+def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: str | None) -> CheckpointLocation | None:
     """The checkpoint location of a query.
 
     Args:
@@ -27,15 +51,45 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
         The location, or None where Spark refuses to start without one.
     """
     if given is not None:
-        return given
+        return CheckpointLocation(given)
     base = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
     if base is not None:
-        return f"{base.rstrip('/')}/{name or uuid.uuid4()}"
+        return CheckpointLocation(f"{base.rstrip('/')}/{name or uuid.uuid4()}")
     if sink not in _WITHOUT_CHECKPOINT:
         return None
     temporary = tempfile.mkdtemp(prefix="temporary-millpond-")
     log.warning(
-        "no checkpointLocation: the query's progress and state are kept in %s and will not survive the application",
+        "no checkpointLocation: the query's progress and state are kept in %s and will not survive the query",
         temporary,
     )
-    return temporary
+    Catalyst(spark).delete_at_exit(temporary)
+    return CheckpointLocation(temporary, temporary=True)
+
+
+def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, task: PipeTask) -> None:
+    """Delete a temporary checkpoint when its query has stopped, as Spark does.
+
+    That of a query that failed stays until the application ends, unless Spark is set to delete it.
+
+    Args:
+        query: the running query.
+        spark: its session.
+        path: the checkpoint, a local folder.
+        task: any pipe task of the query, whose slots have to let go of it first.
+    """
+    forced = spark.conf.get("spark.sql.streaming.forceDeleteTempCheckpointLocation", "false") == "true"
+    threading.Thread(
+        target=_delete_when_stopped, args=(query, path, task, forced), name="millpond-temporary", daemon=True
+    ).start()
+
+
+def _delete_when_stopped(query: StreamingQuery, path: str, task: PipeTask, forced: bool) -> None:
+    try:
+        query.awaitTermination()
+    except Exception as error:  # reported by the query itself
+        if not forced:
+            log.debug("the temporary checkpoint %s stays until the application ends: %s", path, error)
+            return
+    with suppress(MillpondError, OSError):  # what cannot be written any more is not wanted any more
+        drain(task, DRAIN_SECONDS)
+    shutil.rmtree(path, ignore_errors=True)

@@ -84,6 +84,7 @@ class Start:
         except MillpondError as error:
             log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
         ledger = Ledger(ledger_files)
+        ledger.forget_interrupted_start()
         roll_back = RollBack(ledger_files, ledger)
         roll_back.undo_interrupted()
         self._pin(files, ledger)

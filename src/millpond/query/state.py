@@ -11,6 +11,7 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 from millpond.errors import UsageError
 from millpond.operators.tables import state_fields
 from millpond.plan.catalyst import Catalyst
+from millpond.plan.workers import map_in_arrow
 from millpond.slot.reader import StateReader
 
 
@@ -55,4 +56,4 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
     fields = state_fields(reader.operators[operator].spec)
     schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
     numbers = spark.range(0, reader.partitions, 1, reader.partitions)
-    return numbers.mapInArrow(_PartitionReader(location, operator, chosen), schema)
+    return map_in_arrow(numbers, _PartitionReader(location, operator, chosen), schema)

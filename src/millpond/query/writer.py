@@ -24,7 +24,7 @@ from millpond.plan.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
 from millpond.query.checks import check_session, check_stream, check_writer
-from millpond.query.locations import choose_checkpoint
+from millpond.query.locations import choose_checkpoint, delete_when_stopped
 from millpond.query.session import changed, running_settings
 from millpond.query.start import Start
 from millpond.slot.exchange import ExchangeWrite
@@ -150,11 +150,15 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 if name == "foreachBatch" and coverage is not None:
                     args, kwargs = (CompleteBatch(self._said(name), list(started), coverage),), {}
                 getattr(writer, name)(*args, **kwargs)
-            writer.option("checkpointLocation", checkpoint)
+            writer.option("checkpointLocation", checkpoint.path)
             with changed(self._spark, around):
                 return launch(writer)
 
-        return Start(self._spark, decision, settings, checkpoint, needs_sync(decision), rewritten, around).run(begin)
+        start = Start(self._spark, decision, settings, checkpoint.path, needs_sync(decision), rewritten, around)
+        query = start.run(begin)
+        if checkpoint.temporary:
+            delete_when_stopped(query, self._spark, checkpoint.path, started[0])
+        return query
 
     def _report(self, decision: Decision, settings: Settings) -> None:
         if settings.explain == "all":

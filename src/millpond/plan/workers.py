@@ -1,0 +1,67 @@
+"""Functions of Millpond in Spark's Python workers: which Python runs them, and what is said if it lacks Millpond."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyspark import SparkContext, cloudpickle
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def map_in_arrow(df: DataFrame, function: ArrowFunction, schema: StructType | str) -> DataFrame:
+    """`df.mapInArrow(function, schema)` for a function of Millpond."""
+    with _this_python(df.sparkSession.sparkContext):
+        return df.mapInArrow(portable(function), schema)
+
+
+def portable(function: ArrowFunction) -> ArrowFunction:
+    """The same function, picklable, that says what to do where it cannot be loaded.
+
+    What it gives raises ImportError in a Python that lacks Millpond, or what Millpond needs.
+    """
+    pickled = cloudpickle.dumps(function)
+
+    # Spark sends nested functions as code: this one may name nothing of Millpond's.
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pickle
+        import platform
+        import sys
+
+        try:
+            loaded = pickle.loads(pickled)
+        except ImportError as error:
+            raise ImportError(
+                f"Millpond cannot be loaded by Spark's Python worker {sys.executable} on {platform.node()}: {error}. "
+                "Install millpond there as on the driver, or have PYSPARK_PYTHON (spark.pyspark.python) name a Python "
+                "that has it on every host."
+            ) from error
+        yield from loaded(batches)
+
+    run.__name__ = getattr(function, "__name__", type(function).__name__)
+    return run
+
+
+@contextmanager
+def _this_python(context: SparkContext) -> Iterator[None]:
+    """Have functions that are made within this context run in this very Python, where nobody chose another.
+
+    Spark's own choice is the `python3` of the PATH, which in a virtual environment that is not activated is another
+    Python. On a cluster this one's path means nothing.
+    """
+    local = context.master == "local" or context.master.startswith("local[")
+    if not local or "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python"):
+        yield
+        return
+    chosen = context.pythonExec
+    context.pythonExec = sys.executable
+    try:
+        yield
+    finally:
+        context.pythonExec = chosen

@@ -1,0 +1,74 @@
+"""Which Python runs Millpond's functions, and what it says when it cannot."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+
+from millpond.plan.transplant import named
+from millpond.plan.workers import portable
+
+
+def echo(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def test_functions_are_portable() -> None:
+    function = cloudpickle.loads(cloudpickle.dumps(portable(echo)))
+    batch = pa.record_batch({"a": [1]})
+    assert list(function(iter([batch]))) == [batch]
+    assert function.__name__ == "echo"
+
+
+def test_a_worker_without_millpond_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "function").write_bytes(cloudpickle.dumps(portable(named(echo, "count"))))
+    program = (
+        "import pickle, sys; sys.modules['millpond'] = None\n"
+        f"function = pickle.load(open({str(tmp_path / 'function')!r}, 'rb'))\n"
+        "list(function(iter([])))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
+    assert f"Millpond cannot be loaded by Spark's Python worker {sys.executable}" in said.splitlines()[-1]
+    assert "Install millpond there" in said
+
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+import millpond
+
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+rows = spark.readStream.schema("key bigint").parquet(sys.argv[1]).groupBy("key").count()
+writer = millpond.writeStream(rows).outputMode("update").format("noop").option("checkpointLocation", sys.argv[2])
+writer.trigger(availableNow=True).start().awaitTermination()
+print(millpond.read_state(spark, sys.argv[2]).count(), spark.sparkContext.pythonExec)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_local_query_needs_no_activated_environment(tmp_path: Path) -> None:
+    """The PATH's `python3` has not even PySpark."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"key": [1, 2, 2]}), tmp_path / "in" / "a.parquet")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environment["PATH"] = f"{tmp_path / 'bin'}:{environment['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "in"), str(tmp_path / "checkpoint")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["2", "python3"], done.stderr[-3000:]
