@@ -21,6 +21,7 @@ from millpond.slot.server import Answer
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt
 from millpond.stores.budget import MemoryBudget
+from millpond.stores.process import give_back_above
 
 
 @dataclass
@@ -159,6 +160,7 @@ class PartitionServer:
         with self._lock:
             if self._means is None:
                 budget = MemoryBudget(task.settings.memory)
+                give_back_above(budget.piece)
                 self._means = Means(
                     self.slot, self._number, self._directory, budget, budget.open(), self._merges, self._writers
                 )

@@ -10,8 +10,10 @@ import millpond.files.objects  # noqa: F401
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.partitions import PartitionServer
 from millpond.slot.server import Slot
+from millpond.stores.process import share_one_heap
 
 
 def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> None:
     """Be slot `number` until the application is gone."""
+    share_one_heap()
     Slot(directory, listener, PartitionServer(directory.path, number)).run()

@@ -29,8 +29,8 @@ from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet
 from millpond.stores.spooled import spooled
 
-PIECE = 65536
-"""Rows in a piece of a scan or a delta, at most."""
+_PIECE = 65536  # rows in a piece of a scan or a delta, at most
+_LEAST_PIECE = 1024
 _CHUNK = 16384  # rows that are loaded at once
 _RARE = 50  # one key in so many that has to be brought into memory is few
 
@@ -76,6 +76,7 @@ class RmwTable:
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self.words: Words = self._hot.words
         self.heap: Heap = self._hot.heap
+        self._budget = budget
         self._account = budget.open()
         self._outbox: Outbox | None = None
         self._flusher: Flusher | None = None
@@ -83,7 +84,7 @@ class RmwTable:
         if store is not None:
             self._outbox = Outbox(runs, store, writers or background)
             self._flusher = Flusher(self._hot, self._outbox, budget.total, flushed)
-            self._compactor = Compactor(runs, store, background)
+            self._compactor = Compactor(runs, store, background, piece=budget.piece)
         self._room = Room(self._hot, runs, self._outbox, self._account)
         self._version = flushed
         self._sealed = True
@@ -114,6 +115,11 @@ class RmwTable:
         return cls(
             schema, initial, runs, budget, background, range_, store=store, writers=writers, flushed=manifest.flushed
         )
+
+    @property
+    def portion(self) -> int:
+        """Bytes of input that should be worked on at once, at most."""
+        return 2 * self._budget.piece
 
     # A batch
 
@@ -158,6 +164,7 @@ class RmwTable:
         Looking for many keys at once in the runs costs far less a key. Nothing is done if nearly all keys are in memory
         anyway, as the last batch has shown, or if there are so many that they would drive each other out.
         """
+        self._budget.relieve()
         if self._room.complete or not self._missing or len(keys.words) * 4 > self._hot.capacity:
             return
         self._locate(keys, stamps, TOUCH_NONE)
@@ -173,9 +180,9 @@ class RmwTable:
         self._sought += count
         self._missed += len(pending)
         if search and len(pending):
-            positions, found = self._runs.lookup(keys, pending)
-            self._room.take(self._hot.long_bytes(found))
-            self._hot.settle(located, pending, positions, found, mode)
+            found = self._runs.lookup(keys, pending)
+            self._room.take(self._hot.found_bytes(found))
+            self._hot.settle(located, pending, found, mode)
         return located
 
     def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
@@ -190,11 +197,13 @@ class RmwTable:
         self._room.take(self.heap.size_of(values))
         self.heap.put(rows, offset, values, heap)
 
-    def touched(self, size: int = PIECE) -> Iterator[Rows]:
-        """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows.
+    def touched(self, size: int | None = None) -> Iterator[Rows]:
+        """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows (if not
+        given, as the memory allows).
 
         Long values may stay in the table's own heap: use a piece before the table changes.
         """
+        size = size or self._piece_rows()
         if self._changed is not None:
             for rows in self._changed:
                 for start in range(0, rows.count, size):
@@ -208,8 +217,9 @@ class RmwTable:
         for start in range(0, len(ids), size):
             yield self._hot.copy(ids[start : start + size], compact=False)
 
-    def scan(self, size: int = PIECE) -> Iterator[Rows]:
+    def scan(self, size: int | None = None) -> Iterator[Rows]:
         """The whole state in hash order, in pieces of about `size` rows; use a piece before the table changes."""
+        size = size or self._piece_rows()
         if not self._room.complete:
             yield from merged(self._hot, [run.source for run in self._runs.runs], self._range, size)
             return
@@ -218,40 +228,46 @@ class RmwTable:
 
     def seal(self) -> TableDelta:
         """End the batch: what it changed, encoded. `touched` may still be asked until the next `begin`."""
-        count = size = 0
+        count = held = 0
         kept: list[Rows] = []
-        limit = self._account.limit // 8
+        limit = self._account.limit // 16
 
         def encoded() -> Iterator[list[Any]]:
-            nonlocal count, size
+            nonlocal count, held
             for rows in self._sealed_rows():
-                piece = encode_rows(rows, self.layout, False)
+                piece = encode_rows(rows, self.layout, True)
                 count += rows.count
-                size += sum(memoryview(buffer).nbytes for buffer in piece)
-                if size <= limit:
+                held += rows.words.nbytes + rows.heap.nbytes
+                if held <= limit:
                     kept.append(rows)
                 else:
                     kept.clear()
                 yield piece
             if not count:
-                yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, False)
+                yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, True)
 
         pieces = spooled(encoded(), limit)
         delta = TableDelta(count, pieces)
-        self._changed = kept if size <= limit else None
+        self._changed = kept if held <= limit else None
         self._sealed = True
         self._version += 1
         if self._flusher is not None:
             self._flusher.sealed(self._version, delta.bytes)
+        self._budget.relieve()
         return delta
+
+    def _piece_rows(self) -> int:
+        """Rows that take about the bytes of a piece."""
+        return min(max(self._budget.piece // self._hot.average_bytes, _LEAST_PIECE), _PIECE)
 
     def _sealed_rows(self) -> Iterator[Rows]:
         if self._room.spilled:
             yield from self.touched()
             return
         ids = self._hot.touched_ids()
-        for start in range(0, len(ids), PIECE):
-            yield self._hot.copy(ids[start : start + PIECE], clear=TOUCHED)
+        size = self._piece_rows()
+        for start in range(0, len(ids), size):
+            yield self._hot.copy(ids[start : start + size], clear=TOUCHED)
 
     def load(self, delta_rows: Rows) -> None:
         """Apply rows of a delta, in recovery: they replace what the table knows of their keys."""
