@@ -90,6 +90,7 @@ class RmwTable:
         self._sealed = True
         self._missing = True  # whether many keys of the last batch were not in memory
         self._sought = self._missed = 0  # keys of this batch: looked for, not in memory
+        self._keys = runs.rows  # held, in memory or in runs
         self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
 
     @classmethod
@@ -183,6 +184,8 @@ class RmwTable:
             found = self._runs.lookup(keys, pending)
             self._room.take(self._hot.found_bytes(found))
             self._hot.settle(located, pending, found, mode)
+        if mode != TOUCH_NONE:
+            self._keys += int(np.count_nonzero(located.created))
         return located
 
     def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
@@ -203,7 +206,14 @@ class RmwTable:
 
         Long values may stay in the table's own heap: use a piece before the table changes.
         """
-        size = size or self._piece_rows()
+        return self._relieved(self._touched(size or self._piece_rows()))
+
+    def _relieved(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+        for rows in pieces:
+            yield rows
+            self._budget.relieve()
+
+    def _touched(self, size: int) -> Iterator[Rows]:
         if self._changed is not None:
             for rows in self._changed:
                 for start in range(0, rows.count, size):
@@ -218,8 +228,10 @@ class RmwTable:
             yield self._hot.copy(ids[start : start + size], compact=False)
 
     def scan(self, size: int | None = None) -> Iterator[Rows]:
-        """The whole state in hash order, in pieces of about `size` rows; use a piece before the table changes."""
-        size = size or self._piece_rows()
+        """The whole state in hash order, in pieces as for `touched`; use a piece before the table changes."""
+        return self._relieved(self._scan(size or self._piece_rows()))
+
+    def _scan(self, size: int) -> Iterator[Rows]:
         if not self._room.complete:
             yield from merged(self._hot, [run.source for run in self._runs.runs], self._range, size)
             return
@@ -294,12 +306,26 @@ class RmwTable:
         return TableManifest(tuple(ref for ref in refs if ref is not None), flushed)
 
     def stats(self) -> dict[str, int]:
-        """Figures: rows and bytes in memory, dirty rows, bytes on their way to files, rows in runs."""
+        """Figures, `cache_hits` and `cache_misses` since the batch began.
+
+        `keys`: keys held. Exact while all are in memory; else what runs held when the table was opened (a key counts
+        once for each run that has it) and the keys created since. `bytes`: of the state in memory and in files.
+        `cache_hits`, `cache_misses`: keys that were looked for and were in memory, or had to be sought in runs.
+        `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows` of them are in no run yet; `buffer_bytes`: on
+        their way to files; `run_rows`: rows in runs.
+        """
+        searched = 0 if self._room.complete else self._missed
+        files = sum(run.ref.bytes for run in self._runs.runs if run.ref is not None)
+        buffered = 0 if self._outbox is None else self._outbox.memory
         return {
+            "keys": self._hot.count if self._room.complete else self._keys,
+            "bytes": self._hot.memory + buffered + files,
+            "cache_hits": self._sought - searched,
+            "cache_misses": searched,
             "hot_rows": self._hot.count,
             "hot_bytes": self._hot.memory,
             "dirty_rows": self._hot.dirty,
-            "buffer_bytes": 0 if self._outbox is None else self._outbox.memory,
+            "buffer_bytes": buffered,
             "run_rows": self._runs.rows,
         }
 
