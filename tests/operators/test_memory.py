@@ -104,4 +104,9 @@ def test_a_key_passes_once_though_it_was_evicted(tmp_path: Path) -> None:
             operator.finish()
             out = [row for piece in operator.output() for row in zip(*piece.to_pydict().values(), strict=True)]
             assert out == wanted
-        assert operator.tables["main"].stats()["run_rows"] > 10_000
+        figures = operator.tables["main"].stats()
+        assert figures["run_rows"] > 10_000
+        assert figures["keys"] == len(seen)
+        assert figures["bytes"] > figures["run_rows"] * 8 * 5
+        assert figures["cache_misses"] > 0
+        assert figures["cache_hits"] + figures["cache_misses"] >= 8000

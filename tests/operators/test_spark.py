@@ -94,11 +94,12 @@ def test_functions_equal_batch_sql(spark: SparkSession, ddl: str, ansi: bool) ->
         for _ in range(ROWS)
     ]
     batch = record_batch(shape, rows, ["k"])
-    spark.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
-    frame = spark.createDataFrame(pa.Table.from_batches([batch]))
+    session = spark.newSession()
+    session.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
+    frame = session.createDataFrame(pa.Table.from_batches([batch]))
     frame.withColumn("v", frame.v.cast(ddl)).createOrReplaceTempView("t")  # Arrow's timestamps come with a zone
     columns = ", ".join(f"{sql_of(shape, call)} as c{i}" for i, call in enumerate(calls))
-    native = spark.sql(f"select k, {columns} from t group by k")
+    native = session.sql(f"select k, {columns} from t group by k")
     for field, call in zip(native.schema.fields[1:], calls, strict=True):
         assert field.dataType.simpleString() == call.type, call
     wanted = {row[0]: row[1:] for row in native.collect()}

@@ -27,7 +27,7 @@ def test_functions_are_portable() -> None:
 
 
 def test_a_worker_without_millpond_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "function").write_bytes(cloudpickle.dumps(portable(named(echo, "count"))))
+    (tmp_path / "function").write_bytes(cloudpickle.dumps(portable(named(echo, "count", 2))))
     program = (
         "import pickle, sys; sys.modules['millpond'] = None\n"
         f"function = pickle.load(open({str(tmp_path / 'function')!r}, 'rb'))\n"

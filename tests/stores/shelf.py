@@ -6,11 +6,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from millpond.files.blocks import MemorySource
+from millpond.files.blocks import MemorySource, shape_of
 from millpond.files.refs import RunRef
+from millpond.kernels.gather import gather_rows
 from millpond.layout import RowLayout, Rows
-from millpond.stores.runs import Run
+from millpond.stores.runs import Run, RunSet
+
+
+def found_rows(runs: RunSet, keys: Rows, pending: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
+    """What `lookup` finds: which keys, and copies of their rows."""
+    found, shape = runs.lookup(keys, pending), shape_of(runs.layout)
+    return found.positions, Rows(*gather_rows(found.rows_at, found.heaps_at, shape.width, shape.blobs))
 
 
 def together(pieces: list[Rows], layout: RowLayout) -> Rows:

@@ -16,6 +16,7 @@ from millpond.layout import Rows
 from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows
+from tests.stores.shelf import found_rows
 
 EVERYTHING = HashRange()
 
@@ -79,7 +80,7 @@ def test_a_run_file_answers_as_its_rows_do(reopen, monkeypatch, data):
         assert (opened.ref.oldest, opened.ref.newest) == (min(e.stamp for e in held), max(e.stamp for e in held))
     runs = RunSet(shape, [opened])
     asked = held + data.draw(st.lists(one, max_size=10))
-    found, rows = runs.lookup(encode(asked, shape), np.arange(len(asked)))
+    found, rows = found_rows(runs, encode(asked, shape), np.arange(len(asked)))
     model = {(e.hash, e.key): e for e in held if not e.dead}
     wanted = {i: model[e.hash, e.key] for i, e in enumerate(asked) if (e.hash, e.key) in model}
     assert dict(zip(found.tolist(), decode(rows, shape), strict=True)) == wanted
@@ -93,10 +94,10 @@ def test_many_rows(reopen, shape):
     opened = reopen(pieces, shape)
     runs = RunSet(shape, [opened])
     pending = np.arange(0, 200_000, 7)[::-1].copy()
-    found, got = runs.lookup(rows, pending)
+    found, got = found_rows(runs, rows, pending)
     assert sorted(found.tolist()) == sorted(pending.tolist())
     assert decode(Rows(got.words[::500], got.heap), shape) == decode(Rows(rows.words[found[::500]], rows.heap), shape)
-    assert len(runs.lookup(random_rows(1000, shape, 5), np.arange(1000))[0]) == 0
+    assert len(runs.lookup(random_rows(1000, shape, 5), np.arange(1000)).positions) == 0
     assert sum(piece.count for piece in runs.scan()) == 200_000
 
 
@@ -138,7 +139,7 @@ def test_the_block_cache_keeps_to_its_limit(tmp_path):
     rows = sort_rows(random_rows(100_000, FIXED, 1), FIXED)
     opened = first.write(rows, FIXED)
     for _ in range(3):
-        assert len(RunSet(FIXED, [opened]).lookup(rows, np.arange(0, 100_000, 50))[0]) == 2000
+        assert len(RunSet(FIXED, [opened]).lookup(rows, np.arange(0, 100_000, 50)).positions) == 2000
         assert 0 < first.cache.bytes <= 500_000
     first.cache.limit = 100_000
     assert first.cache.bytes <= 100_000
@@ -152,7 +153,7 @@ def test_local_copies_keep_to_their_limit_and_are_replaced_by_reading_remotely(t
     assert first.stats()["disk_bytes"] <= 3_000_000
     assert [one.source.mapped for one in made] == [False, False, True, True]
     for one in made:
-        assert len(RunSet(FIXED, [one]).lookup(rows, np.arange(0, 30_000, 50))[0]) == 600
+        assert len(RunSet(FIXED, [one]).lookup(rows, np.arange(0, 30_000, 50)).positions) == 600
     first.forget(made[3])
     assert len(os.listdir(tmp_path / "local")) == 1
     first.close()
@@ -205,7 +206,7 @@ def test_damage_is_named_or_harmless(tmp_path, monkeypatch, data):
     keys = encode(held, shape)
     try:
         runs = RunSet(shape, [again.open(written.ref, shape)])
-        found, rows = runs.lookup(keys, np.arange(len(held)))
+        found, rows = found_rows(runs, keys, np.arange(len(held)))
         scanned = [e for piece in runs.scan() for e in decode(piece, shape)]
     except StateDamagedError as error:
         named = error.file
@@ -236,7 +237,7 @@ def test_a_location_copied_from_an_object_store_is_read_all_the_same(tmp_path):
     ref = first.write(rows, MIXED).ref
     again = store(tmp_path, far=False)
     runs = RunSet(MIXED, again.open_all([ref, ref], MIXED))
-    assert len(runs.lookup(rows, np.arange(1000))[0]) == 1000
+    assert len(runs.lookup(rows, np.arange(1000)).positions) == 1000
     with open(f"{tmp_path}/state/{ref.name}", "ab") as file:
         file.write(b"more")
     with pytest.raises(StateDamagedError):
@@ -251,7 +252,7 @@ def test_a_store_that_fails_for_a_moment_does_no_harm(tmp_path):
     rows = sort_rows(random_rows(20_000, FIXED, 1), FIXED)
     for _ in range(5):
         runs = RunSet(FIXED, [first.open(first.write(rows, FIXED).ref, FIXED)])
-        assert len(runs.lookup(rows, np.arange(0, 20_000, 9))[0]) == len(range(0, 20_000, 9))
+        assert len(runs.lookup(rows, np.arange(0, 20_000, 9)).positions) == len(range(0, 20_000, 9))
     first.close()
 
 
@@ -266,7 +267,7 @@ def test_reading_much_of_a_file_piece_by_piece_brings_it_here(tmp_path):
     source = runs.runs[0].source
     pending = np.arange(0, 100_000, 500)
     for _ in range(4):
-        assert len(runs.lookup(rows, pending)[0]) == len(pending)
+        assert len(runs.lookup(rows, pending).positions) == len(pending)
     assert source.mapped
     assert source.remote().fetched < 3 * ref.bytes
     first.close()

@@ -10,6 +10,7 @@ from millpond.files.blocks import HashRange, sort_rows
 from millpond.layout import Rows
 from millpond.stores.runs import RunSet, memory_run
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
+from tests.stores.shelf import found_rows
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_lookup_finds_the_newest_version_of_each_key(data):
     width = data.draw(st.sampled_from([shape.key_stop, shape.width]))
     keys = Rows(keys.words[:, :width], keys.heap)
     pending = np.array(data.draw(st.permutations(range(len(asked)))), np.int64)[: data.draw(st.integers(0, len(asked)))]
-    found, rows = RunSet(shape, [memory_run(encode(r, shape), shape) for r in runs]).lookup(keys, pending)
+    found, rows = found_rows(RunSet(shape, [memory_run(encode(r, shape), shape) for r in runs]), keys, pending)
     model = expected(runs)
     wanted = {int(i): model[asked[i].hash, asked[i].key] for i in pending if (asked[i].hash, asked[i].key) in model}
     assert dict(zip(found.tolist(), decode(rows, shape), strict=True)) == wanted
@@ -71,12 +72,12 @@ def test_many_rows(shape, bits, monkeypatch):
     runs = RunSet(shape, [memory_run(sort_rows(rows, shape), shape) for rows in batches])
     for rows in batches:
         pending = np.arange(0, count, 3)
-        found, got = runs.lookup(rows, pending)
+        found, got = found_rows(runs, rows, pending)
         assert sorted(found.tolist()) == pending.tolist()
         assert (got.words[:, shape.offsets[0]] == rows.words[found, shape.offsets[0]]).all()
         assert decode(Rows(got.words[:50], got.heap), shape) == decode(Rows(rows.words[found[:50]], rows.heap), shape)
     absent = random_rows(count, shape, 9, bits=bits)
-    assert len(runs.lookup(absent, np.arange(count))[0]) == 0
+    assert len(runs.lookup(absent, np.arange(count)).positions) == 0
     pieces = list(runs.scan(size=4096))
     assert sum(p.count for p in pieces) == 3 * count
     if bits == 64:

@@ -117,6 +117,20 @@ def long_bytes(rows, count, stride, columns):
     return total
 
 
+@kernel("int64(uint64[::1], int64[::1])")
+def long_bytes_at(rows, columns):
+    """Upper bound of the arena bytes that the long values of rows at some addresses take (`columns` as above)."""
+    total = np.int64(0)
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows):
+            prefetch(rows[i + _AHEAD], columns[0] * 8)
+        for c in range(len(columns)):
+            size = np.int64(word(rows[i], columns[c]) & _LENGTH)
+            if size > _INLINE:
+                total += chunk_of(size)[1]
+    return total
+
+
 @kernel("int64(uint64, int64, int64, int64[::1], uint64, uint8[::1], int64)")
 def relocate(rows, count, stride, columns, heap, target, start):
     """Copy the long values of some rows from one heap into another and make the rows point there.

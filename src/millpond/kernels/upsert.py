@@ -48,6 +48,7 @@ TOUCH_NONE = 2
 """Touch nothing: rows are made ahead, marked so that the next upsert of their key takes them for new."""
 _LENGTH = np.uint64(0xFFFFFFFF)
 _INLINE = np.uint64(12)
+_AHEAD = 12
 
 
 @njit(
@@ -276,29 +277,31 @@ def drop_values(state, references, lists, at, start):
 
 @kernel(
     "void(int64[::1], uint8[::1], int64[::1], uint32[::1], int64[::1], boolean[::1], int64[::1], int64[::1],"
-    " uint64, int64, uint64, int64)"
+    " uint64[::1], uint64[::1], int64)"
 )
-def settle(state, references, lists, touched, rows, created, pending, found, sources, stride, heap, touch):
+def settle(state, references, lists, touched, rows, created, pending, found, sources, heaps, touch):
     """Complete the fresh rows that an `upsert` made: those found in runs take their values from there.
 
     Args:
         state, references, lists, touched: the table, as for `upsert`.
         rows, created, pending: what `upsert` filled (`pending` cut to size).
         found: ascending indices into `pending` of the keys that were found.
-        sources, stride, heap: address of the rows found (in the order of `found`), words from one to the next, address
-            of their heap.
+        sources, heaps: addresses of the rows found and of their heaps, in the order of `found`.
         touch: as for `upsert`.
     """
+    lines = (state[WIDTH] * 8 + 63) // 64
     f = 0
     for p in range(len(pending)):
         position = pending[p]
         row = rows[position]
         at = step(state[SLAB], row * state[STRIDE])
         if f < len(found) and found[f] == p:
-            source = step(sources, f * stride * 8)
-            f += 1
+            if f + _AHEAD < len(found):
+                for line in range(lines):
+                    prefetch(sources[f + _AHEAD], line * 64)
             created[position] = False
-            _copy_values(state, references, lists, at, source, heap)
+            _copy_values(state, references, lists, at, sources[f], heaps[f])
+            f += 1
         elif touch == TOUCH_CREATED:
             _touch(state, touched, at, row, word(at, 1))
         elif touch == TOUCH_NONE:

@@ -12,8 +12,20 @@ from numpy.typing import NDArray
 from millpond.kernels import aggregate, mix
 from millpond.layout import Rows
 from millpond.operators.accumulators import BLOCK
-from millpond.operators.encode import ALL, NO_HEAP, Leaf, Mask, both, flatten, hashes_of, key_rows, normalised, operand
-from millpond.operators.protocol import MAIN, PIECE, MakeTable
+from millpond.operators.encode import (
+    ALL,
+    NO_HEAP,
+    Leaf,
+    Mask,
+    both,
+    flatten,
+    hashes_of,
+    key_rows,
+    normalised,
+    operand,
+    portions,
+)
+from millpond.operators.protocol import MAIN, MakeTable
 from millpond.operators.spec import GLOBAL_HASH, AggregateSpec, output_fields
 from millpond.operators.tables import Distinct, Keyed, decode_rows, distincts, main_table
 from millpond.operators.types import parse_type
@@ -64,9 +76,11 @@ class AggregateOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
+        for portion in portions(batch, self._table.portion):
+            self._fold(portion)
+
+    def _fold(self, batch: pa.RecordBatch) -> None:
         count = batch.num_rows
-        if not count:
-            return
         hashes = hashes_of(batch)
         first = 1  # columns are taken by position: names may repeat
         leaves = [
@@ -106,7 +120,7 @@ class AggregateOperator:
         """The groups that the batch changed, or in complete mode all groups."""
         complete = self.spec.output_mode == "complete"
         fields = output_fields(self.spec)
-        for rows in self._table.scan(PIECE) if complete else self._table.touched(PIECE):
+        for rows in self._table.scan() if complete else self._table.touched():
             yield from decode_rows(self._main, self._calls, fields, rows)
 
 

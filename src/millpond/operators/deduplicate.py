@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from millpond.layout import Rows
 from millpond.operators.accumulators import BLOCK
-from millpond.operators.encode import flatten, hashes_of, key_rows
+from millpond.operators.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.protocol import MAIN, PIECE, MakeTable
 from millpond.operators.spec import DeduplicateSpec
 from millpond.operators.tables import main_table
@@ -40,9 +40,11 @@ class DeduplicateOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
+        for portion in portions(batch, self._table.portion):
+            self._pass_on(portion)
+
+    def _pass_on(self, batch: pa.RecordBatch) -> None:
         count = batch.num_rows
-        if not count:
-            return
         leaves = [
             leaf
             for position, dtype in zip(self.spec.keys, self._key_types, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ Mask = NDArray[np.uint8]
 
 ALL: Mask = np.empty(0, dtype=np.uint8)
 NO_HEAP: Bytes = np.empty(0, dtype=np.uint8)
+
+_LEAST_ROWS = 4096
 
 _NUMPY = {
     "tinyint": np.int8,
@@ -68,6 +70,14 @@ class Leaf(NamedTuple):
     array: pa.Array | None  # None: a struct's null flag, all there is is in `valid`
     dtype: DataType
     valid: Mask
+
+
+def portions(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """A batch in parts of about `size` bytes, so that what is made of one stays small."""
+    if batch.num_rows:
+        rows = max(_LEAST_ROWS, batch.num_rows * size // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
 
 
 def both(left: Mask, right: Mask) -> Mask:

@@ -38,6 +38,8 @@ log = logging.getLogger("millpond")
 DRAIN_SECONDS = 30.0
 """How long a start waits for the pending commits of an earlier run on this host."""
 
+_slot_memory: dict[str, int] = {}  # by application: what its first query asked for
+
 Transplant = Callable[[list[PipeTask]], DataFrame]
 """Makes the rewritten query whose pipes carry the given tasks, by operator index."""
 
@@ -116,9 +118,11 @@ class Start:
 
     def _first_task(self, location: str, checkpoint: str, files: FileSystem) -> PipeTask:
         settings = self.settings
+        application = self.spark.sparkContext.applicationId
+        warn_of_other_memory(application, settings.slot_memory)
         mode = settings.commit_mode or ("async" if self.sync_reason is None else "sync")
         return PipeTask(
-            application=self.spark.sparkContext.applicationId,
+            application=application,
             query=uuid.uuid5(uuid.NAMESPACE_URL, location).hex,
             run=uuid.uuid4().hex,
             operator=0,
@@ -226,3 +230,15 @@ def _cores(spark: SparkSession) -> int:
     if spark.sparkContext.master.startswith("local"):
         return int(spark.sparkContext.defaultParallelism)
     return int(spark.sparkContext.getConf().get("spark.executor.cores", str(os.cpu_count() or 1)))
+
+
+def warn_of_other_memory(application: str, memory: int) -> None:
+    """Say so if a query asks for other slot memory than the application's first: slots are shared and keep theirs."""
+    first = _slot_memory.setdefault(application, memory)
+    if memory != first:
+        log.warning(
+            "spark.millpond.slot.memory is %dm here, but the slots of this application run with %dm, as its first query"
+            " asked for. Set it alike for all queries, or start this one in an application of its own.",
+            memory >> 20,
+            first >> 20,
+        )

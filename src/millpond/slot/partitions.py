@@ -22,6 +22,10 @@ from millpond.slot.server import Answer
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt
 from millpond.stores.budget import MemoryBudget
+from millpond.stores.process import give_back_above
+
+_GIVEN_BACK = 256
+"""Allocations of more than one such part of the budget go back as soon as they are freed: slower, but seldom."""
 
 
 @dataclass
@@ -160,6 +164,7 @@ class PartitionServer:
         with self._lock:
             if self._means is None:
                 budget = MemoryBudget(task.settings.memory)
+                give_back_above(budget.total // _GIVEN_BACK)
                 self._means = Means(
                     self.slot, self._number, self._directory, budget, budget.open(), self._merges, self._writers
                 )

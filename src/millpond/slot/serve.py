@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import socket
 
+import numpy as np
+import pyarrow as pa
+
 import millpond.files.faults
 import millpond.files.local
 import millpond.files.objects  # noqa: F401
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.partitions import PartitionServer
 from millpond.slot.server import Slot
+from millpond.stores.process import share_one_heap
+
+pa.array(np.empty(0))  # Arrow looks for pandas when it first meets an array, and loads what it finds
 
 
 def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> None:
     """Be slot `number` until the application is gone."""
+    share_one_heap()
     Slot(directory, listener, PartitionServer(directory.path, number)).run()

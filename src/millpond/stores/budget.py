@@ -4,19 +4,38 @@ from __future__ import annotations
 
 from threading import Lock
 
+from millpond.stores.process import anonymous, trim
+
+_WORKING = 8
+"""The part of the budget (one in so many) that temporaries may take, for which tables hold no account."""
+_PIECES = 8
+_LARGEST_PIECE = 8 << 20
+_RUNNING = 24 << 20
+"""Bytes that threads, buffers of files and code loaded late take, whatever the budget (at most 3/8 of it)."""
+
 
 class MemoryBudget:
-    """How many bytes the tables of a slot may hold together.
+    """How many bytes a slot may hold together: its tables, its caches, and what works on them.
 
-    Half of the budget is split evenly: each table is sure of its part. The other half goes to whoever asks first, and
-    is taken back, down to an even share of the whole, from tables that hold more when another is short of memory.
+    An eighth (at most 64 MB) is left to temporaries, which come in pieces, several of which are alive at a time, and a
+    little to what a running process takes anyway. Half of the rest is split evenly: each table is sure of its part. The
+    other half goes to whoever asks first, and is taken back, down to an even share of the whole, from tables that hold
+    more when another is short of memory.
 
     Args:
         total: bytes. At least a few megabytes a table, or tables spend their time moving rows in and out.
+
+    Attributes:
+        piece: bytes that one temporary should take at most.
+        tables: bytes that tables and caches may hold together.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self.piece = min(total // (_WORKING * _PIECES), _LARGEST_PIECE)
+        self.tables = total - _PIECES * self.piece - min(_RUNNING, total * 3 // 8)
+        self._relieve_at = anonymous() + self.tables
+        self._full = self._relieve_at
         self._accounts: list[Account] = []
         self._lock = Lock()
 
@@ -24,6 +43,13 @@ class MemoryBudget:
     def used(self) -> int:
         """Bytes reserved by all tables."""
         return sum(account.reserved for account in self._accounts)
+
+    def relieve(self) -> None:
+        """Between two pieces of work: have what is freed given back, if the process is about to outgrow the budget."""
+        if anonymous() > self._relieve_at:
+            trim()
+            # What is left is in use: not worth another try before there is more.
+            self._relieve_at = max(self._full, anonymous() + self.piece)
 
     def open(self) -> Account:
         """An account for one more table."""
@@ -33,9 +59,9 @@ class MemoryBudget:
         return account
 
     def _limit(self, account: Account) -> int:
-        sure = self.total // (2 * len(self._accounts))
+        sure = self.tables // (2 * len(self._accounts))
         taken = sum(max(0, other.reserved - sure) for other in self._accounts if other is not account)
-        limit = sure + max(0, self.total // 2 - taken)
+        limit = sure + max(0, self.tables // 2 - taken)
         if any(other.short for other in self._accounts if other is not account):
             limit = min(limit, 2 * sure)
         return limit
@@ -67,7 +93,7 @@ class Account:
             granted = wanted <= self.reserved or wanted <= budget._limit(self)
             if granted:
                 self.reserved = wanted
-            self.short = not granted and self.reserved < budget.total // len(budget._accounts)
+            self.short = not granted and self.reserved < budget.tables // len(budget._accounts)
             return granted
 
     def force(self, wanted: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Protocol
 
-from millpond.compaction.merge import merge
+from millpond.compaction.merge import PIECE_ROWS, merge
 from millpond.compaction.pick import MOST_LAYERS, Extent, Pick, layered, pick
 from millpond.compaction.worker import Pace
 from millpond.errors import TransientError
@@ -16,6 +16,7 @@ from millpond.stores.runs import Run, RunSet
 
 _PATIENCE = 5
 """Failures in a row after which a merge's error is raised."""
+_LEAST_ROWS = 1024  # merged at once
 
 _log = logging.getLogger(__name__)
 
@@ -40,16 +41,25 @@ class Compactor:
         runs: the table's runs.
         store: writes the merged runs.
         background: runs the merges.
+        piece: bytes that are merged at once, roughly.
         most: runs that a key may stand in before some are merged.
         share: of one core that a merge may take; more when it falls behind.
     """
 
     def __init__(
-        self, runs: RunSet, store: Writer, background: Executor, *, most: int = MOST_LAYERS, share: float = 0.5
+        self,
+        runs: RunSet,
+        store: Writer,
+        background: Executor,
+        *,
+        piece: int = 4 << 20,
+        most: int = MOST_LAYERS,
+        share: float = 0.5,
     ) -> None:
         self._runs = runs
         self._store = store
         self._background = background
+        self._piece = piece
         self._most = most
         self._pace = Pace(share)
         self._inputs: tuple[Run, ...] = ()
@@ -102,8 +112,15 @@ class Compactor:
 
     def _merge(self, inputs: Sequence[Run], whole: bool) -> Run:
         layout, range_ = self._runs.layout, self._runs.range
+        rows, size = sum(run.rows for run in inputs), sum(_extent(run).bytes for run in inputs)
+        most = self._piece // max(8 * layout.width, size // max(1, rows))
         pieces = merge(
-            [run.source for run in inputs], layout, drop_tombstones=whole, lowest=range_.lo, highest=range_.hi - 1
+            [run.source for run in inputs],
+            layout,
+            drop_tombstones=whole,
+            lowest=range_.lo,
+            highest=range_.hi - 1,
+            size=min(max(most, _LEAST_ROWS), PIECE_ROWS),
         )
         return self._store.write(self._pace.over(pieces), layout)
 

@@ -65,7 +65,7 @@ class Flusher:
 
     def _copy(self) -> None:
         hot = self._hot
-        row = hot.layout.width * 8 + hot.heap.used // max(1, hot.count)
+        row = hot.average_bytes
         wanted = max(_PER_BATCH, hot.dirty * row // 16)
         room = max(_LEAST_PIECE, hot.memory // 3 - self._outbox.memory)
         most = max(1, min(wanted, room) // row)

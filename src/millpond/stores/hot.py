@@ -11,7 +11,7 @@ from millpond.errors import UsageError
 from millpond.files.blocks import HashRange, shape_of
 from millpond.kernels import extract, sweep
 from millpond.kernels import hot_state as hs
-from millpond.kernels.arena import long_bytes, relocate
+from millpond.kernels.arena import long_bytes, long_bytes_at, relocate
 from millpond.kernels.index import walk
 from millpond.kernels.pointers import address
 from millpond.kernels.upsert import BLOCK, TOUCH_NONE, data_of, overwrite, raise_stamps, settle, upsert
@@ -19,7 +19,7 @@ from millpond.layout import META, Bytes, RowLayout, Rows, Words
 from millpond.stores.heap import Heap
 from millpond.stores.hot_index import HotIndex
 from millpond.stores.mapping import Mapping
-from millpond.stores.protocol import Located
+from millpond.stores.protocol import Found, Located
 
 _MAX_ROWS = (1 << 32) - 2
 _LISTED = 8  # bytes that a row takes in the lists of free and of touched rows
@@ -103,6 +103,11 @@ class HotTable:
         """Bytes of a row in the slab."""
         return int(self.state[hs.STRIDE])
 
+    @property
+    def average_bytes(self) -> int:
+        """Bytes of a row with its long values, on average."""
+        return self.layout.width * 8 + self.heap.used // max(1, self.count)
+
     def growth(self, keys: int, long_bytes: int) -> int:
         """Bytes of memory that so many fresh rows, with so many bytes of long values, may take in addition."""
         rows = max(0, keys - self.free) * (self.row_bytes + _LISTED)
@@ -126,6 +131,10 @@ class HotTable:
     def long_bytes(self, rows: Rows) -> int:
         """Arena bytes that the long values of whole rows take at most."""
         return self._long_bytes(rows, self._blobs)
+
+    def found_bytes(self, found: Found) -> int:
+        """Arena bytes that the long values of rows found in runs take at most."""
+        return int(long_bytes_at(found.rows_at, self._blobs)) if len(self._blobs) else 0
 
     def _long_bytes(self, rows: Rows, columns: NDArray[np.int64]) -> int:
         if not len(columns):
@@ -174,18 +183,16 @@ class HotTable:
         self.index.advance(count)
         return Located(rows, created), pending[:absent]
 
-    def settle(
-        self, located: Located, pending: NDArray[np.int64], positions: NDArray[np.int64], found: Rows, touch: int
-    ) -> None:
+    def settle(self, located: Located, pending: NDArray[np.int64], found: Found, touch: int) -> None:
         """Give fresh rows the values that their keys have in runs.
 
         Args:
             located, pending: what `upsert` returned.
-            positions, found: keys that were found (positions among the keys upserted) and their rows.
+            found: what the runs hold of the keys upserted.
+            touch: as for `upsert`.
         """
-        which = np.searchsorted(pending, positions)
+        which = np.searchsorted(pending, found.positions)
         order = np.argsort(which, kind="stable")
-        words = np.ascontiguousarray(found.words[order])
         settle(
             self.state,
             self._references,
@@ -195,9 +202,8 @@ class HotTable:
             located.created,
             pending,
             which[order],
-            address(words),
-            words.shape[1],
-            address(found.heap),
+            found.rows_at[order],
+            found.heaps_at[order],
             touch,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +15,21 @@ class Located(NamedTuple):
 
     rows: NDArray[np.int64]
     created: NDArray[np.bool_]
+
+
+class Found(NamedTuple):
+    """Rows of some keys where they lie, in blocks of runs.
+
+    Attributes:
+        positions: which of the keys.
+        rows_at, heaps_at: addresses of their rows and of the heaps these point into.
+        pins: keeps what the addresses point to alive.
+    """
+
+    positions: NDArray[np.int64]
+    rows_at: NDArray[np.uint64]
+    heaps_at: NDArray[np.uint64]
+    pins: Sequence[Any]
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet
 from millpond.stores.spooled import spooled
 
-PIECE = 65536
-"""Rows in a piece of a scan or a delta, at most."""
+_PIECE = 65536  # rows in a piece of a scan or a delta, at most
+_LEAST_PIECE = 1024
 _CHUNK = 16384  # rows that are loaded at once
 _RARE = 50  # one key in so many that has to be brought into memory is few
 
@@ -76,6 +76,7 @@ class RmwTable:
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self.words: Words = self._hot.words
         self.heap: Heap = self._hot.heap
+        self._budget = budget
         self._account = budget.open()
         self._outbox: Outbox | None = None
         self._flusher: Flusher | None = None
@@ -83,12 +84,13 @@ class RmwTable:
         if store is not None:
             self._outbox = Outbox(runs, store, writers or background)
             self._flusher = Flusher(self._hot, self._outbox, budget.total, flushed)
-            self._compactor = Compactor(runs, store, background)
+            self._compactor = Compactor(runs, store, background, piece=budget.piece)
         self._room = Room(self._hot, runs, self._outbox, self._account)
         self._version = flushed
         self._sealed = True
         self._missing = True  # whether many keys of the last batch were not in memory
         self._sought = self._missed = 0  # keys of this batch: looked for, not in memory
+        self._keys = runs.rows  # held, in memory or in runs
         self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
 
     @classmethod
@@ -114,6 +116,11 @@ class RmwTable:
         return cls(
             schema, initial, runs, budget, background, range_, store=store, writers=writers, flushed=manifest.flushed
         )
+
+    @property
+    def portion(self) -> int:
+        """Bytes of input that should be worked on at once, at most."""
+        return 2 * self._budget.piece
 
     # A batch
 
@@ -158,6 +165,7 @@ class RmwTable:
         Looking for many keys at once in the runs costs far less a key. Nothing is done if nearly all keys are in memory
         anyway, as the last batch has shown, or if there are so many that they would drive each other out.
         """
+        self._budget.relieve()
         if self._room.complete or not self._missing or len(keys.words) * 4 > self._hot.capacity:
             return
         self._locate(keys, stamps, TOUCH_NONE)
@@ -173,9 +181,11 @@ class RmwTable:
         self._sought += count
         self._missed += len(pending)
         if search and len(pending):
-            positions, found = self._runs.lookup(keys, pending)
-            self._room.take(self._hot.long_bytes(found))
-            self._hot.settle(located, pending, positions, found, mode)
+            found = self._runs.lookup(keys, pending)
+            self._room.take(self._hot.found_bytes(found))
+            self._hot.settle(located, pending, found, mode)
+        if mode != TOUCH_NONE:
+            self._keys += int(np.count_nonzero(located.created))
         return located
 
     def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
@@ -190,11 +200,20 @@ class RmwTable:
         self._room.take(self.heap.size_of(values))
         self.heap.put(rows, offset, values, heap)
 
-    def touched(self, size: int = PIECE) -> Iterator[Rows]:
-        """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows.
+    def touched(self, size: int | None = None) -> Iterator[Rows]:
+        """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows (if not
+        given, as the memory allows).
 
         Long values may stay in the table's own heap: use a piece before the table changes.
         """
+        return self._relieved(self._touched(size or self._piece_rows()))
+
+    def _relieved(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+        for rows in pieces:
+            yield rows
+            self._budget.relieve()
+
+    def _touched(self, size: int) -> Iterator[Rows]:
         if self._changed is not None:
             for rows in self._changed:
                 for start in range(0, rows.count, size):
@@ -208,8 +227,11 @@ class RmwTable:
         for start in range(0, len(ids), size):
             yield self._hot.copy(ids[start : start + size], compact=False)
 
-    def scan(self, size: int = PIECE) -> Iterator[Rows]:
-        """The whole state in hash order, in pieces of about `size` rows; use a piece before the table changes."""
+    def scan(self, size: int | None = None) -> Iterator[Rows]:
+        """The whole state in hash order, in pieces as for `touched`; use a piece before the table changes."""
+        return self._relieved(self._scan(size or self._piece_rows()))
+
+    def _scan(self, size: int) -> Iterator[Rows]:
         if not self._room.complete:
             yield from merged(self._hot, [run.source for run in self._runs.runs], self._range, size)
             return
@@ -218,17 +240,17 @@ class RmwTable:
 
     def seal(self) -> TableDelta:
         """End the batch: what it changed, encoded. `touched` may still be asked until the next `begin`."""
-        count = size = 0
+        count = held = 0
         kept: list[Rows] = []
-        limit = self._account.limit // 8
+        limit = self._account.limit // 16
 
         def encoded() -> Iterator[list[Any]]:
-            nonlocal count, size
+            nonlocal count, held
             for rows in self._sealed_rows():
                 piece = encode_rows(rows, self.layout, True)
                 count += rows.count
-                size += sum(memoryview(buffer).nbytes for buffer in piece)
-                if size <= limit:
+                held += rows.words.nbytes + rows.heap.nbytes
+                if held <= limit:
                     kept.append(rows)
                 else:
                     kept.clear()
@@ -238,20 +260,26 @@ class RmwTable:
 
         pieces = spooled(encoded(), limit)
         delta = TableDelta(count, pieces)
-        self._changed = kept if size <= limit else None
+        self._changed = kept if held <= limit else None
         self._sealed = True
         self._version += 1
         if self._flusher is not None:
             self._flusher.sealed(self._version, delta.bytes)
+        self._budget.relieve()
         return delta
+
+    def _piece_rows(self) -> int:
+        """Rows that take about the bytes of a piece."""
+        return min(max(self._budget.piece // self._hot.average_bytes, _LEAST_PIECE), _PIECE)
 
     def _sealed_rows(self) -> Iterator[Rows]:
         if self._room.spilled:
             yield from self.touched()
             return
         ids = self._hot.touched_ids()
-        for start in range(0, len(ids), PIECE):
-            yield self._hot.copy(ids[start : start + PIECE], clear=TOUCHED)
+        size = self._piece_rows()
+        for start in range(0, len(ids), size):
+            yield self._hot.copy(ids[start : start + size], clear=TOUCHED)
 
     def load(self, delta_rows: Rows) -> None:
         """Apply rows of a delta, in recovery: they replace what the table knows of their keys."""
@@ -278,12 +306,26 @@ class RmwTable:
         return TableManifest(tuple(ref for ref in refs if ref is not None), flushed)
 
     def stats(self) -> dict[str, int]:
-        """Figures: rows and bytes in memory, dirty rows, bytes on their way to files, rows in runs."""
+        """Figures, `cache_hits` and `cache_misses` since the batch began.
+
+        `keys`: keys held. Exact while all are in memory; else what runs held when the table was opened (a key counts
+        once for each run that has it) and the keys created since. `bytes`: of the state in memory and in files.
+        `cache_hits`, `cache_misses`: keys that were looked for and were in memory, or had to be sought in runs.
+        `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows` of them are in no run yet; `buffer_bytes`: on
+        their way to files; `run_rows`: rows in runs.
+        """
+        searched = 0 if self._room.complete else self._missed
+        files = sum(run.ref.bytes for run in self._runs.runs if run.ref is not None)
+        buffered = 0 if self._outbox is None else self._outbox.memory
         return {
+            "keys": self._hot.count if self._room.complete else self._keys,
+            "bytes": self._hot.memory + buffered + files,
+            "cache_hits": self._sought - searched,
+            "cache_misses": searched,
             "hot_rows": self._hot.count,
             "hot_bytes": self._hot.memory,
             "dirty_rows": self._hot.dirty,
-            "buffer_bytes": 0 if self._outbox is None else self._outbox.memory,
+            "buffer_bytes": buffered,
             "run_rows": self._runs.rows,
         }
 

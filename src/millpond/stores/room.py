@@ -120,7 +120,7 @@ class Room:
         self._departures += 1
         buffers = max(2 * _PIECE, hot.memory // 3)
         piece = max(_PIECE, buffers // 3)
-        row = hot.layout.width * 8 + hot.heap.used // max(1, hot.count)
+        row = hot.average_bytes
         for rows in hot.evict(share, max(64, piece // row)):
             outbox.drain(max(0, buffers - rows.words.nbytes - rows.heap.nbytes))
             frozen = outbox.add(rows)

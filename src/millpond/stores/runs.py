@@ -18,6 +18,7 @@ from millpond.kernels.pointers import address
 from millpond.kernels.search import DELETED, likely_places, locate, probe, remaining, walk
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
+from millpond.stores.protocol import Found
 
 _USELESS = 0.9
 """Share of keys that pass a filter from which it is not asked for the next `_IDLE` searches."""
@@ -266,7 +267,7 @@ class RunSet:
             raise ValueError("the runs to replace are not neighbours of this set")
         self.runs = (*self.runs[:at], *new, *self.runs[at + len(old) :])
 
-    def lookup(self, keys: Rows, pending: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
+    def lookup(self, keys: Rows, pending: NDArray[np.int64]) -> Found:
         """Find the newest live version of some keys.
 
         Args:
@@ -274,7 +275,7 @@ class RunSet:
             pending: which of them to look for.
 
         Returns:
-            The positions in `keys` that were found, in hash order, and their rows with a compact heap.
+            Those found, in hash order.
         """
         query = Query.of(keys, pending)
         select = np.arange(len(query.hashes), dtype=np.int32)
@@ -283,9 +284,7 @@ class RunSet:
                 break
             select = run.search(query, select)
         hits = np.flatnonzero(query.found_at > DELETED)
-        shape = shape_of(self.layout)
-        found = gather_rows(query.found_at[hits], query.found_heap[hits], shape.width, shape.blobs)
-        return query.order[hits], Rows(*found)
+        return Found(query.order[hits], query.found_at[hits], query.found_heap[hits], query.pins)
 
     def scan(self, extra: Rows | None = None, size: int = PIECE_ROWS) -> Iterator[Rows]:
         """All live rows in hash order, in pieces of about `size` rows.
