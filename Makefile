@@ -53,6 +53,9 @@ format: setup
 bench: check-java setup
 	@$(BIN)/python -m benchmarks $(or $(ARGS),rmw --engines millpond,spark --seconds 30)
 
+docs: setup
+	@$(BIN)/python -m docs.compatibility
+
 # Flink, for side-by-side figures; its Java functions need a JDK (javac).
 engines: setup
 	@[ -x .venv-flink/bin/python ] || $(PYTHON) -m venv .venv-flink
