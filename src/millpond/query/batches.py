@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
+from millpond.checkpoint.generation import read_base
 from millpond.errors import UsageError
+from millpond.files.filesystem import join_url, open_filesystem
 from millpond.slot.client import held_versions
 from millpond.slot.pipe import PartitionDone
 from millpond.slot.task import PipeTask
@@ -70,6 +72,8 @@ class CompleteBatch:
     def _missing(self, batch: int) -> set[tuple[int, int]]:
         reported = {(done.operator, done.partition) for done in self.coverage.value if done.batch == batch}
         missing = self._expected() - reported
+        if missing and self._began_with(batch + 1):
+            return set()
         deadline = time.monotonic() + _GRACE
         # A consumer that stops early, as isEmpty() does, gives a pipe no chance to report; the slots know.
         while missing:
@@ -79,3 +83,11 @@ class CompleteBatch:
                 break
             time.sleep(0.05)
         return missing
+
+    def _began_with(self, version: int) -> bool:
+        """Whether the run began with the state after this batch: then a sink that has it may skip it, and nothing runs.
+
+        It does when an earlier run was killed between the sink's commit of the batch and Spark's.
+        """
+        task = self.tasks[0]
+        return read_base(open_filesystem(join_url(task.location, "millpond")), task.generation).has(version)
