@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: setup check-java demo test lint format bench engines clean
+SMOKES := smoke-4.1 smoke-4.2
+
+.PHONY: setup check-java demo test chaos $(SMOKES) lint format docs bench engines clean
 
 setup: $(STAMP)
 
@@ -26,6 +28,18 @@ demo: check-java setup
 test: check-java setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
+# Many more schedules of crashes than `make test` runs, with others each time if MILLPOND_SEED says where to begin.
+chaos: export MILLPOND_SCHEDULES ?= 5000
+chaos: export MILLPOND_SPARK_SCHEDULES ?= 50
+chaos: check-java setup
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 tests/chaos
+
+# The older versions of Spark, each with an environment of its own: plans, and queries compared with Spark.
+$(SMOKES): smoke-%: check-java
+	@[ -x .venv-spark-$*/bin/python ] || $(PYTHON) -m venv .venv-spark-$*
+	@.venv-spark-$*/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]' 'pyspark==$*.*'
+	@PYSPARK_PYTHON=$(abspath .venv-spark-$*/bin/python) .venv-spark-$*/bin/python -m pytest -n 2 tests/plan tests/differential/test_plans.py
+
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -39,6 +53,9 @@ format: setup
 bench: check-java setup
 	@$(BIN)/python -m benchmarks $(or $(ARGS),rmw --engines millpond,spark --seconds 30)
 
+docs: setup
+	@$(BIN)/python -m docs.compatibility
+
 # Flink, for side-by-side figures; its Java functions need a JDK (javac).
 engines: setup
 	@[ -x .venv-flink/bin/python ] || $(PYTHON) -m venv .venv-flink
@@ -46,4 +63,4 @@ engines: setup
 	@$(BIN)/python -m benchmarks.flink_jar
 
 clean:
-	rm -rf $(VENV) .venv-flink .venv-spark-4.1 build dist src/*.egg-info
+	rm -rf $(VENV) .venv-flink .venv-spark-* build dist src/*.egg-info

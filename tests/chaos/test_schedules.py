@@ -1,6 +1,6 @@
 """Seeded schedules of crashes and failures, without Spark: restart until done, and the rows are right.
 
-`MILLPOND_SCHEDULES=5000` (`make chaos`) runs that many random ones. `MILLPOND_SEED=n` repeats one of them.
+`MILLPOND_SEED=n` repeats one of them; with `MILLPOND_SCHEDULES=5000` (`make chaos`) so many are run, from there on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from millpond.errors import FencedError, StateDamagedError, TransientError
 from tests.chaos.tripwire import Crash
 from tests.chaos.world import TaskFailed, World
 
-SCHEDULES = int(os.environ.get("MILLPOND_SCHEDULES", "190"))
-SEEDS = [int(os.environ["MILLPOND_SEED"])] if "MILLPOND_SEED" in os.environ else list(range(SCHEDULES))
+USUAL = 190
+SCHEDULES = int(os.environ.get("MILLPOND_SCHEDULES", "1" if "MILLPOND_SEED" in os.environ else USUAL))
+FIRST = int(os.environ.get("MILLPOND_SEED", "0"))
+SEEDS = list(range(FIRST, FIRST + SCHEDULES))
 BATCHES = 6
 CHUNK = 10
 
@@ -167,7 +169,7 @@ def crash_at(tmp_path: Path, number: int, fate: str, how: str) -> tuple[World, b
 def test_crash_at_every_operation(tmp_path, fate):
     died = set()
     ways = ("kill", "stop", "drain")
-    thorough = SCHEDULES > 190
+    thorough = SCHEDULES > USUAL
     for number in range(1, 1000, 1 if thorough else 11):
         over = False
         for how in ways if thorough else (ways[number % 3],):

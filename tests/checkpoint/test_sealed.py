@@ -1,4 +1,5 @@
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -75,6 +76,24 @@ def test_half_written_and_foreign_files_are_ignored(tmp_path):
     old.seal(old.open(0, 0), b"of an older run", submit=False)
     old.die()
     assert Slot(files, generation.number, tmp_path).sealed.adopt(generation.number + 1) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_cut_or_flip_is_noticed(tmp_path, seed):
+    choice = random.Random(seed)
+    files = memory()
+    generation, _ = begin(files)
+    dead = Slot(files, generation.number, tmp_path)
+    dead.seal(dead.open(0, 0), b"some state", submit=False)
+    (path,) = (tmp_path / dead.name).glob("*.sealed")
+    data = bytearray(path.read_bytes())
+    if seed % 2:
+        del data[choice.randrange(len(data)) :]
+    else:
+        data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
+    path.write_bytes(data)
+    dead.die()
+    assert Slot(files, generation.number, tmp_path).sealed.adopt(generation.number) == []
 
 
 def test_orphan_of_a_lost_parent_is_given_up(tmp_path):

@@ -125,6 +125,11 @@ STAY = {
         "append",
         "MP-EVENT-TIME",
     ),
+    "watermark beside a key": (
+        lambda df, _: df.withWatermark("ts", "1 minute").dropDuplicates(["k"]),
+        "append",
+        "MP-LATE",
+    ),
     "within": (
         lambda df, _: df.withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["k"]),
         "append",
@@ -178,6 +183,6 @@ def test_updates_stay_below_an_operator_that_stays(stream: DataFrame) -> None:
     assert second.reason is not None
 
 
-def test_a_watermark_beside_the_keys_does_not_matter(stream: DataFrame) -> None:
-    (operator,) = decide(stream.withWatermark("ts", "1 minute").dropDuplicates(["k"]), "append").operators
+def test_a_watermark_beside_the_keys_of_an_aggregate_does_not_matter(stream: DataFrame) -> None:
+    (operator,) = decide(stream.withWatermark("ts", "1 minute").groupBy("k").agg(F.max("ts")), "update").operators
     assert operator.spec is not None

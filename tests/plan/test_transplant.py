@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Node
+from millpond.plan.catalyst import Catalyst, Node
 from millpond.plan.decide import decide
 from millpond.plan.transplant import transplant
 
@@ -56,14 +56,6 @@ def test_keeps_identities(stream: DataFrame) -> None:
     catalyst = Catalyst(df.sparkSession)
     old, new = catalyst.analyzed(df), catalyst.analyzed(rewritten(df))
     assert [a.expr_id for a in old.output] == [a.expr_id for a in new.output]
-
-
-def test_keeps_the_watermark_delay(stream: DataFrame) -> None:
-    df = stream.withWatermark("ts", "1 minute").dropDuplicates(["k"])
-    plan = Catalyst(df.sparkSession).analyzed(rewritten(df, "append"))
-    delays = {a.name: a.metadata.get(WATERMARK_DELAY) for a in plan.output}
-    assert delays["ts"] == 60_000
-    assert delays["k"] is None
 
 
 def nodes(df: DataFrame) -> list[Node]:

@@ -18,6 +18,7 @@ from millpond.checkpoint.documents import write_document
 from millpond.checkpoint.pinned import read_pinned
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files.filesystem import open_filesystem
+from millpond.query.ledger import _RollBack
 from millpond.query.writer import StreamWriter
 
 SCHEMA = "key bigint, amount bigint"
@@ -141,6 +142,11 @@ def test_sinks_that_skip_batches_get_every_row_once(job: Job, crash: Callable[[J
     assert job.deduplicate() == [1, 2, 3, 4, 5, 6, 7]
 
 
+def write_journal(job: Job, *, again: int, commit: str | None, planned: str | None) -> None:
+    record = _RollBack(again=again, commit=commit, planned=planned)
+    write_document(open_filesystem(str(job.checkpoint)), "millpond/rolled-back/pending.json", record)
+
+
 @pytest.mark.parametrize("stage", ["journalled", "plan gone", "commit gone", "ran", "commit back"])
 def test_an_interrupted_replay_is_undone(job: Job, stage: str) -> None:
     """Killed while batch 2 was being replayed, with batch 3 planned."""
@@ -152,8 +158,7 @@ def test_an_interrupted_replay_is_undone(job: Job, stage: str) -> None:
     commit = (job.checkpoint / "commits/2").read_text()
     plan = (job.checkpoint / "offsets/3").read_text()
     journal = job.checkpoint / "millpond/rolled-back/pending.json"
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    journal.write_text(json.dumps({"again": 2, "commit": commit, "planned": plan}))
+    write_journal(job, again=2, commit=commit, planned=plan)
     if stage != "journalled":
         job.forget("offsets", 3)
     if stage == "commit gone":
@@ -168,10 +173,7 @@ def test_an_interrupted_priming_leaves_no_commit(job: Job) -> None:
     """Killed after the priming run had committed a batch that the sink may not have."""
     job.write([1, 2], [2, 3])
     job.aggregate()
-    plan_after = None
-    journal = job.checkpoint / "millpond/rolled-back/pending.json"
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    journal.write_text(json.dumps({"again": 1, "commit": None, "planned": plan_after}))
+    write_journal(job, again=1, commit=None, planned=None)
     job.emitted.clear()
     job.aggregate()
     assert job.emitted == {1: job.expected(1)}

@@ -191,6 +191,8 @@ class _Decider:
         reading.set_hash([reading.inputs[position].field.name for position in positions])
         for attribute in node.output:
             _check_travels(attribute)
+            if WATERMARK_DELAY in attribute.metadata:  # not only as a key: Spark drops late rows by any such column
+                raise Unsupported(Reason("MP-LATE", attribute.name))
         return reading, DeduplicateSpec(tuple(column.field for column in reading.inputs), tuple(positions))
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.errors import StateDamagedError
 from millpond.files.filesystem import FileSystem
 
@@ -85,6 +86,7 @@ class _RollBack(msgspec.Struct):
     again: int
     commit: str | None
     planned: str | None
+    format: int = FORMAT
 
 
 class RollBack:
@@ -98,12 +100,12 @@ class RollBack:
         """Finish what a start that crashed in the middle of a roll-back left behind."""
         if any(info.name == _PENDING for info in self._files.list(f"{_FOLDER}/")):
             try:
-                record = msgspec.json.decode(self._files.get(_PENDING), type=_RollBack)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                record = read_document(self._files, _PENDING, _RollBack)
+            except StateDamagedError as error:
                 raise StateDamagedError(
-                    "The journal of an interrupted recovery cannot be read.",
-                    file=_PENDING,
-                    action="Restore offsets/ and commits/ from the copies beside it, then remove it.",
+                    f"The journal of an interrupted recovery is damaged: {error.message}",
+                    file=error.file,
+                    action="Restore it from a backup: it holds what was taken out of offsets/ and commits/.",
                 ) from error
             self._restore(record)
 
@@ -116,7 +118,7 @@ class RollBack:
             commit=commit.decode() if commit is not None else None,
             planned=planned.decode() if planned is not None else None,
         )
-        self._files.put(_PENDING, [msgspec.json.encode(record)])
+        write_document(self._files, _PENDING, record)
         # The plan of the next batch goes first: with `commits/C` gone and `offsets/C+1` there, Spark skips to C+2.
         self._ledger.remove("offsets", batch + 1)
         self._ledger.remove("commits", batch)

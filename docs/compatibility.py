@@ -1,0 +1,91 @@
+"""Makes `docs/compatibility.md` from the tables by which plans are decided: `python -m docs.compatibility`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from millpond.operators.catalogue import FUNCTIONS, MAX_KEY_COLUMNS, key_supported, supported
+from millpond.operators.spec import AggregateCall
+from millpond.plan.reasons import REASONS
+
+PAGE = Path(__file__).with_name("compatibility.md")
+
+TYPES = {
+    "tinyint": "tinyint",
+    "smallint": "smallint",
+    "int": "int",
+    "bigint": "bigint",
+    "float": "float",
+    "double": "double",
+    "decimal": "decimal(38,10)",
+    "string": "string",
+    "binary": "binary",
+    "boolean": "boolean",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamp_ntz": "timestamp_ntz",
+    "string, other collation": "string collate UTF8_LCASE",
+    "struct": "struct<x:int,y:string>",
+    "array": "array<int>",
+    "map": "map<string,int>",
+}
+"""Column headings and a type of each kind, as DDL."""
+
+
+def runs(function: str, ddl: str, *, distinct: bool = False) -> bool:
+    """Whether a function over values of a type (all arguments, where it has several) runs on Millpond."""
+    if function == "count" and not distinct:
+        return True  # only nulls count: the plan sends a flag
+    if function == "approx_count_distinct":
+        return key_supported(ddl) is None  # the plan sends Spark's hash of the value
+    arguments = len(FUNCTIONS[function].arguments)
+    call = AggregateCall(function, tuple(range(arguments)), ddl, distinct=distinct)
+    return supported(call, [ddl] * arguments) is None
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# What runs on Millpond"
+    yield ""
+    yield "Made by `make docs` from the tables that decide; a test compares them."
+    yield ""
+    yield "## Functions by the type of their arguments"
+    yield ""
+    yield "Each runs in update and in complete mode, with `FILTER (WHERE …)`, by any key of the last line. **D**: with"
+    yield "`DISTINCT` too. A dot: stays on Spark, and its whole operator with it."
+    yield ""
+    yield from _row("", *TYPES)
+    yield "|---" * (len(TYPES) + 1) + "|"
+    for function in FUNCTIONS:
+        yield from _row(f"`{function}`", *(_cell(function, ddl) for ddl in TYPES.values()))
+    keys = ["yes" if key_supported(ddl) is None else "·" for ddl in TYPES.values()]
+    yield from _row("**key**, also of `dropDuplicates`", *keys)
+    yield ""
+    yield f"A key has at most {MAX_KEY_COLUMNS} columns, the fields of structs counted. Structs may be nested."
+    yield "`dropDuplicates` runs in append and in update mode."
+    yield ""
+    yield "## Reasons to stay on Spark"
+    yield ""
+    yield from _row("code", "reason")
+    yield "|---|---|"
+    for code, text in REASONS.items():
+        yield from _row(f"`{code}`", text.replace("{detail}", "…"))
+
+
+def _cell(function: str, ddl: str) -> str:
+    if FUNCTIONS[function].distinct and runs(function, ddl, distinct=True):
+        return "D" if runs(function, ddl) else "D only"
+    return "yes" if runs(function, ddl) else "·"
+
+
+def _row(*cells: str) -> Iterator[str]:
+    yield "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

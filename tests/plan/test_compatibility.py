@@ -1,0 +1,32 @@
+"""The compatibility page says what is decided."""
+
+import pytest
+from docs.compatibility import PAGE, TYPES, page, runs
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from millpond.operators.catalogue import FUNCTIONS, key_supported
+from millpond.plan.decide import decide
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run `make docs`"
+
+
+@pytest.fixture(scope="module")
+def typed(stream: DataFrame) -> DataFrame:
+    return stream.selectExpr(*(f"cast(null as {ddl}) as `{name}`" for name, ddl in TYPES.items()), "k as group")
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_it_promises_is_decided_so(typed: DataFrame, function: str) -> None:
+    both = 2 if function.endswith("_by") else 1
+    calls = [f"{function}({', '.join([f'`{name}`'] * both)})" for name, ddl in TYPES.items() if runs(function, ddl)]
+    (operator,) = decide(typed.groupBy("group").agg(*map(F.expr, calls)), "update").operators
+    assert operator.spec is not None, operator.reason
+
+
+def test_every_key_it_promises_is_decided_so(typed: DataFrame) -> None:
+    keys = [name for name, ddl in TYPES.items() if key_supported(ddl) is None]
+    (operator,) = decide(typed.groupBy(*(f"`{name}`" for name in keys)).count(), "complete").operators
+    assert operator.spec is not None, operator.reason
