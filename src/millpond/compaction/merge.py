@@ -37,8 +37,7 @@ def merge(
     """
     shape = shape_of(layout)
     current = lowest
-    while current <= highest:
-        boundary = _boundary(sources, current, highest, size)
+    for boundary in _boundaries(sources, lowest, highest, size) if sources else ():
         pieces = []
         for source in sources:
             begin, end = source.index.span(current, boundary - 1)
@@ -62,16 +61,16 @@ def merge(
         current = boundary
 
 
-def _boundary(sources: Sequence[BlockSource], current: int, highest: int, size: int) -> int:
-    """Where the interval that begins at `current` ends (excluded), so that it holds about `size` rows."""
-    indexes = [source.index for source in sources if source.index.count and source.index.highest >= current]
-    begins = [index.span(current, highest)[0] for index in indexes]
-    left = [index.rows - int(index.starts[begin]) for index, begin in zip(indexes, begins, strict=True)]
-    boundary = highest + 1
-    for index, begin, rows in zip(indexes, begins, left, strict=True):
-        share = max(1, size * rows // sum(left))
-        stop = int(np.searchsorted(index.starts, index.starts[begin] + share, "left"))
-        if stop < index.count:
-            boundary = min(boundary, int(index.fence[stop]))
-    # Rows of one hash may fill blocks: then the interval is that hash alone.
-    return max(boundary, current + 1)
+def _boundaries(sources: Sequence[BlockSource], lowest: int, highest: int, size: int) -> Iterator[int]:
+    """Where to cut an interval (each the end of a part, excluded) so that the parts hold about `size` rows."""
+    spans = [(source.index, *source.index.span(lowest, highest)) for source in sources]
+    fences = np.concatenate([index.fence[begin:end] for index, begin, end in spans])
+    rows = np.concatenate([np.diff(index.starts[begin : end + 1]) for index, begin, end in spans])
+    order = np.argsort(fences, kind="stable")
+    before = np.cumsum(rows[order]) - rows[order]
+    cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
+    # Rows of one hash may fill blocks: they stay together.
+    for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
+        if fence > lowest:
+            yield fence
+    yield highest + 1

@@ -12,6 +12,9 @@ from millpond.kernels.hot_state import FLAGS, TOUCHED
 from millpond.layout import HASH, META, Rows
 from millpond.stores.hot import HotTable
 
+_LEAST_ROWS = 64
+"""Rows of each run in a piece, on average, or most of the time would go into finding them."""
+
 
 def merged(
     hot: HotTable, sources: Sequence[BlockSource], range_: HashRange, size: int, *, touched: bool = False
@@ -23,6 +26,7 @@ def merged(
         range_: the hashes wanted. size: rows in a piece, roughly.
         touched: only rows that the running batch changed.
     """
+    size = max(size, _LEAST_ROWS * len(sources))
     lowest = range_.lo
     flag = TOUCHED if touched else 0
     rest = np.empty(0, np.uint32)
