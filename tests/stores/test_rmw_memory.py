@@ -156,12 +156,14 @@ def test_a_state_of_twenty_times_the_budget_stays_within_it(pools, tmp_path) -> 
     assert (counts(shape, table.scan(), size) == truth).all()
 
     manifest = table.manifest()
+    assert table.stats()["keys"] == size
     table.close()
     table = open_table(manifest)
     for number, data in pieces:
         if number > manifest.flushed:
             for rows in decode_rows(data, shape, "delta"):
                 table.load(rows)
+    assert table.stats()["keys"] == size
     assert (counts(shape, table.scan(), size) == truth).all()
     table.close()
     store.close()

@@ -18,6 +18,8 @@ from millpond.layout import RowLayout
 
 _REACH_ROWS = 16  # a row is seldom farther from where its hash says
 _GAP = 4 * mmap.PAGESIZE
+_AT_HAND = 31
+"""Calls for which pages are taken to be in memory once some were: to ask the system takes longer than to use them."""
 
 
 class CompressedError(ValueError):
@@ -68,6 +70,7 @@ class MappedSource:
         self._checked = np.full(self.index.count, checked)
         self._checked_filters = np.full(len(directory.filter_offsets), checked)
         self._all_blocks = self._all_filters = checked
+        self._at_hand = 0
         held = (self.index.fence, self.index.starts, self.index.lines, words_at, heap_at, filter_at)
         self.memory = sum(array.nbytes for array in (*held, directory.offsets, directory.sizes, directory.filter_lines))
 
@@ -106,7 +109,11 @@ class MappedSource:
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
         """See `BlockSource.expect_rows`: pages that are not in memory are asked for all at once."""
-        if len(places) and not probably_cached(places):
+        if self._at_hand:
+            self._at_hand -= 1
+        elif len(places) and probably_cached(places):
+            self._at_hand = _AT_HAND
+        elif len(places):
             ask_for(places, self._reach, self._reach, _GAP)
 
     def expect_blocks(self, begin: int, end: int) -> None:

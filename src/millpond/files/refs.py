@@ -29,7 +29,11 @@ class RunRef(msgspec.Struct, frozen=True):
 
 
 class TableManifest(msgspec.Struct, frozen=True):
-    """The runs of one table, newest first; deltas of versions up to `flushed` are covered by them."""
+    """The runs of one table, newest first; deltas of versions up to `flushed` are covered by them.
+
+    `keys` is how many keys the table holds, deltas included.
+    """
 
     runs: tuple[RunRef, ...] = ()
     flushed: int = 0
+    keys: int = 0

@@ -76,7 +76,7 @@ class AggregateOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
-        for portion in portions(batch, self._table.portion):
+        for portion in portions(batch, self._table.portion, self._table.ahead):
             self._fold(portion)
 
     def _fold(self, batch: pa.RecordBatch) -> None:

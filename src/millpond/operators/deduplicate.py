@@ -40,7 +40,7 @@ class DeduplicateOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
-        for portion in portions(batch, self._table.portion):
+        for portion in portions(batch, self._table.portion, self._table.ahead):
             self._pass_on(portion)
 
     def _pass_on(self, batch: pa.RecordBatch) -> None:

@@ -72,10 +72,10 @@ class Leaf(NamedTuple):
     valid: Mask
 
 
-def portions(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    """A batch in parts of about `size` bytes, so that what is made of one stays small."""
+def portions(batch: pa.RecordBatch, size: int, most: int) -> Iterator[pa.RecordBatch]:
+    """A batch in parts of about `size` bytes and at most `most` rows, so that what is made of one stays small."""
     if batch.num_rows:
-        rows = max(_LEAST_ROWS, batch.num_rows * size // max(1, batch.nbytes))
+        rows = max(_LEAST_ROWS, min(most, batch.num_rows * size // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)
 

@@ -258,7 +258,7 @@ class Partition:
             stats = table.stats()
             for name, value in stats.items():
                 figures[name] = figures.get(name, 0.0) + value
-        return figures | {"state_rows": figures["hot_rows"], "state_bytes": figures["hot_bytes"]}
+        return figures | {"state_rows": figures["keys"], "state_bytes": figures["bytes"]}
 
     def _discard(self) -> None:
         with self._busy:

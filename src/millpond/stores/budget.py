@@ -34,9 +34,8 @@ class MemoryBudget:
         self.total = total
         self.piece = min(total // (_WORKING * _PIECES), _LARGEST_PIECE)
         self.tables = total - _PIECES * self.piece - min(_RUNNING, total * 3 // 8)
-        self._most = anonymous() + total
-        self._relieve_at = self._full = self._most - total + self.tables
-        self._least = self.tables // 4
+        self._relieve_at = anonymous() + self.tables
+        self._full = self._relieve_at
         self._accounts: list[Account] = []
         self._lock = Lock()
 
@@ -46,17 +45,11 @@ class MemoryBudget:
         return sum(account.reserved for account in self._accounts)
 
     def relieve(self) -> None:
-        """Between two pieces of work: have what is freed given back, if the process is about to outgrow the budget.
-
-        If it has outgrown it all the same, by what nobody holds an account for, the tables have to do with less.
-        """
+        """Between two pieces of work: have what is freed given back, if the process is about to outgrow the budget."""
         if anonymous() > self._relieve_at:
             trim()
-            left = anonymous()
-            if left > self._most:
-                self.tables = max(self._least, min(self.tables, self.used - (left - self._most)))
             # What is left is in use: not worth another try before there is more.
-            self._relieve_at = max(self._full, left + self.piece)
+            self._relieve_at = max(self._full, anonymous() + self.piece)
 
     def open(self) -> Account:
         """An account for one more table."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Protocol
 
@@ -72,15 +72,18 @@ class Compactor:
         """Whether a merge is under way, or done and not yet adopted."""
         return self._result is not None
 
-    def step(self) -> None:
-        """Adopt a merge that is done, and begin one that is due. Called by the table's writer, between two batches.
+    def step(self, kept: Collection[Run] = ()) -> None:
+        """Adopt a merge that is done, and begin one that is due. Called by the table's writer.
+
+        Args:
+            kept: runs that have to stay as they are.
 
         Raises:
             MillpondError: merging has failed: at once if a run is damaged, else after some tries.
         """
         if self._result is not None and self._result.done():
             self._adopt(self._result)
-        files = self._files()
+        files = self._files(kept)
         extents = [_extent(run) for run in files]
         self._pace.hurry(len(layered(extents)) > 2 * self._most)
         if self._result is None:
@@ -100,10 +103,10 @@ class Compactor:
             self._result.cancel()
             self._result = None
 
-    def _files(self) -> Sequence[Run]:
+    def _files(self, kept: Collection[Run]) -> Sequence[Run]:
         # Runs that still wait for their files stay as they are, and so do those between them.
         runs = self._runs.runs
-        waiting = [i for i, run in enumerate(runs) if run.ref is None]
+        waiting = [i for i, run in enumerate(runs) if run.ref is None or run in kept]
         return runs[waiting[-1] + 1 :] if waiting else runs
 
     def _begin(self, files: Sequence[Run], chosen: Pick) -> None:

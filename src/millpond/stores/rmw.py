@@ -31,6 +31,7 @@ from millpond.stores.spooled import spooled
 
 _PIECE = 65536  # rows in a piece of a scan or a delta, at most
 _LEAST_PIECE = 1024
+_ANY = 1 << 32
 _CHUNK = 16384  # rows that are loaded at once
 _RARE = 50  # one key in so many that has to be brought into memory is few
 
@@ -50,6 +51,7 @@ class RmwTable:
         store: writes run files. Without one, everything stays in memory.
         writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
         flushed: the version up to which deltas are covered by `runs`.
+        keys: how many keys the state holds that `runs` and the deltas to be loaded make up.
 
     Attributes:
         layout: of the rows.
@@ -69,6 +71,7 @@ class RmwTable:
         store: Writer | None = None,
         writers: Executor | None = None,
         flushed: int = 0,
+        keys: int = 0,
     ) -> None:
         self.layout = RowLayout(schema)
         self._range = range_
@@ -90,7 +93,7 @@ class RmwTable:
         self._sealed = True
         self._missing = True  # whether many keys of the last batch were not in memory
         self._sought = self._missed = 0  # keys of this batch: looked for, not in memory
-        self._keys = runs.rows  # held, in memory or in runs
+        self._keys = keys
         self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
 
     @classmethod
@@ -114,13 +117,27 @@ class RmwTable:
         layout = RowLayout(schema)
         runs = RunSet(layout, store.open_all(manifest.runs, layout, range_), range_)
         return cls(
-            schema, initial, runs, budget, background, range_, store=store, writers=writers, flushed=manifest.flushed
+            schema,
+            initial,
+            runs,
+            budget,
+            background,
+            range_,
+            store=store,
+            writers=writers,
+            flushed=manifest.flushed,
+            keys=manifest.keys,
         )
 
     @property
     def portion(self) -> int:
         """Bytes of input that should be worked on at once, at most."""
         return 2 * self._budget.piece
+
+    @property
+    def ahead(self) -> int:
+        """How many keys may be given to `prepare` at once: more would drive each other out."""
+        return _ANY if self._room.complete else self._hot.capacity // 4
 
     # A batch
 
@@ -163,10 +180,14 @@ class RmwTable:
         """Bring keys into memory that are about to be upserted, in this batch and in smaller blocks.
 
         Looking for many keys at once in the runs costs far less a key. Nothing is done if nearly all keys are in memory
-        anyway, as the last batch has shown, or if there are so many that they would drive each other out.
+        anyway, as the last batch has shown, or if there are more than `ahead` of them.
         """
         self._budget.relieve()
-        if self._room.complete or not self._missing or len(keys.words) * 4 > self._hot.capacity:
+        if self._room.spilled and self._outbox is not None and self._compactor is not None:
+            # A batch larger than memory makes runs faster than one merge between two batches takes them away.
+            self._outbox.adopt()
+            self._compactor.step([frozen.run for frozen in self._room.spilled])
+        if self._room.complete or not self._missing or len(keys.words) > self.ahead:
             return
         self._locate(keys, stamps, TOUCH_NONE)
         self._room.expect(len(keys.words))
@@ -178,13 +199,13 @@ class RmwTable:
         self._room.make(count, self._hot.long_key_bytes(keys))
         search = not self._room.complete
         located, pending = self._hot.upsert(keys, stamps, mode, search)
-        self._sought += count
         self._missed += len(pending)
         if search and len(pending):
             found = self._runs.lookup(keys, pending)
             self._room.take(self._hot.found_bytes(found))
             self._hot.settle(located, pending, found, mode)
         if mode != TOUCH_NONE:
+            self._sought += count
             self._keys += int(np.count_nonzero(located.created))
         return located
 
@@ -264,7 +285,7 @@ class RmwTable:
         self._sealed = True
         self._version += 1
         if self._flusher is not None:
-            self._flusher.sealed(self._version, delta.bytes)
+            self._flusher.sealed(self._version, held)
         self._budget.relieve()
         return delta
 
@@ -303,13 +324,12 @@ class RmwTable:
         """The runs that hold the state together with the deltas of later versions."""
         refs = [run.ref for run in self._runs.runs]
         flushed = self._flusher.flushed if self._flusher is not None else 0
-        return TableManifest(tuple(ref for ref in refs if ref is not None), flushed)
+        return TableManifest(tuple(ref for ref in refs if ref is not None), flushed, self._keys)
 
     def stats(self) -> dict[str, int]:
         """Figures, `cache_hits` and `cache_misses` since the batch began.
 
-        `keys`: keys held. Exact while all are in memory; else what runs held when the table was opened (a key counts
-        once for each run that has it) and the keys created since. `bytes`: of the state in memory and in files.
+        `keys`: keys held. `bytes`: of the state in memory and in files.
         `cache_hits`, `cache_misses`: keys that were looked for and were in memory, or had to be sought in runs.
         `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows` of them are in no run yet; `buffer_bytes`: on
         their way to files; `run_rows`: rows in runs.
@@ -318,7 +338,7 @@ class RmwTable:
         files = sum(run.ref.bytes for run in self._runs.runs if run.ref is not None)
         buffered = 0 if self._outbox is None else self._outbox.memory
         return {
-            "keys": self._hot.count if self._room.complete else self._keys,
+            "keys": self._keys,
             "bytes": self._hot.memory + buffered + files,
             "cache_hits": self._sought - searched,
             "cache_misses": searched,
