@@ -2,7 +2,7 @@
 
 Spark's shuffle serialises every row, compresses it, and builds it up again before it becomes a column: more than the
 state costs. Where all tasks run on one host, the map side writes Arrow record batches, one file per task with its rows
-brought together by partition, and only **parcels** go through Spark's shuffle: one row per task and partition that says
+brought together by key group, and only **parcels** go through Spark's shuffle: one row per task and partition that says
 where its rows lie. Spark chooses which attempt's parcels count, as it chooses which attempt's shuffle output does; the
 files stay until the next batch, so that a repeated attempt, or another slot, finds them.
 """
@@ -25,7 +25,7 @@ from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.offsets import latest_batch
 from millpond.slot.parcels import Parcel, exchange_folder
 from millpond.slot.processes import owner
-from millpond.slot.rows import HASH
+from millpond.slot.rows import key_groups
 from millpond.slot.task import PipeTask
 from millpond.slot.worker import settle
 
@@ -97,14 +97,12 @@ class ExchangeWrite:
         return parcels
 
     def _by_partition(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        if self.task.partitions == 1:
-            if batch.num_rows:
-                yield 0, batch
+        """The rows of each partition, in order of their key groups: close keys lie together for the slot."""
+        if not batch.num_rows:
             return
-        groups = batch.column(HASH).to_numpy().view(np.uint64) >> np.uint64(64 - KEY_GROUP_BITS)
-        partitions = (groups * np.uint64(self.task.partitions) >> np.uint64(KEY_GROUP_BITS)).astype(np.uint16)
-        together = batch.take(pa.array(np.argsort(partitions, kind="stable")))
-        counts = np.bincount(partitions)
+        groups = key_groups(batch)
+        together = batch.take(pa.array(np.argsort(groups, kind="stable")))
+        counts = np.bincount((groups.astype(np.uint32) * self.task.partitions) >> KEY_GROUP_BITS)
         starts = np.cumsum(counts) - counts
         for partition in np.flatnonzero(counts).tolist():
             yield partition, together.slice(int(starts[partition]), int(counts[partition]))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from millpond.errors import TransientError
+from millpond.slot.rows import key_groups
 from millpond.slot.task import PipeTask
 
 
@@ -19,7 +21,7 @@ class Parcel(msgspec.Struct, array_like=True):
 
     Attributes:
         file: an Arrow stream.
-        places: byte offsets of the record batches.
+        places: byte offsets of the record batches, each in order of its rows' key groups.
         rows: how many rows these have.
     """
 
@@ -28,13 +30,35 @@ class Parcel(msgspec.Struct, array_like=True):
     rows: int
 
 
-def open_parcel(data: bytes) -> Iterator[pa.RecordBatch]:
-    """The rows of a parcel, in the file's mapped pages.
+def open_parcels(data: Sequence[bytes], most: int) -> Iterator[pa.RecordBatch]:
+    """The rows of parcels, in the files' mapped pages.
+
+    If there are more than `most`, they come in passes over ranges of the key groups, each with about so many rows: what
+    has to be brought into memory for one pass then lies together, and is read once in a batch. A key's rows keep their
+    order either way.
 
     Raises:
-        TransientError: the file is gone.
+        TransientError: a file is gone.
     """
-    parcel = msgspec.msgpack.decode(data, type=Parcel)
+    parcels = [msgspec.msgpack.decode(parcel, type=Parcel) for parcel in data]
+    rows = sum(parcel.rows for parcel in parcels)
+    batches = (batch for parcel in parcels for batch in _open(parcel))
+    return batches if rows <= most else _in_passes(list(batches), -(-rows // most))
+
+
+def _in_passes(batches: list[pa.RecordBatch], passes: int) -> Iterator[pa.RecordBatch]:
+    ends = [key_groups(end) for batch in batches for end in (batch.slice(0, 1), batch.slice(batch.num_rows - 1))]
+    lowest, highest = int(min(ends)[0]), int(max(ends)[0])
+    bounds = np.linspace(lowest, highest + 1, passes + 1).astype(np.uint32)
+    cuts = [np.searchsorted(key_groups(batch), bounds).tolist() for batch in batches]
+    for number in range(passes):
+        parts = [
+            batch.slice(cut[number], cut[number + 1] - cut[number]) for batch, cut in zip(batches, cuts, strict=True)
+        ]
+        yield pa.concat_batches(parts)
+
+
+def _open(parcel: Parcel) -> Iterator[pa.RecordBatch]:
     try:
         with pa.memory_map(parcel.file) as file:
             schema = pa.ipc.read_schema(file)

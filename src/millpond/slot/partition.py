@@ -22,13 +22,13 @@ from millpond.operators.protocol import MAIN
 from millpond.operators.spec import GLOBAL_HASH
 from millpond.slot.checksum import InputChecksum
 from millpond.slot.offsets import check_time
-from millpond.slot.parcels import open_parcel
+from millpond.slot.parcels import open_parcels
 from millpond.slot.rows import strip_markers
 from millpond.slot.running import RunningQuery
 from millpond.slot.spool import Spool
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt, Turns
-from millpond.stores.rmw import RmwTable
+from millpond.stores.rmw import MOST_ROWS, RmwTable
 
 if TYPE_CHECKING:
     from millpond.operators.protocol import Operator
@@ -98,7 +98,7 @@ class Partition:
             The batch's figures.
         """
         check = partial(check_time, self.task, attempt.batch) if unsure else None
-        feed = _Feed(batches, self.task.exchange == "local", check)
+        feed = _Feed(batches, self._ahead if self.task.exchange == "local" else None, check)
         applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
@@ -170,6 +170,11 @@ class Partition:
             "delta_bytes": float(size),
         }
         return self._applied
+
+    def _ahead(self) -> int:
+        """Rows whose keys have room in memory together."""
+        with self._busy:
+            return MOST_ROWS if self._operator is None else self._operator.tables[MAIN].ahead
 
     def _seal(self, operator: Operator, parent: PartitionManifest, seen: InputChecksum) -> int:
         deltas = operator.finish()
@@ -278,24 +283,32 @@ class Partition:
 
 
 class _Feed:
-    """An attempt's rows without their markers; at their end, the marker's time is given to `check`."""
+    """An attempt's rows without their markers; at their end, the marker's time is given to `check`.
+
+    With the local exchange, `ahead` says how many of the parcels' rows are worked on together.
+    """
 
     def __init__(
-        self, batches: Iterator[pa.RecordBatch], parcels: bool, check: Callable[[int | None], None] | None
+        self,
+        batches: Iterator[pa.RecordBatch],
+        ahead: Callable[[], int] | None,
+        check: Callable[[int | None], None] | None,
     ) -> None:
         self._batches = batches
-        self._parcels = parcels
+        self._ahead = ahead
         self._check = check
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         time: int | None = None
+        parcels: list[bytes] = []
         for batch in self._batches:
             rows, marked = strip_markers(batch)
             time = time if marked is None else marked
-            if not self._parcels:
+            if self._ahead is None:
                 yield rows
-                continue
-            for parcel in rows.column(1).to_pylist():
-                yield from open_parcel(parcel)
+            else:
+                parcels += rows.column(1).to_pylist()
+        if self._ahead is not None:
+            yield from open_parcels(parcels, self._ahead())
         if self._check is not None:
             self._check(time)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from millpond.conf import KEY_GROUP_BITS
 
@@ -21,6 +23,12 @@ _TIME_MASK = (1 << (64 - KEY_GROUP_BITS)) - 1
 def first_hash(batch: pa.RecordBatch) -> int:
     """The hash of the first row (signed), which tells the partition."""
     return int(batch.column(HASH)[0].as_py())
+
+
+def key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:
+    """The key group of each row: the top bits of its hash."""
+    hashes: NDArray[np.uint64] = batch.column(HASH).to_numpy().view(np.uint64)
+    return (hashes >> np.uint64(64 - KEY_GROUP_BITS)).astype(np.uint16)
 
 
 def strip_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:

@@ -31,7 +31,8 @@ from millpond.stores.spooled import spooled
 
 _PIECE = 65536  # rows in a piece of a scan or a delta, at most
 _LEAST_PIECE = 1024
-_ANY = 1 << 32
+MOST_ROWS = 1 << 32
+"""More than any batch has."""
 _CHUNK = 16384  # rows that are loaded at once
 _RARE = 50  # one key in so many that has to be brought into memory is few
 
@@ -136,8 +137,8 @@ class RmwTable:
 
     @property
     def ahead(self) -> int:
-        """How many keys may be given to `prepare` at once: more would drive each other out."""
-        return _ANY if self._room.complete else self._hot.capacity // 4
+        """How many keys should be worked on together: more might drive each other out. Any, if most are in memory."""
+        return MOST_ROWS if self._room.complete or not self._missing else max(_CHUNK, self._hot.capacity // 4)
 
     # A batch
 
@@ -180,14 +181,14 @@ class RmwTable:
         """Bring keys into memory that are about to be upserted, in this batch and in smaller blocks.
 
         Looking for many keys at once in the runs costs far less a key. Nothing is done if nearly all keys are in memory
-        anyway, as the last batch has shown, or if there are more than `ahead` of them.
+        anyway, as the last batch has shown, or if there are so many that they would drive each other out.
         """
         self._budget.relieve()
         if self._room.spilled and self._outbox is not None and self._compactor is not None:
             # A batch larger than memory makes runs faster than one merge between two batches takes them away.
             self._outbox.adopt()
             self._compactor.step([frozen.run for frozen in self._room.spilled])
-        if self._room.complete or not self._missing or len(keys.words) > self.ahead:
+        if not self._missing or self._room.complete or len(keys.words) * 4 > self._hot.capacity:
             return
         self._locate(keys, stamps, TOUCH_NONE)
         self._room.expect(len(keys.words))
