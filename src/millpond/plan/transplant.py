@@ -6,27 +6,29 @@ projection under the old identities, so that no node above it notices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
+from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
 from millpond.plan.aggregate import Derived, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.decide import Decided, Decision, Operator
-from millpond.plan.workers import map_in_arrow
+from millpond.plan.workers import ArrowFunction, map_in_arrow
 
-KEY_GROUP_BITS = 15
 _TIME_BITS = 64 - KEY_GROUP_BITS
-
-Pipe = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def transplant(
-    df: DataFrame, decision: Decision, partitions: int, pipes: Sequence[Pipe], writes: Sequence[Pipe] | None = None
+    df: DataFrame,
+    decision: Decision,
+    partitions: int,
+    pipes: Sequence[ArrowFunction],
+    writes: Sequence[ArrowFunction] | None = None,
 ) -> DataFrame:
     """The same query with the decided operators in slots.
 
@@ -47,8 +49,8 @@ class _Surgeon:
         self,
         catalyst: Catalyst,
         partitions: int,
-        pipes: Sequence[Pipe],
-        writes: Sequence[Pipe] | None,
+        pipes: Sequence[ArrowFunction],
+        writes: Sequence[ArrowFunction] | None,
         *,
         complete: bool,
     ) -> None:
@@ -154,7 +156,7 @@ class _Surgeon:
         return new if old.nullable else self.catalyst.not_null(new)
 
 
-def named(pipe: Pipe, title: str, last: int) -> Pipe:
+def named(pipe: ArrowFunction, title: str, last: int) -> ArrowFunction:
     """The pipe as a function that has the last columns (hash, mark) brought to the front, as pipes take them.
 
     Its name is what Spark's own `explain()` shows for the node.

@@ -15,6 +15,12 @@ from pyspark.sql.types import StructType
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
+def on_one_host(context: SparkContext) -> bool:
+    """Whether all tasks run on the driver's host, in its JVM: the master is `local` or `local[…]`."""
+    master: str = context.master
+    return master == "local" or master.startswith("local[")
+
+
 def map_in_arrow(df: DataFrame, function: ArrowFunction, schema: StructType | str) -> DataFrame:
     """`df.mapInArrow(function, schema)` for a function of Millpond."""
     with _this_python(df.sparkSession.sparkContext):
@@ -55,8 +61,7 @@ def _this_python(context: SparkContext) -> Iterator[None]:
     Spark's own choice is the `python3` of the PATH, which in a virtual environment that is not activated is another
     Python. On a cluster this one's path means nothing.
     """
-    local = context.master == "local" or context.master.startswith("local[")
-    if not local or "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python"):
+    if not on_one_host(context) or "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python"):
         yield
         return
     chosen = context.pythonExec

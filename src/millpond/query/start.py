@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.operators.tables import table_schemas
 from millpond.plan.catalyst import Catalyst
 from millpond.plan.decide import Decision
+from millpond.plan.workers import on_one_host
 from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack
 from millpond.slot.client import drain
@@ -137,7 +137,7 @@ class Start:
         )
 
     def _exchange(self) -> Literal["local", "spark"]:
-        one_host = re.fullmatch(r"local(\[.*\])?", self.spark.sparkContext.master) is not None
+        one_host = on_one_host(self.spark.sparkContext)
         if self.settings.exchange == "auto":
             return "local" if one_host else "spark"
         if self.settings.exchange == "local" and not one_host:
@@ -227,7 +227,7 @@ def begin(recovery: Recovery, ledger: Ledger) -> list[int]:
 
 def _cores(spark: SparkSession) -> int:
     """Cores of one host, as far as the driver knows: its own in local mode, else an executor's."""
-    if spark.sparkContext.master.startswith("local"):
+    if on_one_host(spark.sparkContext):
         return int(spark.sparkContext.defaultParallelism)
     return int(spark.sparkContext.getConf().get("spark.executor.cores", str(os.cpu_count() or 1)))
 
