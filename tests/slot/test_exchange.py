@@ -11,7 +11,7 @@ import millpond.slot.exchange as exchange
 from millpond.errors import MillpondError, TransientError
 from millpond.slot.exchange import PARCELS, ExchangeWrite
 from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.parcels import exchange_folder, open_parcels
+from millpond.slot.parcels import exchange_folder, in_passes, open_parcels
 from millpond.slot.partitions import PartitionServer
 from millpond.slot.processes import identify
 from millpond.slot.protocol import Run
@@ -55,7 +55,7 @@ def received(parcels: list[pa.RecordBatch], task: PipeTask) -> dict[int, list[tu
         for parcel, low, mark in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             assert mark is False
             own = rows.setdefault(task.partition_of(low), [])
-            for piece in open_parcels([parcel], 1 << 32):
+            for piece in open_parcels([parcel]):
                 own += zip(*(column.to_pylist() for column in piece.columns), strict=True)
     return rows
 
@@ -80,7 +80,8 @@ def group(row: tuple[int, ...]) -> int:
 def test_more_rows_than_fit_come_in_ranges(task: PipeTask, write: Write, most: int) -> None:
     batches = [random_rows(5_000, 1), random_rows(1, 2), random_rows(777, 3)]
     (parcels,) = write(msgspec.structs.replace(task, partitions=1), *batches)
-    pieces = [piece.to_pylist() for piece in open_parcels(parcels.column(0).to_pylist(), most)]
+    passes = list(in_passes(open_parcels(parcels.column(0).to_pylist()), most))
+    pieces = [piece.to_pylist() for _, piece in passes]
     rows = [tuple(row.values()) for piece in pieces for row in piece]
     everything = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
     assert sorted(rows, key=group) == sorted(everything, key=group), "each once; those of a group in their old order"
@@ -90,6 +91,10 @@ def test_more_rows_than_fit_come_in_ranges(task: PipeTask, write: Write, most: i
         assert len(lows) > 1
         assert all(high < low for high, low in zip(highs, lows[1:], strict=False)), "ascending, apart"
         assert max(map(len, pieces)) < 2 * most + 100
+        for (low, high), piece in passes:
+            assert all(low <= row["__hash"] & (1 << 64) - 1 < high for row in piece.to_pylist())
+    else:
+        assert all(range_ is None for range_, _ in passes)
 
 
 def test_no_rows_make_no_parcels(task: PipeTask, write: Write) -> None:
@@ -110,7 +115,7 @@ def test_a_lost_file_is_named(task: PipeTask, write: Write) -> None:
     (file,) = (exchange_folder(SlotDirectory.of(task).path, task) / "0").iterdir()
     file.unlink()
     with pytest.raises(TransientError, match="can no longer be read") as caught:
-        list(open_parcels([parcel], 1 << 32))
+        list(open_parcels([parcel]))
     assert str(file) in str(caught.value)
 
 

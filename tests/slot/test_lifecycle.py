@@ -3,6 +3,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,6 +234,20 @@ def test_what_dead_applications_left_is_removed(task, folder):
     _run(task, rows(0))
     wait_until(lambda: not other.path.exists())
     assert SlotDirectory.of(task).path.exists()
+
+
+def test_the_last_to_leave_waits_for_one_who_only_looks(task, folder):
+    """An application that sweeps what others have left holds the lock for a moment: nothing may stay because of it."""
+    left = SlotDirectory.named(str(folder), "app-0")
+    left.create()
+    with left.locked():
+        assert not left.sweep()
+        last = threading.Thread(target=left.sweep, args=(60,))
+        last.start()
+        time.sleep(0.1)
+        assert left.path.exists()
+    last.join(60)
+    assert not left.path.exists()
 
 
 def test_a_directory_that_is_not_private_is_refused(task, folder):

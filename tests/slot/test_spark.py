@@ -1,6 +1,7 @@
 """Pipes in Spark's own workers: whose slots they are, what reaches the driver, what happens when the JVM dies."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -59,6 +60,10 @@ def run(spark, frame, batch):
         spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
 
 
+def _owners(directory):
+    return [Process(*map(int, entry.name.split("-"))) for entry in (directory.path / "owners").iterdir()]
+
+
 def truth(batches):
     each = ROWS // KEYS
     return {k: (each * batches, batches * sum(range(k, ROWS, KEYS))) for k in range(KEYS)}
@@ -75,7 +80,7 @@ def test_batches_through_spark_workers(spark, task):
     assert sum(each.metrics["input_rows"] for each in coverage.value if each.batch == 1) == ROWS
 
     directory = SlotDirectory.of(task)
-    (jvm,) = (Process(*map(int, entry.name.split("-"))) for entry in (directory.path / "owners").iterdir())
+    (jvm,) = _owners(directory)
     assert Path(f"/proc/{jvm.pid}/comm").read_text() == "java\n"
     assert set(directory.running()) == {"template", "slot-0", "slot-1"}
 
@@ -115,23 +120,25 @@ _DRIVER = """
 """
 
 
-def test_nothing_is_left_when_the_driver_is_killed(task):
-    import pickle
-
-    driver = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(_DRIVER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**with_tests_on_path(), "PYSPARK_PYTHON": sys.executable},
-    )
+def test_nothing_is_left_when_the_driver_is_killed(task, tmp_path):
+    with open(tmp_path / "stderr", "wb") as errors:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(_DRIVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**with_tests_on_path(), "PYSPARK_PYTHON": sys.executable},
+        )
     driver.stdin.write(pickle.dumps(task))
     driver.stdin.close()
-    assert driver.stdout.readline() == b"answered\n"
+    assert driver.stdout.readline() == b"answered\n", (tmp_path / "stderr").read_text()
     directory = SlotDirectory.of(task)
     running = directory.running()
     assert set(running) == {"template", "slot-0", "slot-1"}
+    (jvm,) = _owners(directory)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
+    # The JVM sees that its driver has gone, and takes its time over its shutdown hooks.
+    wait_until(lambda: not jvm.alive(), timeout=120)
     wait_until(lambda: not any(process.alive() for process in running.values()), timeout=30)
     wait_until(lambda: not directory.path.exists())

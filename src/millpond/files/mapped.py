@@ -12,7 +12,7 @@ from millpond.files.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
 from millpond.files.run import Directory, read_directory
 from millpond.kernels.bloom import LINE
-from millpond.kernels.pages import ask_for, probably_cached
+from millpond.kernels.pages import ask_for, ask_for_range, probably_cached
 from millpond.kernels.pointers import address
 from millpond.layout import RowLayout
 
@@ -56,7 +56,8 @@ class MappedSource:
         if not directory.footer.raw:
             raise CompressedError(f"{path} is compressed and cannot be used where it lies")
         self.index = directory.index
-        base = np.uint64(address(np.frombuffer(self._map, np.uint8)))
+        self._base = address(np.frombuffer(self._map, np.uint8))
+        base = np.uint64(self._base)
         words_at = base + directory.offsets.astype(np.uint64) + np.uint64(HEADER)
         words_bytes = np.diff(self.index.starts) * (8 * layout.width)
         heap_at = words_at + words_bytes.astype(np.uint64)
@@ -119,9 +120,9 @@ class MappedSource:
     def expect_blocks(self, begin: int, end: int) -> None:
         """See `BlockSource.expect_blocks`."""
         if begin < end:
-            offset = int(self.directory.offsets[begin]) & -mmap.PAGESIZE
+            offset = int(self.directory.offsets[begin])
             size = int(self.directory.offsets[end - 1] + self.directory.sizes[end - 1]) - offset
-            self._map.madvise(mmap.MADV_WILLNEED, offset, size)
+            ask_for_range(self._base + offset, size)
 
     def _check(self, block: int) -> None:
         offset = int(self.directory.offsets[block])

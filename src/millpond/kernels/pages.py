@@ -20,6 +20,8 @@ PAGE = mmap.PAGESIZE
 _PAGE_MASK = np.uint64(PAGE - 1)
 _WILL_NEED = 3  # MADV_WILLNEED
 _SAMPLE = 8
+_REQUEST = 128 << 10
+"""Bytes to ask for at a time: of a longer request, Linux reads only as much as the device likes to be asked for."""
 
 _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
@@ -36,6 +38,16 @@ def _will_need(typing_context: Any, start: Any, size: Any) -> Any:
     return types.void(types.uint64, types.int64), generate
 
 
+@njit("void(uint64, int64)", cache=True, nogil=True)
+def ask_for_range(start: int, size: int) -> None:
+    """Ask for all pages of a range of addresses in mapped files, without waiting for them."""
+    at = np.uint64(start) & ~_PAGE_MASK
+    end = step(np.uint64(start), size)
+    while at < end:
+        _will_need(at, min(np.int64(end - at), _REQUEST))
+        at = step(at, _REQUEST)
+
+
 @njit("int64(uint64[::1], int64, int64, int64)", cache=True, nogil=True)
 def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
     """Ask for the pages around some addresses, without waiting for them.
@@ -46,9 +58,9 @@ def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
         gap: bytes between two wanted pages up to which those between them are asked for as well.
 
     Returns:
-        The number of requests made.
+        The number of ranges asked for.
     """
-    requests = 0
+    ranges = 0
     count = len(at)
     i = 0
     while i < count:
@@ -58,9 +70,9 @@ def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
         while i < count and at[i] >= start and step(at[i], -before) & ~_PAGE_MASK <= step(end, gap + 1):
             end = max(end, step(at[i], after) | _PAGE_MASK)
             i += 1
-        _will_need(start, np.int64(end - start) + 1)
-        requests += 1
-    return requests
+        ask_for_range(start, np.int64(end - start) + 1)
+        ranges += 1
+    return ranges
 
 
 def probably_cached(at: NDArray[np.uint64]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ from millpond.slot.worker import settle
 
 PARCELS = pa.schema([("parcel", pa.binary()), ("__hash", pa.int64()), ("__mark", pa.bool_())])
 """What the map side gives to Spark; the hash is the lowest of the parcel's partition."""
+
+_SORTED = 16384
+"""Rows that are brought in order together: new keys of a longer stretch in order would crowd one end of an index."""
 
 
 class ExchangeWrite:
@@ -86,20 +90,17 @@ class ExchangeWrite:
         parcels: dict[int, Parcel] = {}
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, first.schema) as stream:
             stream.write_batch(first.slice(0, 0))  # the schema goes out with the first batch, which no place counts
-            batch: pa.RecordBatch | None = first
-            while batch is not None:
-                for partition, rows in self._by_partition(batch):
-                    parcel = parcels.setdefault(partition, Parcel(str(path), [], 0))
-                    parcel.places.append(file.tell())
-                    parcel.rows += rows.num_rows
-                    stream.write_batch(rows)
-                batch = next(others, None)
+            for batch in chain([first], others):
+                for start in range(0, batch.num_rows, _SORTED):
+                    for partition, rows in self._by_partition(batch.slice(start, _SORTED)):
+                        parcel = parcels.setdefault(partition, Parcel(str(path), [], 0))
+                        parcel.places.append(file.tell())
+                        parcel.rows += rows.num_rows
+                        stream.write_batch(rows)
         return parcels
 
     def _by_partition(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of each partition, in order of their key groups: close keys lie together for the slot."""
-        if not batch.num_rows:
-            return
         groups = key_groups(batch)
         together = batch.take(pa.array(np.argsort(groups, kind="stable")))
         counts = np.bincount((groups.astype(np.uint32) * self.task.partitions) >> KEY_GROUP_BITS)

@@ -23,6 +23,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,9 @@ from millpond.slot.task import PipeTask
 
 POLL = 0.5
 """Seconds between two looks at whether the application still lives."""
+
+PATIENCE = 10.0
+"""Seconds for which the last to leave waits for the directory's lock."""
 
 _ADDRESS_LIMIT = 100
 _LAST_LINES = 20
@@ -196,16 +200,27 @@ class SlotDirectory:
         except OSError:
             return False
 
-    def sweep(self) -> bool:
-        """Remove the directory if nobody needs it and nobody else runs in it; whether it was removed."""
-        try:
-            with self.locked(wait=False) as held:
-                if not held or self.needed() or set(self.running().values()) - {identify()}:
-                    return False
-                shutil.rmtree(self.path, ignore_errors=True)
-                return True
-        except OSError:
-            return False
+    def sweep(self, patience: float = 0.0) -> bool:
+        """Remove the directory if nobody needs it and nobody else runs in it; whether it was removed.
+
+        Args:
+            patience: seconds to go on asking for a lock that somebody else holds. The last to leave needs some: another
+                application that sweeps may just be looking.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                with self.locked(wait=False) as held:
+                    if held:
+                        if self.needed() or set(self.running().values()) - {identify()}:
+                            return False
+                        shutil.rmtree(self.path, ignore_errors=True)
+                        return True
+            except OSError:
+                return False
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL / 10)
 
     def sweep_siblings(self) -> None:
         """Remove what applications of this host that died without cleaning up have left."""

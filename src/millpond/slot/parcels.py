@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import TransientError
+from millpond.files.blocks import HashRange
 from millpond.slot.rows import key_groups
 from millpond.slot.task import PipeTask
 
@@ -30,32 +32,39 @@ class Parcel(msgspec.Struct, array_like=True):
     rows: int
 
 
-def open_parcels(data: Sequence[bytes], most: int) -> Iterator[pa.RecordBatch]:
+def open_parcels(data: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
     """The rows of parcels, in the files' mapped pages.
-
-    If there are more than `most`, they come in passes over ranges of the key groups, each with about so many rows: what
-    has to be brought into memory for one pass then lies together, and is read once in a batch. A key's rows keep their
-    order either way.
 
     Raises:
         TransientError: a file is gone.
     """
-    parcels = [msgspec.msgpack.decode(parcel, type=Parcel) for parcel in data]
-    rows = sum(parcel.rows for parcel in parcels)
-    batches = (batch for parcel in parcels for batch in _open(parcel))
-    return batches if rows <= most else _in_passes(list(batches), -(-rows // most))
+    for parcel in data:
+        yield from _open(msgspec.msgpack.decode(parcel, type=Parcel))
 
 
-def _in_passes(batches: list[pa.RecordBatch], passes: int) -> Iterator[pa.RecordBatch]:
-    ends = [key_groups(end) for batch in batches for end in (batch.slice(0, 1), batch.slice(batch.num_rows - 1))]
+def in_passes(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
+    """Batches of rows that are each in order of their key groups; if there are more than `most` rows, in passes over
+    ranges of the key groups, each with about so many.
+
+    A key's rows keep their order either way.
+
+    Yields:
+        A range of hashes and all the rows that it has; or None and a batch as it came.
+    """
+    held = list(batches)
+    rows = sum(batch.num_rows for batch in held)
+    if rows <= most:
+        yield from ((None, batch) for batch in held)
+        return
+    ends = [key_groups(end) for batch in held for end in (batch.slice(0, 1), batch.slice(batch.num_rows - 1))]
     lowest, highest = int(min(ends)[0]), int(max(ends)[0])
-    bounds = np.linspace(lowest, highest + 1, passes + 1).astype(np.uint32)
-    cuts = [np.searchsorted(key_groups(batch), bounds).tolist() for batch in batches]
-    for number in range(passes):
-        parts = [
-            batch.slice(cut[number], cut[number + 1] - cut[number]) for batch, cut in zip(batches, cuts, strict=True)
-        ]
-        yield pa.concat_batches(parts)
+    bounds = np.linspace(lowest, highest + 1, -(-rows // most) + 1).astype(np.uint32)
+    cuts = [np.searchsorted(key_groups(batch), bounds).tolist() for batch in held]
+    hashes = [group << (64 - KEY_GROUP_BITS) for group in bounds.tolist()]
+    for number, range_ in enumerate(map(HashRange, hashes, hashes[1:])):
+        parts = [batch.slice(cut[number], cut[number + 1] - cut[number]) for batch, cut in zip(held, cuts, strict=True)]
+        if any(part.num_rows for part in parts):
+            yield range_, pa.concat_batches(parts)
 
 
 def _open(parcel: Parcel) -> Iterator[pa.RecordBatch]:

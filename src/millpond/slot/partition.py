@@ -22,7 +22,7 @@ from millpond.operators.protocol import MAIN
 from millpond.operators.spec import GLOBAL_HASH
 from millpond.slot.checksum import InputChecksum
 from millpond.slot.offsets import check_time
-from millpond.slot.parcels import open_parcels
+from millpond.slot.parcels import in_passes, open_parcels
 from millpond.slot.rows import strip_markers
 from millpond.slot.running import RunningQuery
 from millpond.slot.spool import Spool
@@ -98,7 +98,7 @@ class Partition:
             The batch's figures.
         """
         check = partial(check_time, self.task, attempt.batch) if unsure else None
-        feed = _Feed(batches, self._ahead if self.task.exchange == "local" else None, check)
+        feed = _Feed(batches, self.task.exchange == "local", check)
         applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
@@ -113,7 +113,7 @@ class Partition:
         with self._turns.taken(attempt):
             if self._applied is not None and self._applied.batch == attempt.batch:
                 return None
-            return self._apply(attempt.batch, feed)
+            return self._apply(attempt.batch, feed.passes(self._pass_rows))
 
     def _apply_again(self, attempt: Attempt, feed: _Feed) -> Applied:
         """Answer from memory if the input is the same, else apply the batch to the version that it reads.
@@ -131,11 +131,11 @@ class Partition:
                 if applied is not None and applied.batch == attempt.batch and applied.input == seen:
                     return applied
                 self._discard()
-                return self._apply(attempt.batch, spool.read())
+                return self._apply(attempt.batch, ((None, rows) for rows in spool.read()))
         finally:
             spool.close()
 
-    def _apply(self, batch: int, rows: Iterable[pa.RecordBatch]) -> Applied:
+    def _apply(self, batch: int, passes: Iterable[tuple[HashRange | None, pa.RecordBatch]]) -> Applied:
         if self._applied is not None and self._applied.batch > batch:
             raise TransientError(f"Batch {batch} was overtaken by batch {self._applied.batch}.")
         if self._manifest is None or self._manifest.version != batch:
@@ -152,10 +152,12 @@ class Partition:
                 operator.begin(batch)
             self.query.forget_batches(batch)
             seen = InputChecksum()
-            for piece in rows:
+            for range_, rows in passes:
                 self.query.means.arrow.force(pa.total_allocated_bytes())
-                seen.add(piece)
-                operator.process(piece)
+                seen.add(rows)
+                if range_ is not None:
+                    operator.tables[MAIN].narrow(range_)
+                operator.process(rows)
             sealing = time.perf_counter()
             size = self._seal(operator, manifest, seen)
         except BaseException:
@@ -171,10 +173,10 @@ class Partition:
         }
         return self._applied
 
-    def _ahead(self) -> int:
-        """Rows whose keys have room in memory together."""
+    def _pass_rows(self) -> int:
+        """Rows of a batch from which on it is worked through in passes."""
         with self._busy:
-            return MOST_ROWS if self._operator is None else self._operator.tables[MAIN].ahead
+            return MOST_ROWS if self._operator is None else self._operator.tables[MAIN].pass_rows
 
     def _seal(self, operator: Operator, parent: PartitionManifest, seen: InputChecksum) -> int:
         deltas = operator.finish()
@@ -285,30 +287,35 @@ class Partition:
 class _Feed:
     """An attempt's rows without their markers; at their end, the marker's time is given to `check`.
 
-    With the local exchange, `ahead` says how many of the parcels' rows are worked on together.
+    Args:
+        batches: what the slot receives.
+        parcels: whether that is where the rows lie, not the rows.
+        check: called with the marker's time, if it needs to be looked at.
     """
 
     def __init__(
-        self,
-        batches: Iterator[pa.RecordBatch],
-        ahead: Callable[[], int] | None,
-        check: Callable[[int | None], None] | None,
+        self, batches: Iterator[pa.RecordBatch], parcels: bool, check: Callable[[int | None], None] | None
     ) -> None:
         self._batches = batches
-        self._ahead = ahead
+        self._parcels = parcels
         self._check = check
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """The rows as they come."""
         time: int | None = None
-        parcels: list[bytes] = []
         for batch in self._batches:
             rows, marked = strip_markers(batch)
             time = time if marked is None else marked
-            if self._ahead is None:
-                yield rows
+            if self._parcels:
+                yield from open_parcels(rows.column(1).to_pylist())
             else:
-                parcels += rows.column(1).to_pylist()
-        if self._ahead is not None:
-            yield from open_parcels(parcels, self._ahead())
+                yield rows
         if self._check is not None:
             self._check(time)
+
+    def passes(self, most: Callable[[], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
+        """The rows, in passes (see `in_passes`) if they come as parcels, which can be read in any order."""
+        if self._parcels:
+            yield from in_passes(self, most())
+        else:
+            yield from ((None, rows) for rows in self)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from millpond.errors import MillpondError
-from millpond.slot.lifecycle import POLL, SlotDirectory
+from millpond.slot.lifecycle import PATIENCE, POLL, SlotDirectory
 from millpond.slot.processes import identify
 from millpond.slot.protocol import (
     Connection,
@@ -87,7 +87,7 @@ class Slot:
         for connection in self._open_connections():
             connection.abort()
         self.work.close()
-        self.directory.sweep()
+        self.directory.sweep(PATIENCE)
 
     def _end(self, *_: object) -> None:
         self._ended = True

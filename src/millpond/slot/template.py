@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millpond.errors import TransientError
-from millpond.slot.lifecycle import POLL, SlotDirectory
+from millpond.slot.lifecycle import PATIENCE, POLL, SlotDirectory
 from millpond.slot.processes import Process, identify
 from millpond.slot.protocol import Ask, Connection, Granted
 
@@ -63,7 +63,7 @@ class Template:
             if not self.directory.needed():
                 self._kill_stopped()
             time.sleep(POLL / 10)
-        self.directory.sweep()
+        self.directory.sweep(PATIENCE)
 
     def _end(self, *_: object) -> None:
         self._ended = True

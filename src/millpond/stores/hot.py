@@ -23,6 +23,7 @@ from millpond.stores.protocol import Found, Located
 
 _MAX_ROWS = (1 << 32) - 2
 _LISTED = 8  # bytes that a row takes in the lists of free and of touched rows
+_INDEXED = 24  # bytes that a row takes in the index, at most, but while that grows
 _SAMPLE = 8192  # rows that are looked at to choose what to evict
 
 
@@ -65,11 +66,15 @@ class HotTable:
         state[hs.KEY_START] = layout.key_start
         state[hs.KEY_STOP] = layout.key_stop
         state[hs.KEY_NULLS] = np.array(shape.null_mask, np.uint64).view(np.int64)
+        self._note_range(range_)
+        self.index = HotIndex(state)
+
+    def _note_range(self, range_: HashRange) -> None:
+        state = self.state
         state[hs.LOW] = np.array(range_.lo, np.uint64).view(np.int64)
         span = range_.hi - range_.lo - 1
         state[hs.SHIFT] = max(0, span.bit_length() - 32)
         state[hs.LAST] = span >> int(state[hs.SHIFT])
-        self.index = HotIndex(state)
 
     # Figures
 
@@ -107,6 +112,11 @@ class HotTable:
     def average_bytes(self) -> int:
         """Bytes of a row with its long values, on average."""
         return self.layout.width * 8 + self.heap.used // max(1, self.count)
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory that a row takes, on average, with its places in the lists and in the index."""
+        return self.row_bytes + _LISTED + _INDEXED + self.heap.used // max(1, self.count)
 
     def growth(self, keys: int, long_bytes: int) -> int:
         """Bytes of memory that so many fresh rows, with so many bytes of long values, may take in addition."""
@@ -284,6 +294,13 @@ class HotTable:
                 yield ids[:found]
 
     # Making room
+
+    def cover(self, range_: HashRange) -> None:
+        """Hold rows of this range of hashes from now on. The table must be empty."""
+        if self.count:
+            raise UsageError("A table that holds rows cannot cover another range.", action="Evict them first.")
+        self._note_range(range_)
+        self.index.rescale()
 
     def evict(self, share: float, rows: int) -> Iterator[Rows]:
         """Remove about a share of the rows: those with the earliest stamps, those changed in this batch last.

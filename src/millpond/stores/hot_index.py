@@ -75,6 +75,11 @@ class HotIndex:
         if int(state[hs.COUNT]) + keys > int(state[hs.SLOTS]) * _CROWDED:
             self.settle()
 
+    def rescale(self) -> None:
+        """Lay the slots over the range of hashes that the state array says now. The index must be empty."""
+        self.settle()
+        self._state[hs.SCALE] = (int(self._state[hs.SLOTS]) << 32) // (int(self._state[hs.LAST]) + 1)
+
     def advance(self, keys: int) -> None:
         """Move entries in step with the keys looked for."""
         if self._next is not None:

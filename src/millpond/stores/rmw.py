@@ -92,7 +92,9 @@ class RmwTable:
         self._room = Room(self._hot, runs, self._outbox, self._account)
         self._version = flushed
         self._sealed = True
+        self._narrow = False
         self._missing = True  # whether many keys of the last batch were not in memory
+        self._missed_last = MOST_ROWS  # how many those were; nothing is known of it yet
         self._sought = self._missed = 0  # keys of this batch: looked for, not in memory
         self._keys = keys
         self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
@@ -138,7 +140,20 @@ class RmwTable:
     @property
     def ahead(self) -> int:
         """How many keys should be worked on together: more might drive each other out. Any, if most are in memory."""
-        return MOST_ROWS if self._room.complete or not self._missing else max(_CHUNK, self._hot.capacity // 4)
+        return MOST_ROWS if self._room.complete or not self._missing else self._together
+
+    @property
+    def pass_rows(self) -> int:
+        """How many rows a batch may have, at most, before passes over ranges of the hash pay off (see `narrow`).
+
+        That is, before the keys which are not in memory would have no room there together, going by the last batch.
+        """
+        fits = self._room.complete or self._missed_last * 2 < self._room.capacity
+        return MOST_ROWS if fits else self._together
+
+    @property
+    def _together(self) -> int:
+        return max(_CHUNK, self._room.capacity // 4)
 
     # A batch
 
@@ -153,13 +168,27 @@ class RmwTable:
             self._room.spilled.clear()
         self._hot.forget_touched()
         self._changed = None
-        self._missing = self._missed * _RARE > self._sought or not self._sought
+        if self._sought:
+            self._missing = self._missed * _RARE > self._sought
+            self._missed_last = self._missed
         self._sought = self._missed = 0
+        if self._narrow:
+            self._room.narrow(self._range)
+            self._narrow = False
         if self._outbox is not None and self._flusher is not None and self._compactor is not None:
             self._outbox.adopt()
             self._flusher.step(version)
             self._compactor.step()
         self._room.tidy()
+
+    def narrow(self, range_: HashRange) -> None:
+        """Hold rows of a part of the table's range only, until the next call or `begin`: no others are asked for.
+
+        A batch whose keys do not fit in memory is worked through in passes, each over one part. What a pass needs of
+        the runs lies together there, is read in sequence, and once; the rows of the parts before have left memory.
+        """
+        self._room.narrow(range_)
+        self._narrow = True
 
     def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
         """Find the rows of some keys, in memory or in runs, and make fresh ones for those that are new.
@@ -188,7 +217,7 @@ class RmwTable:
             # A batch larger than memory makes runs faster than one merge between two batches takes them away.
             self._outbox.adopt()
             self._compactor.step([frozen.run for frozen in self._room.spilled])
-        if not self._missing or self._room.complete or len(keys.words) * 4 > self._hot.capacity:
+        if not self._missing or self._room.complete or len(keys.words) > self._together:
             return
         self._locate(keys, stamps, TOUCH_NONE)
         self._room.expect(len(keys.words))

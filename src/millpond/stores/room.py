@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.errors import SettingError
+from millpond.files.blocks import HashRange
 from millpond.kernels.hot_state import TOUCHED
 from millpond.layout import META
 from millpond.stores.budget import Account
@@ -41,6 +42,20 @@ class Room:
         self._keys = 0  # that may be added without asking
         self._bytes = 0  # of long values, likewise
         self._margin = 0  # bytes of long values that may be written between two upserts, as seen so far
+
+    @property
+    def capacity(self) -> int:
+        """How many rows the table has memory for."""
+        return max(0, self._account.limit - self._fixed()) * 3 // 4 // self._hot.cost
+
+    def narrow(self, range_: HashRange) -> None:
+        """Make all the memory free for rows of one range of hashes, which none that are in memory lie in."""
+        while self._hot.count and self._outbox is not None:
+            self.evict(self._outbox, 1.0)  # leaves a few rows where one of its pieces is full
+        if self._hot.heap.used:
+            self._hot.pack_values()
+        self._hot.cover(range_)
+        self._keys = self._bytes = self._departures = self._present = 0
 
     def expect(self, keys: int) -> None:
         """Note that the next so many keys for which room is asked are in memory already."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,6 @@ class Run:
         table: BlockTable,
     ) -> None:
         index = self.source.index
-        shape = shape_of(self.layout)
         query.pins.append(table.pins)
         count = len(admitted)
         if not count:
@@ -174,9 +174,34 @@ class Run:
         dense = count * _ROWS_PER_KEY > rows_between
         if self.source.distant and not dense:
             self.source.expect_rows(self._places(query, select, blocks, admitted, table))
-        elif self.source.distant:
-            self.source.expect_blocks(int(blocks[admitted[0]]), int(blocks[admitted[-1]]) + 1)
-        (walk if dense else probe)(
+        for part in self._parts(blocks, admitted) if self.source.distant and dense else (admitted,):
+            self._ask(query, select, blocks, part, done, table, walk if dense else probe)
+
+    def _parts(self, blocks: NDArray[np.int32], admitted: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+        """The keys of some blocks at a time, while the next blocks are on their way into memory."""
+        first = blocks[admitted]
+        cuts = np.flatnonzero(np.diff(first // _PART_BLOCKS)) + 1
+        bounds = [0, *cuts.tolist(), len(admitted)]
+        ranges = [(int(first[begin]), int(first[end - 1]) + 1) for begin, end in pairwise(bounds)]
+        self.source.expect_blocks(*ranges[0])
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            if number + 1 < len(ranges):
+                self.source.expect_blocks(*ranges[number + 1])
+            yield admitted[begin:end]
+
+    def _ask(
+        self,
+        query: Query,
+        select: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        admitted: NDArray[np.int32],
+        done: NDArray[np.uint8],
+        table: BlockTable,
+        search: Callable[..., int],
+    ) -> None:
+        index = self.source.index
+        shape = shape_of(self.layout)
+        search(
             query.hashes,
             select,
             blocks,
