@@ -67,7 +67,6 @@ def arrivals(number: int, rng: np.random.Generator) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array(column) for column in columns], names=["__hash", "__mark", "k", "v"])
 
 
-@pytest.mark.xfail(run=False, reason="74 MB after four batches on a loaded machine; takes minutes")
 @pytest.mark.timeout(600)
 def test_a_slot_keeps_within_its_memory(task: PipeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = msgspec.structs.replace(task.settings, memory=BUDGET)

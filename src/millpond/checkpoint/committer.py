@@ -86,6 +86,7 @@ class Committer:
         self._failure: MillpondError | None = None
         self._failing_since: float | None = None
         self._tries = 0
+        self._random = random.Random()
         self._number = 0
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
@@ -250,7 +251,7 @@ class Committer:
             self.stats.retries += 1
             self._tries += 1
             first, longest = self._backoff
-            pause = min(longest, first * 2 ** min(self._tries, 20)) * random.uniform(0.5, 1.0)
+            pause = min(longest, first * 2 ** min(self._tries, 20)) * self._random.uniform(0.5, 1.0)
             self.heartbeat = now
             self._changed.notify_all()
         self._closed.wait(pause)
