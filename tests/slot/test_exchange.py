@@ -16,6 +16,7 @@ from millpond.slot.partitions import PartitionServer
 from millpond.slot.processes import identify
 from millpond.slot.protocol import Run
 from millpond.slot.task import PipeTask
+from millpond.stores.rmw import RmwTable
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of, wait_until
 
@@ -80,7 +81,7 @@ def group(row: tuple[int, ...]) -> int:
 def test_more_rows_than_fit_come_in_ranges(task: PipeTask, write: Write, most: int) -> None:
     batches = [random_rows(5_000, 1), random_rows(1, 2), random_rows(777, 3)]
     (parcels,) = write(msgspec.structs.replace(task, partitions=1), *batches)
-    passes = list(in_passes(open_parcels(parcels.column(0).to_pylist()), most))
+    passes = list(in_passes(open_parcels(parcels.column(0).to_pylist()), lambda rows: -(-rows // most)))
     pieces = [piece.to_pylist() for _, piece in passes]
     rows = [tuple(row.values()) for piece in pieces for row in piece]
     everything = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
@@ -188,3 +189,45 @@ def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: Pip
         server.close()
         successor.close()
     assert not folder.exists()
+
+
+def test_batches_larger_than_memory_come_in_passes(
+    exchanging: PipeTask, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts and sums stay right while passes begin, and after the slot has changed."""
+    task = msgspec.structs.replace(exchanging, settings=msgspec.structs.replace(exchanging.settings, memory=8 << 20))
+    narrowed = []
+    original = RmwTable.narrow
+    monkeypatch.setattr(RmwTable, "narrow", lambda self, range_: (narrowed.append(range_), original(self, range_))[1])
+    rng = np.random.default_rng(5)
+    counts, sums = np.zeros(300_000, np.int64), np.zeros(300_000, np.int64)
+    path = SlotDirectory.of(task).path
+    server, passes = PartitionServer(path), []
+    try:
+        for batch in range(8):
+            if batch == 5:
+                server.drain("query-1", 60.0)
+                server.close()
+                task = msgspec.structs.replace(task, generation=2)
+                begin(task, (batch,))
+                server = PartitionServer(path, 1)
+            keys = rng.integers(0, len(counts), 120_000 if batch != 3 else 500)
+            values = rng.integers(-9, 9, len(keys))
+            np.add.at(counts, keys, 1)
+            np.add.at(sums, keys, values)
+            columns = [pa.array(hashes_in(0, 1, keys)), pa.array(keys), pa.array(values)]
+            rows = pa.RecordBatch.from_arrays(columns, names=["__hash", "k", "v"])
+            parcels = sent(write(task, rows.slice(0, 50_000), rows.slice(50_000), batch=batch, attempt=batch))
+            narrowed.clear()
+            output = pa.Table.from_batches(server.run(Run(task, 0, batch, 0), iter([parcels])))
+            passes.append(len(narrowed))
+            changed = np.unique(keys)
+            found = output.column(0).to_numpy()
+            order = np.argsort(found)
+            assert (found[order] == changed).all()
+            assert (output.column(1).to_numpy()[order] == counts[changed]).all()
+            assert (output.column(2).to_numpy()[order] == sums[changed]).all()
+    finally:
+        server.close()
+    assert passes[0] == passes[3] == 0
+    assert min(passes[2], passes[4], passes[5], passes[7]) > 3

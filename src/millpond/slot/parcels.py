@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -42,23 +42,26 @@ def open_parcels(data: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
         yield from _open(msgspec.msgpack.decode(parcel, type=Parcel))
 
 
-def in_passes(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
-    """Batches of rows that are each in order of their key groups; if there are more than `most` rows, in passes over
-    ranges of the key groups, each with about so many.
+def in_passes(
+    batches: Iterable[pa.RecordBatch], passes: Callable[[int], int]
+) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
+    """Rows in passes over ranges of the key groups, each with about equally many; a key's rows keep their order.
 
-    A key's rows keep their order either way.
+    Args:
+        batches: each in order of its rows' key groups.
+        passes: says, for a number of rows, in how many passes they are wanted.
 
     Yields:
         A range of hashes and all the rows that it has; or None and a batch as it came.
     """
     held = list(batches)
-    rows = sum(batch.num_rows for batch in held)
-    if rows <= most:
+    count = passes(sum(batch.num_rows for batch in held))
+    if count == 1:
         yield from ((None, batch) for batch in held)
         return
     ends = [key_groups(end) for batch in held for end in (batch.slice(0, 1), batch.slice(batch.num_rows - 1))]
     lowest, highest = int(min(ends)[0]), int(max(ends)[0])
-    bounds = np.linspace(lowest, highest + 1, -(-rows // most) + 1).astype(np.uint32)
+    bounds = np.linspace(lowest, highest + 1, count + 1).astype(np.uint32)
     cuts = [np.searchsorted(key_groups(batch), bounds).tolist() for batch in held]
     hashes = [group << (64 - KEY_GROUP_BITS) for group in bounds.tolist()]
     for number, range_ in enumerate(map(HashRange, hashes, hashes[1:])):

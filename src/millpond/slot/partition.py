@@ -28,7 +28,7 @@ from millpond.slot.running import RunningQuery
 from millpond.slot.spool import Spool
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt, Turns
-from millpond.stores.rmw import MOST_ROWS, RmwTable
+from millpond.stores.rmw import RmwTable
 
 if TYPE_CHECKING:
     from millpond.operators.protocol import Operator
@@ -113,7 +113,7 @@ class Partition:
         with self._turns.taken(attempt):
             if self._applied is not None and self._applied.batch == attempt.batch:
                 return None
-            return self._apply(attempt.batch, feed.passes(self._pass_rows))
+            return self._apply(attempt.batch, feed.passes(self._passes))
 
     def _apply_again(self, attempt: Attempt, feed: _Feed) -> Applied:
         """Answer from memory if the input is the same, else apply the batch to the version that it reads.
@@ -173,10 +173,10 @@ class Partition:
         }
         return self._applied
 
-    def _pass_rows(self) -> int:
-        """Rows of a batch from which on it is worked through in passes."""
+    def _passes(self, rows: int) -> int:
+        """In how many passes to work through a batch of so many rows."""
         with self._busy:
-            return MOST_ROWS if self._operator is None else self._operator.tables[MAIN].pass_rows
+            return 1 if self._operator is None else self._operator.tables[MAIN].passes(rows)
 
     def _seal(self, operator: Operator, parent: PartitionManifest, seen: InputChecksum) -> int:
         deltas = operator.finish()
@@ -313,9 +313,9 @@ class _Feed:
         if self._check is not None:
             self._check(time)
 
-    def passes(self, most: Callable[[], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
+    def passes(self, wanted: Callable[[int], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
         """The rows, in passes (see `in_passes`) if they come as parcels, which can be read in any order."""
         if self._parcels:
-            yield from in_passes(self, most())
+            yield from in_passes(self, wanted)
         else:
             yield from ((None, rows) for rows in self)

@@ -31,10 +31,9 @@ from millpond.stores.spooled import spooled
 
 _PIECE = 65536  # rows in a piece of a scan or a delta, at most
 _LEAST_PIECE = 1024
-MOST_ROWS = 1 << 32
-"""More than any batch has."""
+_MOST_ROWS = 1 << 32  # more than any batch has
 _CHUNK = 16384  # rows that are loaded at once
-_RARE = 50  # one key in so many that has to be brought into memory is few
+_RARE = 0.02  # share of keys to be brought into memory that is small
 
 
 class RmwTable:
@@ -93,8 +92,7 @@ class RmwTable:
         self._version = flushed
         self._sealed = True
         self._narrow = False
-        self._missing = True  # whether many keys of the last batch were not in memory
-        self._missed_last = MOST_ROWS  # how many those were; nothing is known of it yet
+        self._missing = 1.0  # share of the last batch's keys that were not in memory; nothing is known of it yet
         self._sought = self._missed = 0  # keys of this batch: looked for, not in memory
         self._keys = keys
         self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
@@ -140,16 +138,20 @@ class RmwTable:
     @property
     def ahead(self) -> int:
         """How many keys should be worked on together: more might drive each other out. Any, if most are in memory."""
-        return MOST_ROWS if self._room.complete or not self._missing else self._together
+        return _MOST_ROWS if self._at_hand else self._together
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash (see `narrow`) to work through a batch of so many rows.
+
+        One, unless the keys which are not in memory, going by the last batch, have no room there together.
+        """
+        fits = self._room.complete or rows * self._missing * 2 <= self._room.capacity
+        return 1 if fits else -(-rows // self._together)
 
     @property
-    def pass_rows(self) -> int:
-        """How many rows a batch may have, at most, before passes over ranges of the hash pay off (see `narrow`).
-
-        That is, before the keys which are not in memory would have no room there together, going by the last batch.
-        """
-        fits = self._room.complete or self._missed_last * 2 < self._room.capacity
-        return MOST_ROWS if fits else self._together
+    def _at_hand(self) -> bool:
+        """Whether nearly all keys are in memory."""
+        return self._room.complete or self._missing < _RARE
 
     @property
     def _together(self) -> int:
@@ -169,8 +171,7 @@ class RmwTable:
         self._hot.forget_touched()
         self._changed = None
         if self._sought:
-            self._missing = self._missed * _RARE > self._sought
-            self._missed_last = self._missed
+            self._missing = self._missed / self._sought
         self._sought = self._missed = 0
         if self._narrow:
             self._room.narrow(self._range)
@@ -217,7 +218,7 @@ class RmwTable:
             # A batch larger than memory makes runs faster than one merge between two batches takes them away.
             self._outbox.adopt()
             self._compactor.step([frozen.run for frozen in self._room.spilled])
-        if not self._missing or self._room.complete or len(keys.words) > self._together:
+        if self._at_hand or len(keys.words) > self._together:
             return
         self._locate(keys, stamps, TOUCH_NONE)
         self._room.expect(len(keys.words))
