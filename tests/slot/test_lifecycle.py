@@ -13,7 +13,7 @@ import pytest
 
 import millpond.slot.pipe as pipe_module
 from millpond.errors import MillpondError, StateDamagedError, TransientError
-from millpond.slot.client import SlotFinder, drain, held_versions
+from millpond.slot.client import SlotFinder, drain, held_versions, start_ahead
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.pipe import Pipe
 from millpond.slot.processes import Process, identify
@@ -44,6 +44,21 @@ def test_rows_go_through_a_slot_that_is_started_on_demand(task):
     assert set(SlotDirectory.of(task).running()) == {"template", "slot-1"}
     assert held_versions(task) == {(0, 1): 4}
     assert drain(task, 5.0) == {(0, 1): 4}
+
+
+def test_slots_are_started_ahead_of_their_first_rows(task):
+    start_ahead(task, identify()).join(60)
+    running = SlotDirectory.of(task).running()
+    assert set(running) == {"template", "slot-0", "slot-1"}
+    assert len(_run(task, rows(0))) == 1
+    assert SlotDirectory.of(task).running() == running
+
+
+def test_slots_that_cannot_start_ahead_keep_nobody_waiting(task):
+    hurried = msgspec.structs.replace(task.settings, start_timeout=0.2, silence_timeout=0.2)
+    broken = msgspec.structs.replace(task, template="tests.slot.nowhere", settings=hurried)
+    start_ahead(broken, identify()).join(60)
+    assert SlotDirectory.of(broken).running() == {}
 
 
 def test_a_pipe_without_any_row_does_nothing(task):

@@ -231,6 +231,11 @@ class Catalyst:
         """What tells this session from others of the application."""
         return str(self.spark._jsparkSession.sessionUUID())
 
+    @property
+    def process_id(self) -> int:
+        """The JVM's."""
+        return int(self._class("java.lang.ProcessHandle").current().pid())
+
     def analyzed(self, df: DataFrame) -> Node:
         """The analysed plan of a DataFrame, common table expressions inlined where Spark's optimiser would."""
         plan = Node(df._jdf.queryExecution().analyzed())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ def on_one_host(context: SparkContext) -> bool:
     """Whether all tasks run on the driver's host, in its JVM: the master is `local` or `local[…]`."""
     master: str = context.master
     return master == "local" or master.startswith("local[")
+
+
+def run_this_python(context: SparkContext) -> bool:
+    """Whether the workers of this context run the driver's own Python, on its host."""
+    return on_one_host(context) and (not _chosen(context) or shutil.which(context.pythonExec) == sys.executable)
 
 
 def map_in_arrow(df: DataFrame, function: ArrowFunction, schema: StructType | str) -> DataFrame:
@@ -54,6 +60,11 @@ def portable(function: ArrowFunction) -> ArrowFunction:
     return run
 
 
+def _chosen(context: SparkContext) -> bool:
+    """Whether somebody has said which Python workers are to run."""
+    return "PYSPARK_PYTHON" in os.environ or bool(context.getConf().contains("spark.pyspark.python"))
+
+
 @contextmanager
 def _this_python(context: SparkContext) -> Iterator[None]:
     """Have functions that are made within this context run in this very Python, where nobody chose another.
@@ -61,7 +72,7 @@ def _this_python(context: SparkContext) -> Iterator[None]:
     Spark's own choice is the `python3` of the PATH, which in a virtual environment that is not activated is another
     Python. On a cluster this one's path means nothing.
     """
-    if not on_one_host(context) or "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python"):
+    if not on_one_host(context) or _chosen(context):
         yield
         return
     chosen = context.pythonExec

@@ -27,10 +27,11 @@ from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.operators.tables import table_schemas
 from millpond.plan.catalyst import Catalyst
 from millpond.plan.decide import Decision
-from millpond.plan.workers import on_one_host
+from millpond.plan.workers import on_one_host, run_this_python
 from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack
-from millpond.slot.client import drain
+from millpond.slot.client import drain, start_ahead
+from millpond.slot.processes import identify
 from millpond.slot.task import PipeTask, SlotSettings
 
 log = logging.getLogger("millpond")
@@ -85,6 +86,8 @@ class Start:
             drain(task, DRAIN_SECONDS)
         except MillpondError as error:
             log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
+        if run_this_python(self.spark.sparkContext):
+            start_ahead(task, identify(catalyst.process_id))
         ledger = Ledger(ledger_files)
         ledger.forget_interrupted_start()
         roll_back = RollBack(ledger_files, ledger)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
+from threading import Thread
 
 from millpond.errors import TransientError
 from millpond.slot.lifecycle import SlotDirectory
@@ -153,6 +155,27 @@ class SlotFinder:
             )
         finally:
             os.close(log)
+
+
+def start_ahead(task: PipeTask, user: Process) -> Thread:
+    """Start a query's slots on this host in the background, before the first batch asks for them.
+
+    A slot that does not come up is left to whoever needs it, who then tells why.
+
+    Args:
+        task: any pipe task of the query.
+        user: the process whose life the slots' lives depend on.
+    """
+
+    def start() -> None:
+        finder = SlotFinder(task, user)
+        with contextlib.suppress(OSError, TransientError):
+            for number in range(min(task.slots, task.partitions)):
+                finder.find(number)[0].close()
+
+    thread = Thread(target=start, name="millpond-start-slots", daemon=True)
+    thread.start()
+    return thread
 
 
 def drain(task: PipeTask, timeout: float) -> Versions:
