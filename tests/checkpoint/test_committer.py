@@ -70,7 +70,7 @@ def test_acknowledged_only_after_the_put(tmp_path):
     gate = threading.Event()
     _, slot = slot_on(tmp_path, lambda put, name: (gate.wait(10), put()))
     slot.seal(slot.open(0, 0), b"a")
-    with pytest.raises(TransientError, match=r"not durable after 0.05 s.*commits/000000000001-000001-"):
+    with pytest.raises(TransientError, match=r"not durable after 0.05 s.*commits/000000000001-000000000000001-"):
         slot.committer.wait_durable(0, 0, 1, timeout=0.05)
     assert list((tmp_path / slot.name).glob("*.sealed"))
     gate.set()
@@ -170,7 +170,7 @@ def test_past_the_limit_waiters_get_an_error_that_names_file_and_store(tmp_path)
     with pytest.raises(TransientError, match="no route to host") as error:
         slot.committer.wait_durable(0, 0, 1)
     assert error.value.file.startswith("memory:")
-    assert "commits/000000000001-000001-" in error.value.file
+    assert "commits/000000000001-000000000000001-" in error.value.file
     assert (error.value.partition, error.value.version) == (0, 1)
 
 

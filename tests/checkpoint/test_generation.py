@@ -71,7 +71,7 @@ def test_claim_survives_puts_of_unknown_outcome():
 def test_altered_claim_and_base_are_named():
     files = memory()
     begin(files)
-    for name, read in ((claim_name(1), read_claim), ("generations/000001.base.json", read_base)):
+    for name, read in ((claim_name(1), read_claim), ("generations/000000000000001.base.json", read_base)):
         data = files.get(name)
         files.put(name, [data.replace(b"1", b"2", 1)])
         with pytest.raises(StateDamagedError, match=name):

@@ -91,7 +91,7 @@ def test_altered_base_of_a_run_with_commits_is_refused(tmp_path):
     files = memory()
     generation, _ = begin(files)
     run(files, generation.number, tmp_path, 2)
-    name = "generations/000001.base.json"
+    name = "generations/000000000000001.base.json"
     files.put(name, [files.get(name).replace(b'"version":0', b'"version":2')])
     with pytest.raises(StateDamagedError, match=name):
         look(files)

@@ -19,7 +19,7 @@ def done(batch: int, partition: int) -> PartitionDone:
 
 @pytest.fixture
 def coverage(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("millpond.query.batches.held_versions", lambda task: {})  # the slots are on another host
+    monkeypatch.setattr("millpond.query.batches.answered_batches", lambda task: {})  # the slots are on another host
     return SimpleNamespace(value=[])
 
 

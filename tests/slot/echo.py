@@ -44,10 +44,10 @@ class Echo:
         return Done(batch=run.batch or 0, metrics={"rows": float(sum(b.num_rows for b in rows)), "pid": os.getpid()})
 
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
-        return self.held(query)
-
-    def held(self, query: str) -> list[tuple[int, int, int]]:
         return [(operator, partition, version) for (operator, partition), version in self.versions.items()]
+
+    def answered(self, query: str) -> list[tuple[int, int, int]]:
+        return [(operator, partition, version - 1) for operator, partition, version in self.drain(query, 0.0)]
 
     def close(self) -> None:
         (self.directory.path.parent / f"closed-{self.number}").touch()

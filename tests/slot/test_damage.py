@@ -34,7 +34,7 @@ SEEDS = range(12)
 
 KINDS = {
     "query": "millpond/query.json",
-    "claim": "millpond/generations/??????.json",
+    "claim": "millpond/generations/???????????????.json",
     "base": "millpond/generations/*.base.json",
     "commit": "millpond/commits/*",
     "run": "millpond/files/*.run",

@@ -13,7 +13,7 @@ import pytest
 
 import millpond.slot.pipe as pipe_module
 from millpond.errors import MillpondError, StateDamagedError, TransientError
-from millpond.slot.client import SlotFinder, drain, held_versions, start_ahead
+from millpond.slot.client import SlotFinder, answered_batches, drain, start_ahead
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.pipe import Pipe
 from millpond.slot.processes import Process, identify
@@ -42,7 +42,7 @@ def test_rows_go_through_a_slot_that_is_started_on_demand(task):
     assert _run(task, batch) == [batch]
     assert time.monotonic() - again < 0.5
     assert set(SlotDirectory.of(task).running()) == {"template", "slot-1"}
-    assert held_versions(task) == {(0, 1): 4}
+    assert answered_batches(task) == {(0, 1): 3}
     assert drain(task, 5.0) == {(0, 1): 4}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,7 @@ def test_state_grows_from_batch_to_batch(counting, servers):
     assert done.metrics["input_rows"] == 2
     assert done.metrics["output_rows"] == 2
     assert run(server, counting, 2, grouped(0, [], []))[0] == {}
-    assert server.held("query-1") == [(0, 0, 3)]
+    assert server.answered("query-1") == [(0, 0, 2)]
 
 
 def test_another_slot_goes_on_from_the_store(counting, servers):
@@ -64,7 +65,7 @@ def test_another_slot_goes_on_from_the_store(counting, servers):
     run(first, counting, 0, grouped(0, [1, 2], [10, 20]))
     run(first, counting, 1, grouped(0, [1], [1]))
     assert first.drain("query-1", 10) == [(0, 0, 2)]
-    assert first.held("query-1") == []
+    assert first.answered("query-1") == []
     assert run(servers(), counting, 2, grouped(0, [2, 1], [5, 5]))[0] == {1: (3, 16), 2: (2, 25)}
 
 
@@ -126,6 +127,51 @@ def test_in_sync_mode_output_comes_after_its_own_version_is_durable(counting, se
     answer = servers().run(Run(counting, 0, 0, 0), iter([grouped(0, [1], [1])]))
     next(answer)
     assert (0, 0) not in durable(counting).missing(1)
+
+
+def test_a_batch_is_answered_only_when_what_it_waits_for_is_durable(counting, servers, monkeypatch):
+    """Else a reader that is cut off while it waits would let Spark's ledger run ahead of the state."""
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    assert server.answered("query-1") == [(0, 0, 0)]
+
+    def cut_off(self, version):
+        raise ConnectionError("the task was cancelled")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "_wait_durable", cut_off)
+        with pytest.raises(ConnectionError):
+            run(server, counting, 1, grouped(0, [1], [1]))
+    assert server.answered("query-1") == [(0, 0, 0)]
+    assert run(server, counting, 1, grouped(0, [1], [1]), attempt=1)[0] == {1: (2, 2)}
+    assert server.answered("query-1") == [(0, 0, 1)]
+
+
+def test_an_attempt_whose_input_is_in_is_not_cut_off_by_another_reader_of_the_batch(counting, servers, monkeypatch):
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.1)
+    )
+    server, sealing, abandoned = servers(), threading.Event(), []
+    seal = Partition._seal
+
+    def slowly(*args):
+        sealing.set()
+        time.sleep(0.6)
+        return seal(*args)
+
+    monkeypatch.setattr(Partition, "_seal", slowly)
+    outputs = []
+    first = threading.Thread(
+        target=lambda: outputs.append(
+            table_of(server.run(Run(counting, 0, 0, 0), iter([grouped(0, [1], [1])]), lambda: abandoned.append(1)))
+        )
+    )
+    first.start()
+    assert sealing.wait(10)
+    assert run(server, counting, 0, grouped(0, [1], [1]), attempt=1)[0] == {1: (1, 1)}
+    first.join(20)
+    assert outputs == [{1: (1, 1)}]
+    assert not abandoned
 
 
 class _Gate:

@@ -16,7 +16,7 @@ import millpond.slot.pipe as pipe_module
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, TransientError
 from millpond.files.filesystem import join_url, open_filesystem
-from millpond.slot.client import drain, held_versions
+from millpond.slot.client import answered_batches, drain
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.pipe import Pipe
 
@@ -100,10 +100,10 @@ def test_sigterm_leaves_everything_durable(counting, ask):
 def test_drain_leaves_everything_durable_and_nothing_held(counting, ask):
     slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=200")
     ask(slow, 0, grouped(0, [1], [1]))
-    assert held_versions(slow) == {(0, 0): 1}
+    assert answered_batches(slow) == {(0, 0): 0}
     assert drain(slow, 10) == {(0, 0): 1}
     assert durable(counting, 1)
-    assert held_versions(slow) == {}
+    assert answered_batches(slow) == {}
     newer = msgspec.structs.replace(slow, generation=2)
     begin(msgspec.structs.replace(counting, generation=2), (1,))
     assert ask(newer, 1, grouped(0, [1], [1])) == {1: (2, 2)}
@@ -180,7 +180,7 @@ def test_a_slot_killed_while_rows_flow_fails_the_attempt_and_the_next_one_succee
 def test_a_state_file_that_was_altered_is_named(counting, ask, folder):
     ask(counting, 0, grouped(0, [1], [1]))
     drain(counting, 10)
-    (commit,) = (folder / "state" / "millpond" / "commits").glob("*-000001-*")
+    (commit,) = (folder / "state" / "millpond" / "commits").glob("*-000000000000001-*")
     data = bytearray(commit.read_bytes())
     data[-40] ^= 1
     commit.write_bytes(bytes(data))

@@ -22,7 +22,7 @@ from millpond.checkpoint.commit import (
 )
 from millpond.checkpoint.deltas import read_delta, read_deltas
 from millpond.checkpoint.documents import damaged
-from millpond.checkpoint.generation import Base, Generation, Tip, check_fence, read_base, read_claim
+from millpond.checkpoint.generation import Base, Generation, Tip, check_fence, digits, read_base, read_claim
 from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
@@ -123,7 +123,7 @@ class Checkpoint:
         if fresh or listed != version or time.monotonic() - at > _LISTING_SECONDS:
             at = time.monotonic()
             check_fence(self.files, self.generation)
-            found = self.files.list(f"{version_prefix(version)}{self.generation:06d}-")
+            found = self.files.list(f"{version_prefix(version)}{digits(self.generation)}-")
             with self._lock:
                 self._listed = version, at, found
         return found

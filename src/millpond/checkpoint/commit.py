@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 
 from millpond.checkpoint.documents import FORMAT, damaged, newer
+from millpond.checkpoint.generation import digits
 from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, TableState, checksum
 from millpond.files.filesystem import Buffer, FileSystem
 
@@ -48,7 +49,7 @@ _decoder = msgspec.msgpack.Decoder(CommitHeader)
 
 def commit_name(version: int, generation: int, slot: str, number: int) -> str:
     """`commits/<version>-<generation>-<slot>.<number>`; sorts by version, then generation."""
-    return f"{version_prefix(version)}{generation:06d}-{slot}.{number}"
+    return f"{version_prefix(version)}{digits(generation)}-{slot}.{number}"
 
 
 def version_prefix(version: int) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from millpond.checkpoint.commit import parse_commit_name, read_header
-from millpond.checkpoint.generation import FOLDER, check_fence, numbers
+from millpond.checkpoint.generation import FOLDER, check_fence, digits, numbers
 from millpond.errors import StateDamagedError
 from millpond.files.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.local import STAGING
@@ -128,7 +128,7 @@ class Collector:
         ]
         claims = numbers(self.files)
         if len(claims) > _GENERATIONS:
-            first = f"{FOLDER}{min(claims[-_GENERATIONS], self.generation):06d}"
+            first = FOLDER + digits(min(claims[-_GENERATIONS], self.generation))
             old += [info for info in self.files.list(FOLDER) if info.name < first and info.modified < until]
         return old
 

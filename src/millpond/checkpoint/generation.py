@@ -20,13 +20,14 @@ from millpond.files.filesystem import AlreadyExistsError, FileSystem
 
 FOLDER = "generations/"
 _BASE = ".base.json"
+_DIGITS = 15
 
 
 class Generation(msgspec.Struct, frozen=True):
     """A claim.
 
     Attributes:
-        number: 1, 2, …
+        number: greater than those of all runs before.
         run: names the run that claimed it, for messages.
         key_groups: number of key groups of the query.
         ranges: the key groups [first, stop) of each partition, in order.
@@ -93,9 +94,16 @@ def split_key_groups(key_groups: int, partitions: int) -> tuple[tuple[int, int],
     return tuple(pairwise(bounds))
 
 
-def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 << 15) -> Generation:
-    """Claim the next generation. From its return on, every older run is fenced (it finishes no commit any more)."""
-    number = max(numbers(files), default=0) + 1
+def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 << 15, least: int = 1) -> Generation:
+    """Claim the next generation. From its return on, every older run is fenced (it finishes no commit any more).
+
+    Args:
+        files: the location's `millpond/` folder.
+        run: names the run.
+        partitions, key_groups: of the query.
+        least: the number is at least this. The time, in milliseconds, fences runs whose checkpoint was deleted, too.
+    """
+    number = max(least, max(numbers(files), default=0) + 1)
     failures = 5
     while True:
         generation = Generation(number, run, key_groups, split_key_groups(key_groups, partitions), time.time())
@@ -140,13 +148,14 @@ def numbers(files: FileSystem, after: int = 0) -> list[int]:
     """The claimed generations behind `after`, ascending."""
     start = claim_name(after) if after else ""
     found = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER, after=start))
-    return sorted({int(name[:6]) for name in found if name[:6].isdigit() and int(name[:6]) > after})
+    claimed = {int(name[:_DIGITS]) for name in found if name[:_DIGITS].isdigit()}
+    return sorted(number for number in claimed if number > after)
 
 
 def begun(files: FileSystem) -> list[int]:
     """The generations that have a base, ascending."""
     found = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER))
-    return sorted(int(name[:6]) for name in found if name[:6].isdigit() and name[6:] == _BASE)
+    return sorted(int(name[:_DIGITS]) for name in found if name[:_DIGITS].isdigit() and name[_DIGITS:] == _BASE)
 
 
 def check_fence(files: FileSystem, number: int) -> None:
@@ -160,11 +169,16 @@ def check_fence(files: FileSystem, number: int) -> None:
         )
 
 
+def digits(number: int) -> str:
+    """A generation's number as names hold it: they sort as the numbers do."""
+    return f"{number:0{_DIGITS}d}"
+
+
 def claim_name(number: int) -> str:
     """The object of a claim."""
-    return f"{FOLDER}{number:06d}.json"
+    return f"{FOLDER}{digits(number)}.json"
 
 
 def base_name(number: int) -> str:
     """The object that says what a generation builds on."""
-    return f"{FOLDER}{number:06d}{_BASE}"
+    return f"{FOLDER}{digits(number)}{_BASE}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
-from millpond.slot.client import held_versions
+from millpond.slot.client import answered_batches
 from millpond.slot.pipe import PartitionDone
 from millpond.slot.task import PipeTask
 
@@ -73,5 +73,7 @@ class CompleteBatch:
         if not missing:
             return missing
         # A consumer that stops early, as isEmpty() does, gives a pipe no chance to report; this host's slots know.
-        held = held_versions(self.tasks[0])
-        return {place for place in missing if held.get(place, -1) <= batch}
+        # A slot has answered once what the batch waits for is durable: a reader that was cut off before may not have
+        # waited, and must not let Spark's ledger run ahead of the state.
+        answered = answered_batches(self.tasks[0])
+        return {place for place in missing if answered.get(place, -1) < batch}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,7 +113,13 @@ class Start:
         return query
 
     def _claim(self, files: FileSystem, task: PipeTask) -> tuple[Recovery, PipeTask]:
-        generation = claim(files, run=task.run, partitions=task.partitions, key_groups=self.settings.key_groups)
+        generation = claim(
+            files,
+            run=task.run,
+            partitions=task.partitions,
+            key_groups=self.settings.key_groups,
+            least=time.time_ns() // 1_000_000,
+        )
         recovery = Recovery(files, generation, operators=len(self.decision.specs))
         return recovery, msgspec.structs.replace(task, generation=generation.number)
 

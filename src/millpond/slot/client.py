@@ -9,17 +9,18 @@ import subprocess
 import sys
 import time
 from threading import Thread
+from typing import TypeVar
 
 from millpond.errors import TransientError
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.processes import Process, owner
 from millpond.slot.protocol import (
+    Answered,
     Ask,
     Connection,
     Drain,
     Drained,
     Granted,
-    Held,
     Hello,
     PeerSilent,
     Status,
@@ -27,9 +28,7 @@ from millpond.slot.protocol import (
 )
 from millpond.slot.task import PipeTask
 
-Versions = dict[tuple[int, int], int]
-"""Version by (operator, partition)."""
-
+_A = TypeVar("_A")
 
 _PAUSE = 0.002
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -178,7 +177,7 @@ def start_ahead(task: PipeTask, user: Process) -> Thread:
     return thread
 
 
-def drain(task: PipeTask, timeout: float) -> Versions:
+def drain(task: PipeTask, timeout: float) -> dict[tuple[int, int], int]:
     """Have every slot on this host finish the query's pending commits and let go of its partitions.
 
     Args:
@@ -186,22 +185,23 @@ def drain(task: PipeTask, timeout: float) -> Versions:
         timeout: seconds to wait for the store, per slot.
 
     Returns:
-        The durable version of each partition that a slot held.
+        The durable version of each partition that a slot held, by (operator, partition).
 
     Raises:
         MillpondError: a slot could not make everything durable; the commit's own error.
     """
-    return _ask_all(task, Drain(task.query, timeout), Drained, timeout + task.settings.silence_timeout)
+    answers = _ask_all(task, Drain(task.query, timeout), Drained, timeout + task.settings.silence_timeout)
+    return {(operator, partition): version for answer in answers for operator, partition, version in answer.versions}
 
 
-def held_versions(task: PipeTask) -> Versions:
-    """The version of each of the query's partitions that a slot on this host holds (durable or not)."""
-    return _ask_all(task, Status(task.query), Held, task.settings.silence_timeout)
+def answered_batches(task: PipeTask) -> dict[tuple[int, int], int]:
+    """The batch that each of the query's partitions on this host has answered last, by (operator, partition)."""
+    answers = _ask_all(task, Status(task.query), Answered, task.settings.silence_timeout)
+    return {(operator, partition): batch for answer in answers for operator, partition, batch in answer.batches}
 
 
-def _ask_all(task: PipeTask, message: Drain | Status, answer: type[Drained] | type[Held], silence: float) -> Versions:
+def _ask_all(task: PipeTask, message: Drain | Status, answer: type[_A], silence: float) -> list[_A]:
     directory = SlotDirectory.of(task)
-    versions: Versions = {}
     connections = []
     try:
         for name in sorted(directory.running()):
@@ -213,10 +213,7 @@ def _ask_all(task: PipeTask, message: Drain | Status, answer: type[Drained] | ty
                 connection.send(message)
             except ConnectionError:
                 continue  # it has just ended, having finished its commits
-        for connection in connections:
-            for operator, partition, version in connection.expect(answer).versions:
-                versions[operator, partition] = version
+        return [connection.expect(answer) for connection in connections]
     finally:
         for connection in connections:
             connection.close()
-    return versions

@@ -64,6 +64,10 @@ class Partition:
         query: the running query.
         task: the operator.
         number: the partition.
+
+    Attributes:
+        answered: the last batch of which the output may be read, as what it waits for is durable; None if the state was
+            opened since.
     """
 
     def __init__(self, query: RunningQuery, task: PipeTask, number: int) -> None:
@@ -76,6 +80,7 @@ class Partition:
         self._operator: Operator | None = None
         self._manifest: PartitionManifest | None = None
         self._applied: Applied | None = None
+        self.answered: int | None = None
 
     @property
     def version(self) -> int | None:
@@ -98,10 +103,13 @@ class Partition:
             The batch's figures.
         """
         check = partial(check_time, self.task, attempt.batch) if unsure else None
-        feed = _Feed(batches, self.task.exchange == "local", check)
+        feed = _Feed(attempt, batches, self.task.exchange == "local", check)
         applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
+        with self._busy:
+            if self._epoch == applied.epoch:
+                self.answered = attempt.batch
         metrics["output_rows"] = 0.0
         for batch in self._output(applied):
             metrics["output_rows"] += batch.num_rows
@@ -276,7 +284,7 @@ class Partition:
         if self._operator is not None:
             for table in self._operator.tables.values():
                 table.close()
-        self._operator = self._manifest = self._applied = None
+        self._operator = self._manifest = self._applied = self.answered = None
 
     def close(self) -> None:
         """Cut off whoever writes, and let go of the tables."""
@@ -288,14 +296,20 @@ class _Feed:
     """An attempt's rows without their markers; at their end, the marker's time is given to `check`.
 
     Args:
+        attempt: is told once all input is in.
         batches: what the slot receives.
         parcels: whether that is where the rows lie, not the rows.
         check: called with the marker's time, if it needs to be looked at.
     """
 
     def __init__(
-        self, batches: Iterator[pa.RecordBatch], parcels: bool, check: Callable[[int | None], None] | None
+        self,
+        attempt: Attempt,
+        batches: Iterator[pa.RecordBatch],
+        parcels: bool,
+        check: Callable[[int | None], None] | None,
     ) -> None:
+        self._attempt = attempt
         self._batches = batches
         self._parcels = parcels
         self._check = check
@@ -312,6 +326,7 @@ class _Feed:
                 yield rows
         if self._check is not None:
             self._check(time)
+        self._attempt.fed = True
 
     def passes(self, wanted: Callable[[int], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
         """The rows, in passes (see `in_passes`) if they come as parcels, which can be read in any order."""

@@ -115,9 +115,10 @@ class PartitionServer:
             held.let_go()
         return versions
 
-    def held(self, query: str) -> list[tuple[int, int, int]]:
-        """Operator, partition and version of the query's partitions."""
-        return self._query(query).versions()
+    def answered(self, query: str) -> list[tuple[int, int, int]]:
+        """Operator, partition and batch answered last, of the query's partitions that have answered any."""
+        held = sorted(self._query(query).partitions.copy().items())
+        return [(*place, partition.answered) for place, partition in held if partition.answered is not None]
 
     def close(self) -> None:
         """Finish pending commits, each query within its exit time-out, and let go of everything."""

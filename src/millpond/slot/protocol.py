@@ -98,18 +98,21 @@ class Drained(msgspec.Struct, tag=True):
 
 
 class Status(msgspec.Struct, tag=True):
-    """To a slot: which versions do you hold of this query's partitions?"""
+    """To a slot: how far are you with this query?"""
 
     query: str
 
 
-class Held(msgspec.Struct, tag=True):
-    """From a slot: (operator, partition, version) of each partition that it holds."""
+class Answered(msgspec.Struct, tag=True):
+    """From a slot: (operator, partition, batch) of each partition that it holds and has answered a batch of.
 
-    versions: list[tuple[int, int, int]]
+    A batch is answered once what its output waits for is durable.
+    """
+
+    batches: list[tuple[int, int, int]]
 
 
-Message = Ask | Granted | Hello | Welcome | Run | Done | Drain | Drained | Status | Held
+Message = Ask | Granted | Hello | Welcome | Run | Done | Drain | Drained | Status | Answered
 Frame = tuple[Kind, Any]
 
 _encoder = msgspec.msgpack.Encoder()

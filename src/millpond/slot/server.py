@@ -18,11 +18,11 @@ from millpond.errors import MillpondError
 from millpond.slot.lifecycle import PATIENCE, POLL, SlotDirectory
 from millpond.slot.processes import identify
 from millpond.slot.protocol import (
+    Answered,
     Connection,
     Done,
     Drain,
     Drained,
-    Held,
     Hello,
     Kind,
     PeerGone,
@@ -45,8 +45,8 @@ class Work(Protocol):
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable, let go of it, and say which versions that left."""
 
-    def held(self, query: str) -> list[tuple[int, int, int]]:
-        """(operator, partition, version) of the query's partitions."""
+    def answered(self, query: str) -> list[tuple[int, int, int]]:
+        """(operator, partition, batch answered last) of the query's partitions."""
 
     def close(self) -> None:
         """Finish pending commits, bounded in time; nothing is called afterwards."""
@@ -139,7 +139,7 @@ class Slot:
             connection.send(Drained(self.work.drain(message.query, message.timeout)))
             connection.beating = False
         elif isinstance(message, Status):
-            connection.send(Held(self.work.held(message.query)))
+            connection.send(Answered(self.work.answered(message.query)))
         else:
             raise MillpondError(f"A slot cannot answer {type(message).__name__}.", action="Please report this.")
 

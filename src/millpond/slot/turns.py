@@ -19,18 +19,20 @@ class Attempt:
         batch: the batch.
         number: Spark's task attempt id.
         abandon: cuts the attempt off from its input, so that it fails and gives up its turn.
+        fed: whether all its input is in, so that it depends on nobody any more.
     """
 
     batch: int
     number: int
     abandon: Callable[[], None]
+    fed: bool = False
 
 
 class Turns:
     """Lets one attempt at a time write.
 
     Args:
-        patience: seconds to wait for an earlier attempt at the same batch before it is cut off.
+        patience: seconds to wait for the input of an earlier attempt at the same batch before it is cut off.
     """
 
     def __init__(self, patience: float) -> None:
@@ -71,6 +73,10 @@ class Turns:
             while (current := self._current) is not None:
                 if current.batch > attempt.batch:
                     raise TransientError(f"Batch {attempt.batch} was overtaken by batch {current.batch}.")
+                if current.batch == attempt.batch and current.fed:
+                    self._changed.wait()
+                    deadline = time.monotonic() + self._patience
+                    continue
                 # An attempt at an earlier batch is one that Spark has given up: it would not have gone on otherwise.
                 expired = time.monotonic() >= deadline
                 if cut_off is not current and (expired or current.batch < attempt.batch):
