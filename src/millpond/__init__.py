@@ -56,13 +56,17 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
         as_dict: return the decision as plain data instead of printing it.
 
     Raises:
-        UsageError: the session is a Spark Connect session, or of a version of Spark that was never tested.
+        UsageError: there is no such output mode; the session is a Spark Connect session, or of a version of Spark that
+            was never tested.
     """
+    from millpond.errors import UsageError
     from millpond.plan import explain as explaining
     from millpond.plan.decide import decide
     from millpond.query.checks import check_session
 
     check_session(df)
+    if output_mode.lower() not in ("append", "update", "complete"):
+        raise UsageError(f"There is no output mode {output_mode!r}.", action="Give append, update or complete.")
     decision = decide(df, output_mode)
     if as_dict:
         return explaining.as_dict(decision)

@@ -140,7 +140,7 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
     """
     values: dict[str, Any] = {}
     for name, text in conf.items():
-        if not name.startswith(PREFIX):
+        if not name.lower().startswith(PREFIX):
             continue
         known = _KNOWN.get(name.removeprefix(PREFIX))
         listing = "Known settings: " + ", ".join(PREFIX + key for key in sorted(_KNOWN)) + "."
@@ -150,5 +150,5 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
         try:
             values[field] = parse(text)
         except ValueError as error:
-            raise SettingError(f"{name} is {text!r}, but has to be {error}.", action=listing) from None
+            raise SettingError(f"{name} is {text!r}, but has to be {error}.", action="See docs/settings.md.") from None
     return Settings(**values)

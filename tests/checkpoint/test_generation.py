@@ -27,6 +27,15 @@ def test_numbers_rise_and_fence():
         check_fence(files, 1)
 
 
+def test_a_claim_of_the_time_is_behind_all_before_it():
+    """So a run whose checkpoint was deleted is older than the run that has begun in its place."""
+    files = memory()
+    first = claim(files, run="a", partitions=1, least=1_700_000_000_000)
+    second = claim(files, run="b", partitions=1, least=1_600_000_000_000)
+    assert (first.number, second.number) == (1_700_000_000_000, 1_700_000_000_001)
+    assert numbers(files) == [first.number, second.number]
+
+
 def test_fence_holds_when_the_next_generation_has_been_collected():
     files = memory()
     for run in "abc":

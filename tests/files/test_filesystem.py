@@ -186,6 +186,21 @@ def test_short_writes_go_on(tmp_path, monkeypatch):
     assert files.get("x") == b"abcdefghij"
 
 
+@pytest.mark.parametrize("place", ["file/below", "/proc/nowhere/x"])
+def test_a_place_that_can_hold_nothing_is_refused(tmp_path, place):
+    (tmp_path / "file").write_text("no folder")
+    files = open_filesystem(str(tmp_path / place))
+    with pytest.raises(SettingError, match=r"Nothing can be kept here.*Give another checkpointLocation"):
+        files.put("a", [b"x"])
+
+
+def test_memory_keeps_contents_not_buffers():
+    files, data = open_filesystem("memory:kept"), bytearray(b"before")
+    files.put("a", [data])
+    data[:] = b"behind"
+    assert files.get("a") == b"before"
+
+
 def test_memory_is_shared_by_name():
     name = uuid.uuid4().hex
     open_filesystem(f"memory:{name}/state").put("x", [b"1"])

@@ -52,7 +52,6 @@ def test_sizes(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("slot.memry", "1g"),
         ("slot.memory", "much"),
         ("slot.memory", "1k"),
         ("partitions", "0"),
@@ -65,7 +64,14 @@ def test_sizes(text: str, size: int) -> None:
         ("state.location", " "),
     ],
 )
-def test_unknown_or_malformed_lists_the_known(name: str, value: str) -> None:
-    with pytest.raises(SettingError, match=r"Known settings: .*spark.millpond.slot.memory") as caught:
+def test_a_malformed_value_is_named(name: str, value: str) -> None:
+    with pytest.raises(SettingError, match="but has to be") as caught:
         read_settings({f"spark.millpond.{name}": value})
-    assert f"spark.millpond.{name}" in str(caught.value)
+    assert f"spark.millpond.{name} is {value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["spark.millpond.slot.memry", "spark.Millpond.slots"])
+def test_an_unknown_name_lists_the_known(name: str) -> None:
+    with pytest.raises(SettingError, match=r"Known settings: .*spark.millpond.slot.memory") as caught:
+        read_settings({name: "1g"})
+    assert name in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -233,6 +234,27 @@ def test_slots_on_other_hosts_are_not_asked(
     once(writer.option("checkpointLocation", checkpoint)).start().awaitTermination()
     assert asked
     assert sorted(map(tuple, millpond.read_state(session, checkpoint).collect()), key=str) == total(session, tmp_path)
+
+
+def test_a_deleted_checkpoint_begins_anew(session: SparkSession, counts: DataFrame, tmp_path: Path) -> None:
+    """The same place, another query: what slots and late tasks of the first one hold is not taken for its state."""
+    checkpoint, claims = tmp_path / "checkpoint", []
+    for frame in (counts, counts.select("k").distinct(), counts):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        query = once(millpond.writeStream(frame).format("noop").option("checkpointLocation", str(checkpoint))).start()
+        query.awaitTermination()
+        claims.append(max(path.name for path in (checkpoint / "millpond" / "generations").iterdir()))
+    assert claims == sorted(set(claims))
+    assert sorted(map(tuple, millpond.read_state(session, str(checkpoint)).collect()), key=str) == total(
+        session, tmp_path
+    )
+
+
+def test_what_is_no_stream_is_refused(counts: DataFrame) -> None:
+    with pytest.raises(UsageError, match="not str"):
+        millpond.writeStream("counts")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no output mode 'sometimes'"):
+        millpond.explain(counts, "sometimes")
 
 
 def test_stateless_queries_pass_through(events: DataFrame, tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from millpond.files.objects import cut_short, missing, taken
 STAGING = "staging"
 """Folder below the location where objects are written aside; what stays there was left by a process that died."""
 
+_UNFIT = (errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
+"""Failures that do not pass by themselves."""
+
 _PIECES = 512  # buffers per writev call; the kernel takes at most 1,024
 T = TypeVar("T")
 Listing = list[FileInfo]
@@ -194,6 +197,12 @@ class LocalFiles:
         except FileExistsError:
             raise
         except OSError as error:
+            if error.errno in _UNFIT:
+                raise SettingError(
+                    f"Nothing can be kept here: {error.strerror}.",
+                    action="Give another checkpointLocation or spark.millpond.state.location.",
+                    file=self.locate(name),
+                ) from error
             action = "Free some space." if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Try again."
             raise TransientError(
                 f"The disk failed: {error.strerror}.", action=action, file=self.locate(name)
@@ -250,6 +259,8 @@ def _make_folder(folder: str) -> None:
         os.mkdir(folder)
     except FileExistsError:
         return
+    except FileNotFoundError:  # there is its parent, but that takes no folders
+        raise NotADirectoryError(errno.ENOTDIR, f"{folder} cannot be made") from None
     _sync_folder(parent)
 
 

@@ -43,10 +43,9 @@ class ObjectFiles:
         """See `FileSystem.put`; object stores acknowledge only what is durable, so `sync` changes nothing."""
         with self._errors(name):
             pieces = views(data)
+            body: Any = pieces[0] if len(pieces) == 1 else iter(pieces)
             if isinstance(self.store, MemoryStore):
-                body = b"".join(pieces)  # it would keep the caller's memory, not its contents
-            else:
-                body = pieces[0] if len(pieces) == 1 else iter(pieces)
+                body = b"".join(pieces)  # it would keep the caller's memory itself
             if create:
                 obstore.put(self.store, self._prefix + name, body, mode="create")
             else:
@@ -134,7 +133,9 @@ class ObjectFiles:
             if "range" in _first_line(error).lower():
                 raise cut_short(self.locate(name)) from error
             raise TransientError(
-                f"The store failed: {_first_line(error)}.", action="Try again.", file=self.locate(name)
+                f"The store failed: {_first_line(error)}.",
+                action="Try again; if it goes on, check spark.millpond.state.location and the store's credentials.",
+                file=self.locate(name),
             ) from error
 
 

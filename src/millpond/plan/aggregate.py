@@ -210,7 +210,8 @@ def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> 
     reason = supported(call, [reading.inputs[index].field.type for index in inputs])
     if reason is not None:
         types = ", ".join(operand.type for operand in operands)
-        raise Unsupported(Reason(reason, f"{name}({'distinct ' if distinct else ''}{types})"))
+        mode = "try_" if call.options.get("eval_mode") == "try" else ""
+        raise Unsupported(Reason(reason, f"{mode}{name}({'distinct ' if distinct else ''}{types})"))
     return call
 
 

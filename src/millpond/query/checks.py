@@ -19,7 +19,9 @@ log = logging.getLogger("millpond")
 
 
 def check_session(df: DataFrame) -> None:
-    """Refuse the DataFrames of sessions that `check_spark` refuses."""
+    """Refuse what is no DataFrame, and the DataFrames of sessions that `check_spark` refuses."""
+    if not hasattr(df, "sparkSession"):
+        raise UsageError(f"A streaming DataFrame is wanted, not {type(df).__name__}.", action="Pass the DataFrame.")
     check_spark(df.sparkSession)
 
 

@@ -338,15 +338,10 @@ class RmwTable:
         words = delta_rows.words
         if words.strides[1] != 8 or words.strides[0] % 8:
             words = np.ascontiguousarray(words)
-        start = 0
-        while start < len(words):
+        for start in range(0, len(words), _CHUNK):
             piece = Rows(words[start : start + _CHUNK], delta_rows.heap)
-            # Rows of one hash stay together in a delta, however much they hold.
-            while (long_bytes := self._hot.long_bytes(piece)) > self.portion and len(piece.words) > 1:
-                piece = Rows(piece.words[: len(piece.words) // 2], delta_rows.heap)
-            self._room.make(len(piece.words), long_bytes)
+            self._room.make(len(piece.words), self._hot.long_bytes(piece))
             self._hot.load(piece)
-            start += len(piece.words)
         if self._flusher is not None:
             self._flusher.sealed(0, words.nbytes + len(delta_rows.heap))
 
