@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 import millpond
 from millpond.checkpoint.documents import write_document
+from millpond.checkpoint.generation import claim_name
 from millpond.checkpoint.pinned import read_pinned
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files.filesystem import open_filesystem
@@ -234,9 +235,10 @@ def test_the_older_run_is_fenced(job: Job) -> None:
     job.write([1, 2])
     job.aggregate()
     generations = job.checkpoint / "millpond/generations"
-    last = sorted(generations.glob("??????.json"))[-1]
-    shutil.copy(last, generations / "000099.json")
+    last = max(path for path in generations.glob("*.json") if not path.name.endswith(".base.json"))
+    later = int(last.stem) + 10**9
+    shutil.copy(last, generations / claim_name(later).rpartition("/")[2])
     job.write([3])
-    job.aggregate()  # claims 100
-    assert (generations / "000100.json").exists()
+    job.aggregate()
+    assert (generations / claim_name(later + 1).rpartition("/")[2]).exists()
     assert job.emitted[1] == job.expected(1)

@@ -175,7 +175,7 @@ class Run:
         if self.source.distant and not dense:
             self.source.expect_rows(self._places(query, select, blocks, admitted, table))
         for part in self._parts(blocks, admitted) if self.source.distant and dense else (admitted,):
-            self._ask(query, select, blocks, part, done, table, walk if dense else probe)
+            self._seek(query, select, blocks, part, done, table, walk if dense else probe)
 
     def _parts(self, blocks: NDArray[np.int32], admitted: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
         """The keys of some blocks at a time, while the next blocks are on their way into memory."""
@@ -189,7 +189,7 @@ class Run:
                 self.source.expect_blocks(*ranges[number + 1])
             yield admitted[begin:end]
 
-    def _ask(
+    def _seek(
         self,
         query: Query,
         select: NDArray[np.int32],
