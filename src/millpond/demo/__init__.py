@@ -18,9 +18,9 @@ from millpond.demo.view import View, rate, summary
 from millpond.workloads.process import become_subreaper
 
 ROWS_PER_BATCH = 400_000
-BEFORE_KILL, AFTER_KILL = 20, 4
+BEFORE_KILL, AFTER_KILL = 20, 3
 # A slow machine does fewer batches instead of taking longer; both engines always do the same.
-SECONDS_BEFORE_KILL, LEAST_BATCHES = 15.0, 6
+SECONDS_BEFORE_KILL, LEAST_BATCHES = 12.0, 5
 # An engine that does no batch for so long has hung.
 PATIENCE_SECONDS = 180.0
 
