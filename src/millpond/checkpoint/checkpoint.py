@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from millpond.checkpoint.commit import (
     CommitHeader,
     commit_name,
+    commit_prefix,
     encode_commit,
     header_end,
     parse_commit_name,
     read_header,
     resolve,
-    version_prefix,
 )
 from millpond.checkpoint.deltas import read_delta, read_deltas
 from millpond.checkpoint.documents import damaged
-from millpond.checkpoint.generation import Base, Generation, Tip, check_fence, digits, read_base, read_claim
+from millpond.checkpoint.generation import Base, Generation, Tip, check_fence, read_base, read_claim
 from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
@@ -87,7 +87,7 @@ class Checkpoint:
                     operator=str(operator),
                     partition=partition,
                     version=version,
-                    file=self.files.locate(version_prefix(version)),
+                    file=self.files.locate(commit_prefix(version, self.generation)),
                 )
             if own:
                 return self._remember(own[0])
@@ -101,7 +101,7 @@ class Checkpoint:
                     operator=str(operator),
                     partition=partition,
                     version=version,
-                    file=self.files.locate(version_prefix(version)),
+                    file=self.files.locate(commit_prefix(version, self.generation)),
                 )
             if fresh:
                 time.sleep(min(self._poll, max(0.0, deadline - time.monotonic())))
@@ -123,7 +123,7 @@ class Checkpoint:
         if fresh or listed != version or time.monotonic() - at > _LISTING_SECONDS:
             at = time.monotonic()
             check_fence(self.files, self.generation)
-            found = self.files.list(f"{version_prefix(version)}{digits(self.generation)}-")
+            found = self.files.list(commit_prefix(version, self.generation))
             with self._lock:
                 self._listed = version, at, found
         return found

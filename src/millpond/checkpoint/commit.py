@@ -49,12 +49,12 @@ _decoder = msgspec.msgpack.Decoder(CommitHeader)
 
 def commit_name(version: int, generation: int, slot: str, number: int) -> str:
     """`commits/<version>-<generation>-<slot>.<number>`; sorts by version, then generation."""
-    return f"{version_prefix(version)}{digits(generation)}-{slot}.{number}"
+    return f"{commit_prefix(version, generation)}{slot}.{number}"
 
 
-def version_prefix(version: int) -> str:
-    """What the names of all commits of a version start with."""
-    return f"commits/{version:012d}-"
+def commit_prefix(version: int, generation: int) -> str:
+    """What the names of all commits of a version by one generation start with."""
+    return f"commits/{version:012d}-{digits(generation)}-"
 
 
 def parse_commit_name(name: str) -> tuple[int, int]:

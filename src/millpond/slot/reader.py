@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from millpond.checkpoint.commit import parse_commit_name, read_header, version_prefix
+from millpond.checkpoint.commit import commit_prefix, parse_commit_name, read_header
 from millpond.checkpoint.deltas import read_deltas
-from millpond.checkpoint.generation import Base, Generation, digits, numbers, read_base, read_claim
+from millpond.checkpoint.generation import Base, Generation, numbers, read_base, read_claim
 from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.errors import StateDamagedError, UsageError
@@ -86,7 +86,7 @@ class StateReader:
         """The manifests of a version by (operator, partition), as far as they are durable."""
         if version not in self._manifests:
             found: dict[tuple[int, int], PartitionManifest] = {}
-            names = [info.name for info in self.files.list(f"{version_prefix(version)}{digits(self.claim.number)}-")]
+            names = [info.name for info in self.files.list(commit_prefix(version, self.claim.number))]
             names += [tip.commit for base in self.base.versions if base.version == version for tip in base.tips]
             for name in names:
                 try:

@@ -36,7 +36,10 @@ class HotIndex:
         # Entries pushed beyond the last slot stand behind it: in the worst case all of them.
         mapping = Mapping((2 * slots + 64) * 8)
         mapping.using(slots * 8)
-        return mapping, (slots << 32) // (int(self._state[hs.LAST]) + 1)
+        return mapping, self._scale(slots)
+
+    def _scale(self, slots: int) -> int:
+        return (slots << 32) // (int(self._state[hs.LAST]) + 1)
 
     @property
     def memory(self) -> int:
@@ -78,7 +81,7 @@ class HotIndex:
     def rescale(self) -> None:
         """Lay the slots over the range of hashes that the state array says now. The index must be empty."""
         self.settle()
-        self._state[hs.SCALE] = (int(self._state[hs.SLOTS]) << 32) // (int(self._state[hs.LAST]) + 1)
+        self._state[hs.SCALE] = self._scale(int(self._state[hs.SLOTS]))
 
     def advance(self, keys: int) -> None:
         """Move entries in step with the keys looked for."""

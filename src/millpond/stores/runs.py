@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -174,8 +174,32 @@ class Run:
         dense = count * _ROWS_PER_KEY > rows_between
         if self.source.distant and not dense:
             self.source.expect_rows(self._places(query, select, blocks, admitted, table))
+        shape = shape_of(self.layout)
         for part in self._parts(blocks, admitted) if self.source.distant and dense else (admitted,):
-            self._seek(query, select, blocks, part, done, table, walk if dense else probe)
+            (walk if dense else probe)(
+                query.hashes,
+                select,
+                blocks,
+                part,
+                len(part),
+                index.fence,
+                index.starts,
+                table.words_at,
+                table.heap_at,
+                index.highest,
+                query.order,
+                address(query.keys.words),
+                query.keys.words.strides[0] // 8,
+                address(query.keys.heap),
+                shape.null_mask,
+                shape.key_start,
+                shape.key_stop,
+                shape.width,
+                shape.references_at,
+                query.found_at,
+                query.found_heap,
+                done,
+            )
 
     def _parts(self, blocks: NDArray[np.int32], admitted: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
         """The keys of some blocks at a time, while the next blocks are on their way into memory."""
@@ -188,43 +212,6 @@ class Run:
             if number + 1 < len(ranges):
                 self.source.expect_blocks(*ranges[number + 1])
             yield admitted[begin:end]
-
-    def _seek(
-        self,
-        query: Query,
-        select: NDArray[np.int32],
-        blocks: NDArray[np.int32],
-        admitted: NDArray[np.int32],
-        done: NDArray[np.uint8],
-        table: BlockTable,
-        search: Callable[..., int],
-    ) -> None:
-        index = self.source.index
-        shape = shape_of(self.layout)
-        search(
-            query.hashes,
-            select,
-            blocks,
-            admitted,
-            len(admitted),
-            index.fence,
-            index.starts,
-            table.words_at,
-            table.heap_at,
-            index.highest,
-            query.order,
-            address(query.keys.words),
-            query.keys.words.strides[0] // 8,
-            address(query.keys.heap),
-            shape.null_mask,
-            shape.key_start,
-            shape.key_stop,
-            shape.width,
-            shape.references_at,
-            query.found_at,
-            query.found_heap,
-            done,
-        )
 
     def _places(
         self,
