@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from benchmarks.config import RunConfig
-from benchmarks.workloads import build
+from benchmarks.workloads import build, output_mode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,7 +84,7 @@ def start(spark: SparkSession, config: RunConfig) -> StreamingQuery:
         writer = frame.writeStream
     return (
         writer.format("noop")
-        .outputMode("update")
+        .outputMode(output_mode(config))
         .option("checkpointLocation", str(Path(config.work) / "checkpoint"))
         .trigger(processingTime="0 seconds")
         .start()
