@@ -120,6 +120,7 @@ def _flink_job(config: RunConfig) -> dict[str, Any]:
         "jar": str(jar),
         "statements": flink_sql.statements(config),
         "select": flink_sql.select(config),
+        "time": flink_sql.time(config),
         "last": flink_sql.LAST,
         "left_out_rows": config.left_out * config.rows_per_batch,
         "managed_memory": f"{memory_bytes(config.slot_memory) * config.cores >> 20}m",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.config import RunConfig
 from benchmarks.harness import FLINK_PYTHON
 
 from benchmarks import flink_jar, flink_sql
@@ -32,7 +31,7 @@ def collect(tmp_path: Path, select: str, count: int) -> list[list[str]]:
     job = {
         "jar": flink_jar.build(FLINK_PYTHON.parent.parent).as_uri(),
         "statements": [
-            *[s for s in flink_sql.statements(RunConfig(engine="x", workload="rmw", work="")) if "FUNCTION" in s],
+            *flink_sql.functions(),
             "CREATE TEMPORARY TABLE numbers (n BIGINT NOT NULL) WITH ('connector' = 'datagen',"
             f" 'fields.n.kind' = 'sequence', 'fields.n.start' = '0', 'fields.n.end' = '{count - 1}')",
         ],
