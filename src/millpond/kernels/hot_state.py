@@ -45,9 +45,10 @@ TOUCHED_ROWS = 25
 DIRTY_ROWS = 26
 WALK = 27  # slot at which a walk goes on
 COPIED = 28  # bytes of long values that an eviction copied
+DEAD = 29  # tombstones among the rows
 SIZE = 32
 
-TOMBSTONE = 1
+TOMBSTONE = 1  # the key was removed: its row holds no values, and runs may hold older ones
 DIRTY = 2  # changed since it was last copied into a run
 TOUCHED = 4  # changed in this batch
 FRESH = 8  # made ahead of the upsert that is to find it new

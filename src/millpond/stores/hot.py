@@ -14,7 +14,7 @@ from millpond.kernels import hot_state as hs
 from millpond.kernels.arena import long_bytes, long_bytes_at, relocate
 from millpond.kernels.index import walk
 from millpond.kernels.pointers import address
-from millpond.kernels.upsert import BLOCK, TOUCH_NONE, data_of, overwrite, raise_stamps, settle, upsert
+from millpond.kernels.upsert import BLOCK, TOUCH_NONE, data_of, overwrite, raise_stamps, remove, settle, upsert
 from millpond.layout import META, Bytes, RowLayout, Rows, Words
 from millpond.stores.heap import Heap
 from millpond.stores.hot_index import HotIndex
@@ -24,6 +24,7 @@ from millpond.stores.protocol import Found, Located
 _MAX_ROWS = (1 << 32) - 2
 _LISTED = 8  # bytes that a row takes in the lists of free and of touched rows
 _INDEXED = 24  # bytes that a row takes in the index, at most, but while that grows
+_DEAD_SHARE = 8  # tombstones are freed when they are more than one row in so many
 _SAMPLE = 8192  # rows that are looked at to choose what to evict
 
 
@@ -68,6 +69,7 @@ class HotTable:
         state[hs.KEY_NULLS] = np.array(shape.null_mask, np.uint64).view(np.int64)
         self._note_range(range_)
         self.index = HotIndex(state)
+        self._clean_dead = 0  # tombstones that have been copied into runs, about
 
     def _note_range(self, range_: HashRange) -> None:
         state = self.state
@@ -87,6 +89,11 @@ class HotTable:
     def dirty(self) -> int:
         """Rows changed since they were last copied into a run."""
         return int(self.state[hs.DIRTY_ROWS])
+
+    @property
+    def dead(self) -> int:
+        """Tombstones among the rows."""
+        return int(self.state[hs.DEAD])
 
     @property
     def capacity(self) -> int:
@@ -231,6 +238,14 @@ class HotTable:
             address(rows.heap),
         )
 
+    def remove(self, rows: NDArray[np.int64]) -> int:
+        """Make tombstones of given rows; returns how many were none before."""
+        return int(remove(self.state, self._references, self.heap.lists, self._touched_ids, np.ascontiguousarray(rows)))
+
+    def live(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Those of some rows that are not tombstones."""
+        return ids[(self.words[ids, META] & np.uint64(hs.TOMBSTONE)) == 0] if self.dead else ids
+
     def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
         """Move the stamps of the rows with given hashes forward, where there are such rows."""
         raise_stamps(self.state, np.ascontiguousarray(hashes), np.ascontiguousarray(stamps))
@@ -262,6 +277,8 @@ class HotTable:
         extract.gather(self.state, ids, words, keep, clear)
         if clear & hs.DIRTY:
             self.state[hs.DIRTY_ROWS] -= len(ids)
+            if keep & hs.TOMBSTONE and self.dead:
+                self._clean_dead += int(np.count_nonzero(words[:, META] & np.uint64(hs.TOMBSTONE)))
         if not compact:
             return Rows(words, self.heap.data[: int(self.state[hs.HEAP_TOP])])
         return Rows(words, self._own_heap(words))
@@ -331,6 +348,18 @@ class HotTable:
         left = ids[(self.words[ids, META] & np.uint64(hs.TOUCHED)) != 0]
         self._touched_ids[: len(left)] = left
         self.state[hs.TOUCHED_ROWS] = len(left)
+
+    def drop_dead(self, *, dirty: bool) -> None:
+        """Free the rows of tombstones that are in runs, if there are many.
+
+        Args:
+            dirty: those too that are not in runs yet, since there are no runs with older versions of their keys.
+        """
+        if (self.dead if dirty else self._clean_dead) * _DEAD_SHARE > self.count:
+            self.index.settle()
+            kept = hs.TOUCHED if dirty else hs.TOUCHED | hs.DIRTY
+            sweep.drop_dead(self.state, self._blobs, self.heap.lists, self._free_ids, kept)
+            self._clean_dead = 0
 
     def _threshold(self, share: float) -> tuple[int, int]:
         """Rank below which rows go, and the share (of 2³²) of those that have it, so that about `share` of all go."""
