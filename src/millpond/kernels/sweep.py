@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.arena import chunk_of, give_back
+from millpond.kernels.expiry import stamp_of
 from millpond.kernels.hot_state import (
     COPIED,
     COUNT,
@@ -14,9 +15,13 @@ from millpond.kernels.hot_state import (
     DIRTY,
     DIRTY_ROWS,
     ENTRIES,
+    EXPIRY,
+    FILED,
     FREE,
+    FRESH,
     HEAP,
     HEAP_TOP,
+    LOST,
     SCALE,
     SLAB,
     SLOTS,
@@ -41,9 +46,9 @@ _TOUCHED_RANK = np.uint64(1 << 48)
 
 @helper
 def _rank(meta):
-    """Rows of low rank are evicted first: by stamp, those changed in this batch last."""
+    """Rows of low rank are evicted first: by stamp, those changed in this batch or about to expire last."""
     rank = meta >> np.uint64(STAMP_SHIFT)
-    if meta & np.uint64(TOUCHED) != np.uint64(0):
+    if meta & np.uint64(TOUCHED | FILED) != np.uint64(0):
         rank |= _TOUCHED_RANK
     return rank
 
@@ -161,7 +166,9 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
         if dirty:
             for w in range(width):
                 out[copied, w] = word(at, w)
-            out[copied, 1] = meta & ~np.uint64(DIRTY)
+            out[copied, 1] = meta & ~np.uint64(DIRTY | FILED)
+        elif state[EXPIRY] != 0 and meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0):
+            state[LOST] = min(state[LOST], stamp_of(np.int64(word(at, state[EXPIRY]))))
         for c in range(len(blobs)):
             length = np.int64(word(at, blobs[c]) & _LENGTH)
             if np.uint64(length) > _INLINE:

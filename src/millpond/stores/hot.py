@@ -12,6 +12,7 @@ from millpond.files.blocks import HashRange, shape_of
 from millpond.kernels import extract, sweep
 from millpond.kernels import hot_state as hs
 from millpond.kernels.arena import long_bytes, long_bytes_at, relocate
+from millpond.kernels.expiry import find
 from millpond.kernels.index import walk
 from millpond.kernels.pointers import address
 from millpond.kernels.upsert import BLOCK, TOUCH_NONE, data_of, overwrite, raise_stamps, remove, settle, upsert
@@ -40,6 +41,7 @@ class HotTable:
     Attributes:
         words: the slab, one row id to a line; lines may be longer than a row.
         heap: what long values point into.
+        moves: how often row ids have changed.
     """
 
     def __init__(self, layout: RowLayout, initial: Words, range_: HashRange, space: int) -> None:
@@ -66,10 +68,14 @@ class HotTable:
         state[hs.INITIAL] = address(self._initial)
         state[hs.KEY_START] = layout.key_start
         state[hs.KEY_STOP] = layout.key_stop
+        state[hs.LOST] = hs.NOTHING_LOST
         state[hs.KEY_NULLS] = np.array(shape.null_mask, np.uint64).view(np.int64)
         self._note_range(range_)
         self.index = HotIndex(state)
         self._clean_dead = 0  # tombstones that have been copied into runs, about
+        self._filed: Mapping | None = None
+        self._listed = _LISTED
+        self.moves = 0
 
     def _note_range(self, range_: HashRange) -> None:
         state = self.state
@@ -94,6 +100,11 @@ class HotTable:
     def dead(self) -> int:
         """Tombstones among the rows."""
         return int(self.state[hs.DEAD])
+
+    @property
+    def expiring(self) -> bool:
+        """Whether rows expire, so that their stamps are the times at which they do."""
+        return bool(self.state[hs.EXPIRY])
 
     @property
     def capacity(self) -> int:
@@ -123,11 +134,11 @@ class HotTable:
     @property
     def cost(self) -> int:
         """Bytes of memory that a row takes, on average, with its places in the lists and in the index."""
-        return self.row_bytes + _LISTED + _INDEXED + self.heap.used // max(1, self.count)
+        return self.row_bytes + self._listed + _INDEXED + self.heap.used // max(1, self.count)
 
     def growth(self, keys: int, long_bytes: int) -> int:
         """Bytes of memory that so many fresh rows, with so many bytes of long values, may take in addition."""
-        rows = max(0, keys - self.free) * (self.row_bytes + _LISTED)
+        rows = max(0, keys - self.free) * (self.row_bytes + self._listed)
         index = self.index.growth(keys) if keys > self.index.room else 0
         # Free chunks serve values of like length; half of them may not fit.
         values = max(0, long_bytes - self.heap.free // 2)
@@ -137,7 +148,7 @@ class HotTable:
     def memory(self) -> int:
         """Bytes of memory in use: rows ever used, index, arena, lists."""
         state = self.state
-        return int(state[hs.HIGH]) * (self.row_bytes + _LISTED) + self.index.memory + self.heap.used
+        return int(state[hs.HIGH]) * (self.row_bytes + self._listed) + self.index.memory + self.heap.used
 
     # Rows
 
@@ -223,6 +234,19 @@ class HotTable:
             found.heaps_at[order],
             touch,
         )
+
+    def find(self, keys: Rows) -> NDArray[np.int64]:
+        """The row ids of keys, −1 for those that are not in the table."""
+        rows = np.empty(len(keys.words), np.int64)
+        words = keys.words
+        find(self.state, self._references, address(words), words.strides[0] // 8, address(keys.heap), rows)
+        return rows
+
+    def list_filed(self) -> NDArray[np.uint32]:
+        """Room for a list of as many rows as there can be, which from now on counts as memory of each row."""
+        self._filed = Mapping((len(self.words) + 1) * 4)
+        self._listed += 4
+        return self._filed.view(np.uint32)
 
     def load(self, rows: Rows) -> None:
         """Put whole rows in, over those of the same keys; they become dirty. There must be room for all of them."""
@@ -384,6 +408,7 @@ class HotTable:
         high = int(self.state[hs.HIGH])
         sweep.move_rows(self.state, self._free_ids, count)
         self.state[hs.HIGH] = count
+        self.moves += 1
         self._slab.release(count * self.row_bytes, high * self.row_bytes)
         self._free.release(0, len(free) * 4)
 
@@ -396,7 +421,8 @@ class HotTable:
 
     def close(self) -> None:
         """Give all memory back."""
-        for mapping in (self._slab, self._free, self._touched):
-            mapping.close()
+        for mapping in (self._slab, self._free, self._touched, self._filed):
+            if mapping is not None:
+                mapping.close()
         self.heap.close()
         self.index.close()

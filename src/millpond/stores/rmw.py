@@ -18,6 +18,7 @@ from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.layout import META, Bytes, RowLayout, Rows, TableSchema, Words
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Compactor, Writer
+from millpond.stores.expiry import Expiry
 from millpond.stores.flush import Flusher
 from millpond.stores.heap import Heap
 from millpond.stores.hot import HotTable
@@ -261,6 +262,14 @@ class RmwTable:
         """
         self._keys -= self._hot.remove(rows)
 
+    def expire_by(self, offset: int) -> Expiry:
+        """Say that a word of the values is each row's time of expiry, in milliseconds; the table must be fresh.
+
+        Every row that is made or whose time is written is then to be filed (`Expiry.file`) before the next `upsert`.
+        Stamps are times of expiry from then on, shifted: see `Expiry.stamps`.
+        """
+        return Expiry(self._hot, self._runs, self._room, self._range, offset)
+
     def touched(self, size: int | None = None) -> Iterator[Rows]:
         """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows (if not
         given, as the memory allows). Keys that it removed are left out.
@@ -365,8 +374,12 @@ class RmwTable:
     # The rest
 
     def hint(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
-        """Announce keys (by hash) that will be needed at given times: those in memory stay until then."""
-        self._hot.stamp(hashes, stamps)
+        """Announce keys (by hash) that will be needed at given times: those in memory stay until then.
+
+        (Rows that expire stay in the order in which they do.)
+        """
+        if not self._hot.expiring:
+            self._hot.stamp(hashes, stamps)
 
     def manifest(self) -> TableManifest:
         """The runs that hold the state together with the deltas of later versions."""
