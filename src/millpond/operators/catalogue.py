@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
+from millpond.operators.spec import AggregateCall, DeduplicateSpec, Field, OperatorSpec, SessionSpec
 from millpond.operators.types import leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -17,6 +17,9 @@ KEY_TYPE = "MP-KEY-TYPE"
 """Reason code: a grouping key, or the input of a distinct aggregate, of a type that is not compared here."""
 KEY_COLUMNS = "MP-KEYS"
 """Reason code: more than 64 key columns, structs counted with all their fields."""
+
+SESSION_DISTINCT = "MP-SESSION-DISTINCT"
+"""Reason code: an aggregate over distinct inputs in sessions, of which two cannot be merged here."""
 
 MAX_KEY_COLUMNS = 64
 
@@ -114,7 +117,7 @@ def key_supported(ddl: str) -> str | None:
     return None
 
 
-def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
+def supported_spec(spec: OperatorSpec) -> str | None:
     """Why an operator cannot run here, as a reason code; None if it can."""
     keys = key_fields(spec)
     for field in keys:
@@ -129,12 +132,14 @@ def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
         inputs = [spec.inputs[position] for position in call.inputs]
         if reason := supported(call, [field.type for field in inputs]):
             return reason
+        if is_distinct(call) and isinstance(spec, SessionSpec):
+            return SESSION_DISTINCT
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
     return None
 
 
-def key_fields(spec: AggregateSpec | DeduplicateSpec) -> tuple[Field, ...]:
+def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns that make up an operator's key."""
     return tuple(spec.columns[k] for k in spec.keys) if isinstance(spec, DeduplicateSpec) else spec.keys
 

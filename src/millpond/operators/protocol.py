@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -21,6 +21,20 @@ PIECE = 65_536
 
 MakeTable = Callable[[str, TableSchema, Words], "RmwTable"]
 """Opens a table of the partition: its name, its schema, and the words of a fresh row."""
+
+
+class Times(NamedTuple):
+    """The times of a batch, in milliseconds since the epoch, as they reach an operator.
+
+    Attributes:
+        late: rows whose event time is at or before it are late: the watermark of the batch before.
+        closed: state of event times at or before it is closed: the watermark of this batch.
+        processing: when Spark planned the batch.
+    """
+
+    late: int = 0
+    closed: int = 0
+    processing: int = 0
 
 
 class Operator(Protocol):

@@ -53,7 +53,26 @@ class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
     keys: tuple[int, ...]
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec
+class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
+    """Grouping by `keys` and sessions: windows that rows of a key are in together whose own windows meet.
+
+    The pipe's input columns are `keys`, then the start and the end of the row's own window, two timestamps, then
+    `inputs`; its output `keys`, `window`, then one per call.
+
+    Attributes:
+        window: the column of sessions, a struct of two timestamps.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+    """
+
+    keys: tuple[Field, ...]
+    window: Field
+    inputs: tuple[Field, ...]
+    calls: tuple[AggregateCall, ...]
+    output_mode: str  # "append" | "complete"
+    lag_ms: int = 0
+
+
+OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
@@ -63,9 +82,22 @@ def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's output."""
     if isinstance(spec, DeduplicateSpec):
         return spec.columns
-    return spec.keys + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    window = (spec.window,) if isinstance(spec, SessionSpec) else ()
+    return (
+        spec.keys
+        + window
+        + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    )
 
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
-    return spec.columns if isinstance(spec, DeduplicateSpec) else spec.keys + spec.inputs
+    if isinstance(spec, DeduplicateSpec):
+        return spec.columns
+    return spec.keys + (window_bounds(spec) if isinstance(spec, SessionSpec) else ()) + spec.inputs
+
+
+def window_bounds(spec: SessionSpec) -> tuple[Field, Field]:
+    """The columns of a row's own window: its start and its end."""
+    kind = "timestamp_ntz" if "timestamp_ntz" in spec.window.type else "timestamp"
+    return Field("__start", kind), Field("__end", kind)
