@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.operators.spec import AggregateCall, DeduplicateSpec, Field, OperatorSpec, SessionSpec
+from millpond.operators.spec import AggregateCall, DeduplicateSpec, Field, OperatorSpec, SessionSpec, key_fields
 from millpond.operators.types import leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -137,11 +137,6 @@ def supported_spec(spec: OperatorSpec) -> str | None:
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
     return None
-
-
-def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
-    """The columns that make up an operator's key."""
-    return tuple(spec.columns[k] for k in spec.keys) if isinstance(spec, DeduplicateSpec) else spec.keys
 
 
 def key_width(fields: Sequence[Field]) -> int:
