@@ -140,32 +140,32 @@ def arrange(
 
 
 @njit(
-    "void(uint64[:, ::1], int64[::1], int64, int64, int64[::1], int64[::1], int64[::1], int64, int64[::1], uint8[::1])",
+    "void(uint64[:, ::1], int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1])",
     cache=True,
     nogil=True,
 )
-def classify(words, rows, first, offset, key_pieces, piece_starts, piece_ends, base, stored, simple):
+def classify(words, rows, keys, offset, key_pieces, piece_starts, piece_ends, stored, simple):
     """See which keys have one session, before and after.
 
     Args:
         words, rows: the table's rows, and the ids of those with a key's first session.
-        first: number of the first of these keys. base: where to write the first one's result.
+        keys: the number of each of these keys.
         offset: of a session's start; its end, time of expiry and the number of the key's sessions follow.
         key_pieces, piece_starts, piece_ends: from `arrange`.
-        stored: filled with the number of sessions that each key has.
-        simple: filled with whether the key has at most one, and the batch's rows are one with it or, if none, make one.
+        stored: filled, at the keys' numbers, with the number of sessions that each has.
+        simple: filled likewise with whether the key has at most one, and the batch's rows are one with it or, if none, make one.
     """
     for i in range(len(rows)):
         row = rows[i]
         count = np.int64(words[row, offset + 3])
-        piece = key_pieces[first + i]
-        one = key_pieces[first + i + 1] - piece == 1
+        piece = key_pieces[keys[i]]
+        one = key_pieces[keys[i] + 1] - piece == 1
         meets = count == 0 or (
             piece_starts[piece] <= np.int64(words[row, offset + 1])
             and np.int64(words[row, offset]) <= piece_ends[piece]
         )
-        stored[base + i] = count
-        simple[base + i] = one and count <= 1 and meets
+        stored[keys[i]] = count
+        simple[keys[i]] = one and count <= 1 and meets
 
 
 @njit(inline="always")

@@ -102,12 +102,11 @@ class SessionOperator:
         ids, stored, simple = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.uint8)
         self._table.prepare(heads, stamps)
         epoch = self._table.epoch
-        for start in range(0, count, BLOCK):
-            rows = self._find(heads, stamps, slice(start, start + BLOCK))
-            ids[start : start + BLOCK] = rows
-            known = (self._table.words, rows, start, self._session, pieces.keys, pieces.starts, pieces.ends)
-            kernels.classify(*known, start, stored, simple)
         which = np.arange(count)
+        for chosen in self._blocks(which):
+            ids[chosen] = rows = self._find(heads, stamps, chosen)
+            known = (self._table.words, rows, chosen, self._session, pieces.keys, pieces.starts, pieces.ends)
+            kernels.classify(*known, stored, simple)
         most = count
         if not simple.all():
             which = np.argsort(simple == 0, kind="stable")
@@ -124,6 +123,17 @@ class SessionOperator:
         if most < count:
             rest = which[most:]
             self._merge(Rows(heads.words[rest], heads.heap), stored[rest], pieces, most)
+
+    def _blocks(self, keys: Ints) -> Iterator[Ints]:
+        """Keys, which are in hash order, in blocks: each from all over, if it may be that the index has to grow.
+
+        (New keys in hash order would crowd where they stand in an index that has yet to grow for those to come.)
+        """
+        if len(keys) <= self._table.spare:
+            yield from (keys[start : start + BLOCK] for start in range(0, len(keys), BLOCK))
+            return
+        blocks = -(-len(keys) // BLOCK)
+        yield from (np.ascontiguousarray(keys[number::blocks]) for number in range(blocks))
 
     def _find(self, heads: Rows, stamps: Ints, which: Any) -> Ints:
         return self._table.upsert(Rows(heads.words[which], heads.heap), stamps[which], "created").rows

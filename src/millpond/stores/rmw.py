@@ -141,6 +141,11 @@ class RmwTable:
         """How many keys should be worked on together: more might drive each other out. Any, if most are in memory."""
         return _MOST_ROWS if self._at_hand else self._together
 
+    @property
+    def spare(self) -> int:
+        """How many keys may be added before the index grows."""
+        return self._hot.index.room
+
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash (see `narrow`) to work through a batch of so many rows.
 
