@@ -46,7 +46,7 @@ def rounds() -> list[list[pa.Table]]:
     return [
         [rows(1, 60, 0, 20), rows(2, 60, 20, 20), rows(3, 40, 25, 20)],
         [rows(4, 60, 60, 30), empty],
-        [rows(5, 10, 400, 5), rows(6, 40, 3600, 60)],
+        [rows(5, 10, 400, 5), rows(6, 40, 3600, 60), rows(7, 10, 100_000, 10)],
     ]
 
 
