@@ -153,7 +153,7 @@ def classify(words, rows, keys, offset, key_pieces, piece_starts, piece_ends, st
         offset: of a session's start; its end, time of expiry and the number of the key's sessions follow.
         key_pieces, piece_starts, piece_ends: from `arrange`.
         stored: filled, at the keys' numbers, with the number of sessions that each has.
-        simple: filled likewise with whether the key has at most one, and the batch's rows are one with it or, if none, make one.
+        simple: filled likewise with whether the key has at most one, and the batch's rows make one or are one with it.
     """
     for i in range(len(rows)):
         row = rows[i]

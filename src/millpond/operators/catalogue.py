@@ -6,7 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.operators.spec import AggregateCall, DeduplicateSpec, Field, OperatorSpec, SessionSpec, key_fields
+from millpond.operators.spec import (
+    AggregateCall,
+    DeduplicateSpec,
+    Field,
+    OperatorSpec,
+    SessionSpec,
+    WithinSpec,
+    key_fields,
+)
 from millpond.operators.types import leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -126,7 +134,7 @@ def supported_spec(spec: OperatorSpec) -> str | None:
     width = key_width(keys)
     if width > MAX_KEY_COLUMNS:
         return KEY_COLUMNS
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return None
     for call in spec.calls:
         inputs = [spec.inputs[position] for position in call.inputs]

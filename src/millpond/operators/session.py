@@ -81,7 +81,7 @@ class SessionOperator:
             at = 1 + len(self._key_types)
             starts, ends = (numbers(plain(portion.column(at + i)), self._bound_type) for i in (0, 1))
             on_time = ends > self._times.late * 1000
-            if not on_time.all():
+            if self.spec.lag_ms is not None and not on_time.all():
                 self.late_rows += int(np.count_nonzero(~on_time))
                 portion, starts, ends = portion.filter(pa.array(on_time)), starts[on_time], ends[on_time]
             if portion.num_rows:

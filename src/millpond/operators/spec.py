@@ -104,7 +104,7 @@ class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
 
     Attributes:
         window: the column of sessions, a struct of two timestamps.
-        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's; None if it has none.
     """
 
     keys: tuple[Field, ...]
@@ -112,10 +112,22 @@ class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
     inputs: tuple[Field, ...]
     calls: tuple[AggregateCall, ...]
     output_mode: str  # "append" | "complete"
-    lag_ms: int = 0
+    lag_ms: int | None = None
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec
+class WithinSpec(msgspec.Struct, frozen=True, tag="within"):
+    """The first row of each key; a key is forgotten when the watermark reaches that row's time and `delay_ms`.
+
+    Input and output columns are `columns`, the key those at positions `keys`. Rows that are late by `time` are dropped.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    time: EventTime
+    delay_ms: int
+
+
+OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
@@ -132,9 +144,15 @@ def lag_of(spec: OperatorSpec) -> int | None:
     return None if spec.time is None else spec.time.lag_ms
 
 
+def closes(spec: OperatorSpec) -> bool:
+    """Whether the watermark closes state of the operator, so that batches without rows have something to do."""
+    complete = isinstance(spec, SessionSpec) and spec.output_mode == "complete"
+    return lag_of(spec) is not None and not complete
+
+
 def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's output."""
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return spec.columns
     window = (spec.window,) if isinstance(spec, SessionSpec) else ()
     return (
@@ -146,7 +164,7 @@ def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return spec.columns
     return key_fields(spec) + (window_bounds(spec) if isinstance(spec, SessionSpec) else ()) + spec.inputs
 
@@ -159,7 +177,7 @@ def window_bounds(spec: SessionSpec) -> tuple[Field, Field]:
 
 def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns that make up an operator's key, as they arrive and are stored (of sessions, without an ordinal)."""
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return tuple(spec.columns[k] for k in spec.keys)
     if isinstance(spec, SessionSpec) or spec.time is None or spec.time.windows is None:
         return spec.keys

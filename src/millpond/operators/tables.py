@@ -21,6 +21,7 @@ from millpond.operators.spec import (
     Field,
     OperatorSpec,
     SessionSpec,
+    WithinSpec,
     key_fields,
     output_fields,
 )
@@ -96,6 +97,8 @@ def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     fields = key_fields(spec)
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
+    if isinstance(spec, WithinSpec):
+        return keyed(fields, [(Column("expiry", "word"), False)]), []
     made = accumulators(spec)
     columns = [
         (Column(f"{number}.{part}", column.kind), column.null)
@@ -142,7 +145,7 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
 
 def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of `read_rows` for the main table: the key, and what the state says of it."""
-    return key_fields(spec) if isinstance(spec, DeduplicateSpec) else output_fields(spec)
+    return key_fields(spec) if isinstance(spec, DeduplicateSpec | WithinSpec) else output_fields(spec)
 
 
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
