@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from millpond.operators.aggregate import AggregateOperator
 from millpond.operators.deduplicate import DeduplicateOperator
 from millpond.operators.protocol import MakeTable, Operator
-from millpond.operators.spec import DeduplicateSpec, OperatorSpec
+from millpond.operators.session import SessionOperator
+from millpond.operators.spec import DeduplicateSpec, OperatorSpec, SessionSpec, WithinSpec
 from millpond.operators.windows import WindowedAggregate
+from millpond.operators.within import WithinOperator
 
 
 def open_operator(
@@ -25,6 +27,10 @@ def open_operator(
     """
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table, existing)
+    if isinstance(spec, SessionSpec):
+        return SessionOperator(spec, make_table)
+    if isinstance(spec, WithinSpec):
+        return WithinOperator(spec, make_table)
     if spec.time is not None:
         return WindowedAggregate(spec, make_table, existing)
     return AggregateOperator(spec, make_table, owns_global=owns_global)
