@@ -90,11 +90,17 @@ def test_rows_equal_the_model(batches: list[tuple[list[Row], int, str]], bits: i
 
 def test_many_keys(tmp_path: Path) -> None:
     rig = WithinRig(SPEC, str(tmp_path), budget=6 << 20)  # type: ignore[arg-type]
+    seen: dict[str | None, float] = {}
     for number in range(8):
-        rows: list[Row] = [
-            (number * 200 + n % 7 + 2, f"key number {number * 15_000 + n % 20_000}") for n in range(25_000)
-        ]
-        out = rig.batch([record_batch(rows, 64)], Times(number * 100, number * 100 + 15 * (number % 2)))
-        # five thousand of the keys came in the batch before, and are forgotten by now
-        assert sum(batch.num_rows for batch in out) == (20_000 if number == 0 or number % 2 == 0 else 15_000)
+        base, times = number * 15_000, Times(100 * number, 100 * number + 40)
+        rows: list[Row] = [(200 * number + n % 70 + 2, f"key number {base + n % 20_000}") for n in range(25_000)]
+        fresh = {key for _, key in rows} - seen.keys()
+        for time, key in rows:
+            assert time is not None
+            seen.setdefault(key, time / 2 + SPEC.delay_ms)
+        seen = {key: expiry for key, expiry in seen.items() if expiry > times.closed}
+        out = rig.batch([record_batch(rows, 64)], times)
+        assert sum(batch.num_rows for batch in out) == len(fresh)
+        assert rig.table.stats()["keys"] == len(seen)
+    assert rig.table.stats()["run_rows"] > 0
     rig.operator.close()
