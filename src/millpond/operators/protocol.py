@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from millpond.layout import TableSchema, Words
 
 if TYPE_CHECKING:
+    from millpond.stores.ordered import OrderedTable
     from millpond.stores.protocol import TableDelta
     from millpond.stores.rmw import RmwTable
 
@@ -21,6 +22,23 @@ PIECE = 65_536
 
 MakeTable = Callable[[str, TableSchema, Words], "RmwTable"]
 """Opens a table of the partition: its name, its schema, and the words of a fresh row."""
+
+MakeOrdered = Callable[[str, TableSchema, bool], "OrderedTable"]
+"""Opens an ordered table of the partition: its name, its schema, and whether matched rows are of no use."""
+
+
+class Times(NamedTuple):
+    """What time it is for a batch, in milliseconds.
+
+    Attributes:
+        late: input rows whose event time is at or before it are late: the previous batch's watermark.
+        closed: this batch's watermark: state at or before it is closed.
+        processing: the batch's timestamp.
+    """
+
+    late: int
+    closed: int
+    processing: int
 
 
 class Operator(Protocol):

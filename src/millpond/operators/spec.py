@@ -53,7 +53,63 @@ class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
     keys: tuple[int, ...]
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec
+FROM_TIME = -(1 << 16)
+"""Where a side's column that is its event time comes from (see `JoinSide.places`)."""
+
+
+class JoinSide(msgspec.Struct, frozen=True):
+    """One input of a join.
+
+    Attributes:
+        columns: the side's columns in the output.
+        places: where each of them is kept: as value number *n* ≥ 0, as key −1 − *n*, or as the time (`FROM_TIME`).
+        values: the stored columns beside the key and the time.
+        keeps: whether rows that find no partner come out, with nulls for the other side (outer joins).
+        late: the input column by which rows are late: `time`, `late` (one of its own) or `none`.
+        expiry_ms: how far the watermark of the side's state lies behind the input's; None if state is kept for ever.
+        filtered: whether the input's column `__able` says which rows may find a partner at all.
+    """
+
+    columns: tuple[Field, ...]
+    places: tuple[int, ...]
+    values: tuple[Field, ...]
+    keeps: bool = False
+    late: str = "none"
+    expiry_ms: int | None = None
+    filtered: bool = False
+
+
+class JoinSpec(msgspec.Struct, frozen=True, tag="join"):
+    """Two streams joined by equal keys, and perhaps a range of time and further conditions.
+
+    The pipe's input is the union of both sides: `__right` (which side a row is of), `__time` (microseconds since the
+    epoch), `__late` (the same, if a side's rows are late by another column), `__able` (if a side is filtered), the keys,
+    the values of the left side (null in rows of the right one), then those of the right side.
+
+    Attributes:
+        kind: inner | left_outer | right_outer | full_outer | left_semi.
+        keys: the key columns, of the same types on both sides.
+        null_safe: for each key, whether null equals null.
+        left, right: the sides.
+        earliest, latest: bounds, both included, of the left time minus the right one, in microseconds.
+        condition: what else pairs have to fulfil: `["<", a, b]` (`=`, `<=>`, `<`, `<=`, `>`, `>=`), `["and", …]`,
+            `["or", …]`, `["not", a]`, `["isnull", a]`; operands `["left", n]` and `["right", n]` are stored values.
+        right_first: for left_semi, whether new right rows meet the left ones before new left rows come (Spark 4.3):
+            then a right row that expires in its own batch is not seen by left rows of that batch.
+    """
+
+    kind: str
+    keys: tuple[Field, ...]
+    null_safe: tuple[bool, ...]
+    left: JoinSide
+    right: JoinSide
+    earliest: int | None = None
+    latest: int | None = None
+    condition: list[Any] | None = None
+    right_first: bool = False
+
+
+OperatorSpec = AggregateSpec | DeduplicateSpec | JoinSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
@@ -63,9 +119,24 @@ def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's output."""
     if isinstance(spec, DeduplicateSpec):
         return spec.columns
+    if isinstance(spec, JoinSpec):
+        return spec.left.columns + (() if spec.kind == "left_semi" else spec.right.columns)
     return spec.keys + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
 
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
+    if isinstance(spec, JoinSpec):
+        return join_header(spec) + spec.keys + spec.left.values + spec.right.values
     return spec.columns if isinstance(spec, DeduplicateSpec) else spec.keys + spec.inputs
+
+
+def join_header(spec: JoinSpec) -> tuple[Field, ...]:
+    """The columns of a join's input before its keys."""
+    sides = (spec.left, spec.right)
+    header = [Field("__right", "boolean"), Field("__time", "bigint")]
+    if any(side.late == "late" for side in sides):
+        header.append(Field("__late", "bigint"))
+    if any(side.filtered for side in sides):
+        header.append(Field("__able", "boolean"))
+    return tuple(header)

@@ -57,7 +57,8 @@ class OrderedTable:
     Attributes:
         layout: of the rows.
         parts: the state before the batch. fresh: what the batch adds, once settled.
-        expired: the time (microseconds) up to which rows are not part of the state that the batch reads.
+        expired: the time (microseconds) up to which rows are not part of the state that the batch reads; until: the
+            same for the state that it leaves.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class OrderedTable:
             )
         self.parts: list[Part] = list(parts)
         self.fresh: list[Part] = []
-        self.expired = self._until = manifest.expired
+        self.expired = self.until = manifest.expired
         self._slices = Slices()
         self._version = manifest.flushed
         self._sealed = True
@@ -159,7 +160,7 @@ class OrderedTable:
         self._settle(version)  # what was loaded
         self._version = version
         self._sealed = False
-        self.expired = self._until
+        self.expired = self.until
         self.parts += self.fresh
         self.fresh, self._newly, self._delta = [], [], []
         self._numbered = 0
@@ -229,12 +230,12 @@ class OrderedTable:
 
     def expire(self, until: int) -> None:
         """Take rows with a time up to `until` (microseconds) out of the state that the batch leaves."""
-        self._until = max(self._until, until)
+        self.until = max(self.until, until)
 
     def leaving(self, *, unmatched: bool) -> Iterator[Rows]:
         """The rows that `expire` took out in this batch, perhaps only those that were never matched."""
         for part in (*self.parts, *self.fresh):
-            for rows in part.between(self.floor(part), self._until, unmatched=unmatched):
+            for rows in part.between(self.floor(part), self.until, unmatched=unmatched):
                 yield rows
                 self._budget.relieve()
 
@@ -272,7 +273,7 @@ class OrderedTable:
             if part.marks is None and part.rows is not None:
                 yield from self._remaining(rows for rows, _ in part.chunks())
             else:
-                yield from merged([Input(part)], self.ordered, self._range, Window(self._until), drop_matched=self._drop_matched, size=_CHUNK)
+                yield from merged([Input(part)], self.ordered, self._range, Window(self.until), drop_matched=self._drop_matched, size=_CHUNK)
         for part, positions in self._newly:
             for rows in part.at(np.sort(positions)):
                 yield names_of(rows, self.ordered)
@@ -280,10 +281,10 @@ class OrderedTable:
     def _remaining(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
         """Without the rows that have left the state already."""
         for rows in pieces:
-            if self._until == BEGINNING and not self._drop_matched:
+            if self.until == BEGINNING and not self._drop_matched:
                 yield rows
                 continue
-            stay = self.ordered.times(rows) > self._until
+            stay = self.ordered.times(rows) > self.until
             if self._drop_matched:
                 stay &= rows.words[:, META] & np.uint64(MATCHED) == 0
             if stay.all():
@@ -376,7 +377,7 @@ class OrderedTable:
         self._settle(self._version + 1)
         inputs = [Input(part) for part in (*self.parts, *self.fresh)]
         if inputs:
-            window = Window(self._until)
+            window = Window(self.until)
             yield from merged(
                 inputs, self.ordered, self._range, window, drop_matched=self._drop_matched, size=_CHUNK
             )
@@ -385,9 +386,9 @@ class OrderedTable:
         """The runs that hold the state together with the deltas of later versions."""
         keys = self.stats()["keys"]
         if self._files is None:
-            return TableManifest((), 0, keys, self._until)
-        refs = self._files.listed([part for part in self.parts if not part.dead(self._until)])
-        return TableManifest(tuple(refs), self._files.flushed, keys, self._until)
+            return TableManifest((), 0, keys, self.until)
+        refs = self._files.listed([part for part in self.parts if not part.dead(self.until)])
+        return TableManifest(tuple(refs), self._files.flushed, keys, self.until)
 
     def stats(self) -> dict[str, int]:
         """Figures, as those of `RmwTable`; `keys` is the number of rows that have not expired, about."""
@@ -395,7 +396,7 @@ class OrderedTable:
         hot = [part for part in parts if part.rows is not None]
         filed = [part for part in parts if part.rows is None]
         return {
-            "keys": sum(part.count - round(part.count * part.expired_share(self._until)) for part in parts),
+            "keys": sum(part.count - round(part.count * part.expired_share(self.until)) for part in parts),
             "bytes": sum(part.bytes for part in parts),
             "cache_hits": 0,
             "cache_misses": 0,

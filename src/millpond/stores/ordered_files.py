@@ -77,6 +77,7 @@ class PartFiles:
         self._most_bytes = min(max(budget.total // 2, _LEAST_BYTES), _MOST_BYTES)
         self._drop_matched = drop_matched
         self._pace = Pace()
+        self.most_deltas = _MOST_DELTAS
         self.flushed = flushed
         self.notes: list[Part] = []
         self._deltas: list[tuple[int, int]] = []  # version and bytes
@@ -92,7 +93,7 @@ class PartFiles:
     @property
     def due(self) -> bool:
         """Whether deltas are many or long, and no flush is under way."""
-        many = len(self._deltas) >= _MOST_DELTAS or sum(size for _, size in self._deltas) >= self._most_bytes
+        many = len(self._deltas) >= self.most_deltas or sum(size for _, size in self._deltas) >= self._most_bytes
         return many and self._flushing is None
 
     def flush(self, parts: Sequence[Part], version: int) -> None:
