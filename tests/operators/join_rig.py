@@ -184,7 +184,7 @@ def side(
     stored = tuple(Field(*part.strip().split(" ", 1)) for part in values.split(";") if part.strip())
     columns = (Field(f"{of}_k0", "string"), Field(f"{of}_k1", "int"), Field(f"{of}_t", "timestamp"), *stored)
     places = (-1, -2, -(1 << 16), *range(len(stored)))
-    return JoinSide(columns, places, stored, keeps, late, expiry_ms, filtered)
+    return JoinSide(columns, places, stored, keeps, late, expiry_ms, None, filtered)
 
 
 def record_batch(spec: JoinSpec, left: Sequence[Row], right: Sequence[Row], bits: int = 64) -> pa.RecordBatch:

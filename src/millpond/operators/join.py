@@ -81,7 +81,9 @@ class JoinOperator:
             side.alone = []
             side.table.begin(version)
             if side.side.expiry_ms is not None:
-                side.table.expire((times.closed + side.side.expiry_ms) * 1000)
+                until = times.closed + side.side.expiry_ms
+                cap = side.side.expiry_cap_ms
+                side.table.expire((until if cap is None else min(until, cap)) * 1000)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Take up rows of the batch: `__hash`, then the columns of the spec."""

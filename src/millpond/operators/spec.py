@@ -66,7 +66,8 @@ class JoinSide(msgspec.Struct, frozen=True):
         values: the stored columns beside the key and the time.
         keeps: whether rows that find no partner come out, with nulls for the other side (outer joins).
         late: the input column by which rows are late: `time`, `late` (one of its own) or `none`.
-        expiry_ms: how far the watermark of the side's state lies behind the input's; None if state is kept for ever.
+        expiry_ms: the watermark of the side's state minus the input's (mostly negative); None if state is kept for ever.
+        expiry_cap_ms: what the watermark of the side's state does not exceed, if there is such a bound.
         filtered: whether the input's column `__able` says which rows may find a partner at all.
     """
 
@@ -76,6 +77,7 @@ class JoinSide(msgspec.Struct, frozen=True):
     keeps: bool = False
     late: str = "none"
     expiry_ms: int | None = None
+    expiry_cap_ms: int | None = None
     filtered: bool = False
 
 

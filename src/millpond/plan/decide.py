@@ -10,10 +10,11 @@ from itertools import count
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
-from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec
+from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, JoinSpec, OperatorSpec
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.join import JoinReading, read_join
 from millpond.plan.reasons import Reason
 
 _OTHER_STATE = {
@@ -42,7 +43,7 @@ class Operator:
     title: str
     spec: OperatorSpec | None = None
     index: int | None = None
-    reading: Reading | None = None
+    reading: Reading | JoinReading | None = None
     reason: Reason | None = None
 
 
@@ -100,16 +101,23 @@ def decide(df: DataFrame, output_mode: str = "append") -> Decision:
     catalyst = Catalyst(df.sparkSession)
     plan = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
+    if any(_joins_streams(node) for node in plan.walk()) and not shared:
+        plan = catalyst.with_settled_joins(plan)
     root = _Decider(catalyst, output_mode.lower(), shared=shared).visit(plan)
     return Decision(_number(root, count()), output_mode.lower())
 
 
 def _leave_updating(decided: Decided) -> Decided:
-    """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
+    """Leave to Spark what an operator that Spark keeps cannot stand above.
+
+    It would count a key's updates as new rows, and does not know that the watermark of an interval join lags.
+    """
     children = tuple(_leave_updating(child) for child in decided.children)
     operator = decided.operator
     if operator is not None and isinstance(operator.spec, AggregateSpec):
         operator = Operator(operator.title, reason=Reason("MP-ABOVE"))
+    if operator is not None and isinstance(operator.reading, JoinReading) and operator.reading.output_lag_ms:
+        operator = Operator(operator.title, reason=Reason("MP-ABOVE-JOIN"))
     return Decided(decided.node, children, operator)
 
 
@@ -136,8 +144,8 @@ class _Decider:
         return Decided(node, children, operator)
 
     def _operator(self, node: Node) -> Operator | None:
-        if node.kind == "Join" and all(child.streaming for child in node.children):
-            return Operator("stream-stream join", reason=Reason("MP-OPERATOR", "a stream-stream join"))
+        if _joins_streams(node):
+            return self._join(node)
         if node.kind == "GlobalLimit" and (self.output_mode == "append" or not aggregates(node)):
             return Operator("a limit on a stream", reason=Reason("MP-OPERATOR", "a limit on a stream"))
         if node.kind in _OTHER_STATE:
@@ -155,6 +163,16 @@ class _Decider:
         except Unsupported as unsupported:
             return Operator(title, reason=unsupported.reason)
         return Operator(title, spec, reading=reading)
+
+    def _join(self, node: Node) -> Operator:
+        title = describe(node)
+        if self.shared:
+            return Operator(title, reason=Reason("MP-CTE"))
+        try:
+            reading = read_join(self.catalyst, node)
+        except Unsupported as unsupported:
+            return Operator(title, reason=unsupported.reason)
+        return Operator(title, reading.spec, reading=reading)
 
     def _aggregate(self, node: Node) -> tuple[Reading, AggregateSpec]:
         reading = read_aggregate(self.catalyst, node)
@@ -210,6 +228,10 @@ def _check_key(attribute: Expression) -> None:
     check_key(attribute)
 
 
+def _joins_streams(node: Node) -> bool:
+    return node.kind == "Join" and all(child.streaming for child in node.children)
+
+
 def aggregates(node: Node) -> bool:
     """Whether a streaming aggregation stands below: in complete mode, what comes out of it is everything so far."""
     return any(below.streaming and below.kind in ("Aggregate", "Distinct") for below in node.walk())
@@ -222,6 +244,8 @@ def describe(node: Node) -> str:
         # `spark.sql("… {df} …", df=df)` names its view anew each time; the pinned query must not.
         keys = re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", keys)
         return f"aggregate by {keys}" if keys else "aggregate"
+    if node.kind == "Join":
+        return f"{node.java.joinType().sql().lower()} join"
     if node.kind == "Deduplicate":
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys"))
     return "distinct"
