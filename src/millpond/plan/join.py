@@ -23,6 +23,7 @@ _KINDS = {
 }
 _LOW, _HIGH = 10_000_000_000, 4_000_000_000_000
 """Two watermarks (ms) by which the watermark of a side's state is recognised as a function of the input's."""
+_FOR_EVER = 1 << 50  # milliseconds
 _FIXED_ZONES = {"utc", "gmt", "z", "etc/utc", "etc/gmt", "+00:00", "utc+00:00", "gmt+00:00", "zulu", "universal"}
 
 
@@ -123,16 +124,18 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
         condition,
         kind == "left_semi" and not catalyst.before_43,
     )
-    return JoinReading(spec, readings[LEFT], readings[RIGHT], above, _output_lag(spec, node, catalyst))
+    return JoinReading(spec, readings[LEFT], readings[RIGHT], above, _output_lag(spec, catalyst))
 
 
 class _Expiry:
-    """The watermark of a side's state: the input's and `offset`, but at most `cap`."""
+    """The watermark of a side's state: the input's and `offset`, but at most `cap`.
+
+    A bound comes of a comparison with a constant, from which Spark concludes that state beyond it has to be kept.
+    """
 
     def __init__(self, low: int, high: int) -> None:
-        linear = high - low == _HIGH - _LOW
-        self.offset = high - _HIGH if linear else low - _LOW
-        self.cap = None if linear else high
+        self.cap = None if high - low == _HIGH - _LOW else high
+        self.offset = high - _HIGH if self.cap is None else low - _LOW if low < high else high
 
 
 def _expiries(catalyst: Catalyst, node: Node, keys: EqualKeys) -> dict[str, _Expiry | None]:
@@ -239,7 +242,9 @@ def _side(reading: SideReading, names: set[str], expiry: _Expiry | None, keeps: 
     )
 
 
-def _output_lag(spec: JoinSpec, node: Node, catalyst: Catalyst) -> int:
+def _output_lag(spec: JoinSpec, catalyst: Catalyst) -> int:
     """How far the output's watermark lies behind the input's: as the slower of the sides' states."""
-    sides = [spec.left] if spec.right_first else [spec.left, spec.right]
-    return max(0, *(-side.expiry_ms for side in sides if side.expiry_ms is not None), 0)
+    sides = [spec.left] if spec.kind == "left_semi" and not catalyst.before_43 else [spec.left, spec.right]
+    if any(side.expiry_cap_ms is not None for side in sides):
+        return _FOR_EVER
+    return max([0, *(-side.expiry_ms for side in sides if side.expiry_ms is not None)])

@@ -31,7 +31,7 @@ from millpond.stores.ordered_merge import Input, Window, merged
 from millpond.stores.parts import BEGINNING, OrderedLayout, Part, empty_rows, names_of, sorted_rows
 from millpond.stores.protocol import TableDelta
 from millpond.stores.run_store import RunStore
-from millpond.stores.slices import Slices
+from millpond.stores.time_slices import Slices
 from millpond.stores.spooled import spooled
 
 _GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows

@@ -21,7 +21,7 @@ from millpond.stores.compactor import Writer
 from millpond.stores.ordered_merge import Input, Window, merged
 from millpond.stores.parts import OrderedLayout, Part, names_of, sorted_rows
 from millpond.stores.runs import Run
-from millpond.stores.slices import Slices
+from millpond.stores.time_slices import Slices
 
 _MOST_DELTAS = 64
 _LEAST_BYTES = 32 << 20
