@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.memory import I64, INTS_IN, WORDS
 from millpond.kernels.pointers import byte_at, prefetch, put_word, same_bytes, step, word
 
 MATCHED = 1 << 8
@@ -30,7 +31,7 @@ _NEAR = 8  # rows within which walking beats guessing
 _AHEAD = 8
 
 
-@njit("void(uint64[:, ::1], int64[::1], int64, int64, int64)", cache=True, nogil=True)
+@njit(types.void(WORDS, INTS_IN, I64, I64, I64), cache=True, nogil=True)
 def put_times(words: NDArray[np.uint64], times: NDArray[np.int64], time_word: int, seq_word: int, first: int) -> None:
     """Fill the time and stamp of each row, and its number (from `first` on) unless `seq_word` is 0."""
     for i in range(words.shape[0]):

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.blocks import Shape, shape_of
+from millpond.files.blocks import HashRange, Shape, shape_of
 from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.ordered import NEVER
 from millpond.layout import Rows
@@ -71,11 +71,13 @@ class JoinOperator:
         self.tables: dict[str, OrderedTable] = {LEFT: self._left.table, RIGHT: self._right.table}
         self._names = [field.name for field in output_fields(spec)]
         self._late = BEGINNING
+        self.late_rows = 0
         self._once: list[tuple[Part, NDArray[np.int64]]] = []  # left rows of a semi join that found their first partner
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._late = times.late * 1000
+        self.late_rows = 0
         self._once = []
         for side in (self._left, self._right):
             side.alone = []
@@ -84,6 +86,13 @@ class JoinOperator:
                 until = times.closed + side.side.expiry_ms
                 cap = side.side.expiry_cap_ms
                 side.table.expire((until if cap is None else min(until, cap)) * 1000)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch: one, their order does not matter."""
+        return 1
+
+    def narrow(self, range_: HashRange) -> None:
+        """Nothing to do: see `passes`."""
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Take up rows of the batch: `__hash`, then the columns of the spec."""
@@ -95,7 +104,9 @@ class JoinOperator:
     def _store(self, side: _Side, batch: pa.RecordBatch) -> None:
         if side.side.late != "none" and batch.num_rows:
             at = times(batch.column("__late" if side.side.late == "late" else "__time"))
-            batch = _select(batch, at > self._late)
+            on_time = at > self._late
+            self.late_rows += int(np.count_nonzero(~on_time))
+            batch = _select(batch, on_time)
         if not batch.num_rows:
             return
         able = side.rows.able(batch)
@@ -210,6 +221,11 @@ class JoinOperator:
                         yield batch.slice(start, PIECE)
                 for rows in side.table.leaving(unmatched=True):
                     yield self._extended(side, side.rows.columns(rows))
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for table in self.tables.values():
+            table.close()
 
     def _extended(self, side: _Side, columns: list[pa.Array]) -> pa.RecordBatch:
         """Rows of one side with nulls for the other."""

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.kernels.ordered import NEVER
-from millpond.layout import Column, RowLayout, Rows, TableSchema
+from millpond.kernels.ordered import MATCHED, NEVER
+from millpond.layout import META, Column, RowLayout, Rows, TableSchema
 from millpond.operators.decode import ints, key_column, to_arrow
 from millpond.operators.encode import ALL, Place, flatten, hashes_of, key_rows, numbers, plain, put_columns, validity
 from millpond.operators.spec import FROM_TIME, Field, JoinSide, JoinSpec, join_header
@@ -36,6 +36,37 @@ def side_schema(spec: JoinSpec, side: str) -> TableSchema:
     return ordered_schema(
         _stored("k", spec.keys), _stored("v", values), marked=is_marked(spec, side)
     )
+
+
+def side_schemas(spec: JoinSpec) -> dict[str, TableSchema]:
+    """The schemas of both sides' tables by name."""
+    return {name: side_schema(spec, name) for name in (LEFT, RIGHT)}
+
+
+def state_columns(spec: JoinSpec) -> tuple[Field, ...]:
+    """The columns of `read_side`."""
+    own = (Field("side", "string"), Field("matched", "boolean"), Field("time", "timestamp"))
+    return own + spec.keys + spec.left.values + spec.right.values
+
+
+def read_side(spec: JoinSpec, name: str, rows: Rows) -> pa.RecordBatch:
+    """Rows of a side's table as a user reads them."""
+    side, count = SideRows.of(spec, name), rows.count
+    at = ints(rows, side.time)
+    timed = at != NEVER
+    matched = pa.array(rows.words[:, META] & np.uint64(MATCHED) != 0)
+    columns = [
+        pa.array([name] * count, pa.string()),
+        matched if is_marked(spec, name) else pa.nulls(count, pa.bool_()),
+        to_arrow(np.where(timed, at, 0), timed.view(np.uint8), DataType("timestamp")),
+        *(key_column(rows, iter(side.key_places[number]), dtype) for number, dtype in enumerate(side.key_types)),
+    ]
+    for which, fields in ((LEFT, spec.left.values), (RIGHT, spec.right.values)):
+        if which == name:
+            columns += [side.value(rows, number) for number in range(len(fields))]
+        else:
+            columns += [pa.nulls(count, parse_type(field.type).arrow) for field in fields]
+    return pa.RecordBatch.from_arrays(columns, names=[field.name for field in state_columns(spec)])
 
 
 def _stored(letter: str, fields: Sequence[Field]) -> list[Column]:

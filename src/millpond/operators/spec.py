@@ -37,20 +37,57 @@ class AggregateCall(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
 
 
+class Windows(msgspec.Struct, frozen=True):
+    """Event-time windows of one size: one begins at `offset` and every `slide` before and after; in microseconds."""
+
+    size: int
+    slide: int
+    offset: int
+
+    @property
+    def overlap(self) -> int:
+        """How many windows share a pane."""
+        return self.size // self.slide
+
+
+class EventTime(msgspec.Struct, frozen=True):
+    """The column by whose time state is closed.
+
+    Attributes:
+        column: its position: among an aggregate's keys, or a deduplication's columns. A timestamp, or a struct whose
+            last field is the end of a window.
+        windows: if the column is a window that the operator assigns: it arrives as the beginning of a **pane**, a
+            bigint in microseconds. Panes are as long as windows slide, and shared by the windows that overlap there.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+    """
+
+    column: int
+    windows: Windows | None = None
+    lag_ms: int = 0
+
+
 class AggregateSpec(msgspec.Struct, frozen=True, tag="aggregate"):
-    """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call."""
+    """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call.
+
+    With `time`, which in append mode there has to be, late rows are dropped and groups are closed by the watermark.
+    """
 
     keys: tuple[Field, ...]
     inputs: tuple[Field, ...]
     calls: tuple[AggregateCall, ...]
-    output_mode: str  # "update" | "complete"
+    output_mode: str  # "append" | "update" | "complete"
+    time: EventTime | None = None
 
 
 class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
-    """The first row of each key; input and output columns are `columns`, the key those at positions `keys`."""
+    """The first row of each key; input and output columns are `columns`, the key those at positions `keys`.
+
+    With `time`, late rows are dropped; keys are forgotten when the watermark passes it, if it is one of them.
+    """
 
     columns: tuple[Field, ...]
     keys: tuple[int, ...]
+    time: EventTime | None = None
 
 
 FROM_TIME = -(1 << 16)
@@ -98,6 +135,7 @@ class JoinSpec(msgspec.Struct, frozen=True, tag="join"):
             `["or", …]`, `["not", a]`, `["isnull", a]`; operands `["left", n]` and `["right", n]` are stored values.
         right_first: for left_semi, whether new right rows meet the left ones before new left rows come (Spark 4.3):
             then a right row that expires in its own batch is not seen by left rows of that batch.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's.
     """
 
     kind: str
@@ -109,12 +147,39 @@ class JoinSpec(msgspec.Struct, frozen=True, tag="join"):
     latest: int | None = None
     condition: list[Any] | None = None
     right_first: bool = False
+    lag_ms: int = 0
+
+    @property
+    def expires(self) -> bool:
+        """Whether the watermark takes rows out of the state."""
+        return any(side.expiry_ms is not None for side in (self.left, self.right))
 
 
 OperatorSpec = AggregateSpec | DeduplicateSpec | JoinSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
+
+
+PANE_TYPE = "bigint"
+"""The type in which a window that the operator assigns arrives and is stored: the beginning of its pane."""
+
+
+def lag_of(spec: OperatorSpec) -> int | None:
+    """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+    if isinstance(spec, JoinSpec):
+        timed = spec.expires or any(side.late != "none" for side in (spec.left, spec.right))
+        return spec.lag_ms if timed else None
+    return None if spec.time is None else spec.time.lag_ms
+
+
+def with_lag(spec: OperatorSpec, lag_ms: int) -> OperatorSpec:
+    """The same, reached by a watermark that lags behind the query's."""
+    if isinstance(spec, JoinSpec):
+        return msgspec.structs.replace(spec, lag_ms=lag_ms)
+    if spec.time is None:
+        return spec
+    return msgspec.structs.replace(spec, time=msgspec.structs.replace(spec.time, lag_ms=lag_ms))
 
 
 def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
@@ -130,7 +195,7 @@ def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
     if isinstance(spec, JoinSpec):
         return join_header(spec) + spec.keys + spec.left.values + spec.right.values
-    return spec.columns if isinstance(spec, DeduplicateSpec) else spec.keys + spec.inputs
+    return spec.columns if isinstance(spec, DeduplicateSpec) else key_fields(spec) + spec.inputs
 
 
 def join_header(spec: JoinSpec) -> tuple[Field, ...]:
@@ -142,3 +207,15 @@ def join_header(spec: JoinSpec) -> tuple[Field, ...]:
     if any(side.filtered for side in sides):
         header.append(Field("__able", "boolean"))
     return tuple(header)
+
+
+def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
+    """The columns that make up an operator's key, as they arrive and are stored."""
+    if isinstance(spec, DeduplicateSpec):
+        return tuple(spec.columns[k] for k in spec.keys)
+    if isinstance(spec, JoinSpec):
+        return spec.keys
+    if spec.time is None or spec.time.windows is None:
+        return spec.keys
+    at = spec.time.column
+    return (*spec.keys[:at], Field(spec.keys[at].name, PANE_TYPE), *spec.keys[at + 1 :])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millpond.operators.spec import AggregateSpec, OperatorSpec
+from millpond.operators.spec import AggregateSpec, JoinSpec, OperatorSpec, lag_of
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -18,6 +18,9 @@ class AccessPattern(NamedTuple):
 
 def access_pattern(spec: OperatorSpec) -> AccessPattern:
     """The access pattern of an operator."""
+    if isinstance(spec, JoinSpec):
+        why = "rows of both sides are kept by key and event time, and read by intervals of time"
+        return AccessPattern("ordered", why + ("; they expire with the watermark" if spec.expires else ""))
     if not isinstance(spec, AggregateSpec):
         return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")
     if any(call.distinct for call in spec.calls):
@@ -26,4 +29,6 @@ def access_pattern(spec: OperatorSpec) -> AccessPattern:
         why = "one row per key, updated in place; collected values grow with it"
     else:
         why = "every function is associative and commutative: one row per key, updated in place"
+    if lag_of(spec) is not None:
+        why += "; kept by slices of event time, each dropped whole when the watermark passes it"
     return AccessPattern("read-modify-write", why)

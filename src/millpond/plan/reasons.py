@@ -7,7 +7,8 @@ from dataclasses import dataclass
 REASONS = {
     "MP-MODE": "output mode {detail} needs a watermark to close groups, which Spark's own state store handles",
     "MP-EVENT-TIME": "it groups by event time ({detail}), whose state expires with the watermark",
-    "MP-LATE": "it drops the rows that are late by the watermark of {detail}",
+    "MP-SINGLE": "spark.sql.streaming.statefulOperator.allowMultiple is false, which changes what is late",
+    "MP-BESIDE": "its state is closed by the watermark, beside a stateful operator that stays on Spark",
     "MP-FUNCTION": "the aggregate function {detail} is not supported",
     "MP-KEY-TYPE": "the key {detail} has a type that cannot be a key",
     "MP-INPUT-TYPE": "{detail} has a type that is not supported",
@@ -15,7 +16,6 @@ REASONS = {
     "MP-OPERATOR": "{detail} is not supported",
     "MP-ABOVE": "a stateful operator above it stays on Spark and would count its updates twice",
     "MP-CONDITION": "whether a row has a partner depends on {detail}, which is not supported in such a join",
-    "MP-ABOVE-JOIN": "a stateful operator above it stays on Spark and would close too early",
     "MP-CTE": "it stands in a common table expression that is evaluated once for several readers",
     "MP-TRIGGER": "the trigger {detail} runs without micro-batch commits",
     "MP-OFF": "spark.millpond.enabled is false",

@@ -109,8 +109,11 @@ class OrderedTable:
         *,
         writers: Executor | None = None,
         drop_matched: bool = False,
+        writable: bool = True,
     ) -> OrderedTable:
         """Open a table on the runs that a manifest names; the deltas behind them are then to be given to `load`.
+
+        Unless it is `writable`, nothing is ever written to `store`.
 
         Raises:
             StateDamagedError: a run file is missing or damaged.
@@ -126,7 +129,7 @@ class OrderedTable:
             budget,
             background,
             range_,
-            store=store,
+            store=store if writable else None,
             writers=writers,
             manifest=manifest,
             parts=parts,
@@ -135,21 +138,14 @@ class OrderedTable:
         for note in notes:
             for rows, _ in note.chunks():
                 table._apply_notes(rows)
-            assert table._files is not None
-            table._files.notes.append(note)
+            if table._files is not None:
+                table._files.notes.append(note)
         return table
 
     @property
     def portion(self) -> int:
         """Bytes of input that should be worked on at once, at most."""
         return 2 * self._budget.piece
-
-    def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch: one; order does not matter here."""
-        return 1
-
-    def narrow(self, range_: HashRange) -> None:
-        """Nothing to do: see `passes`."""
 
     # A batch
 
