@@ -31,11 +31,16 @@ _BEFORE_JOINS = (
     "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
     "org.apache.spark.sql.catalyst.analysis.EliminateView",
     f"{_OPTIMIZER}.PushDownPredicates",
+    f"{_OPTIMIZER}.BooleanSimplification",
     f"{_OPTIMIZER}.EliminateOuterJoin",
     f"{_OPTIMIZER}.PushDownPredicates",
+    f"{_OPTIMIZER}.InferFiltersFromConstraints",
+    f"{_OPTIMIZER}.PushDownPredicates",
+    f"{_OPTIMIZER}.BooleanSimplification",
     f"{_OPTIMIZER}.ColumnPruning",
 )
-"""Rules of Spark's optimiser on which it depends what a streaming join is: its type, its condition, its columns."""
+"""Rules of Spark's optimiser on which it depends what a streaming join is: its type, its condition, its columns; and
+which rows get as far as the nodes that watch their event time."""
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 TIME_WINDOW = "spark.timeWindow"

@@ -86,11 +86,13 @@ class Decision:
     Attributes:
         root: the decided plan.
         output_mode: `append`, `update` or `complete`.
+        analyzed: the plan as the user wrote it.
         operators: the query's stateful operators, bottom up, left to right.
     """
 
     root: Decided
     output_mode: str
+    analyzed: Node
     operators: tuple[Operator, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +117,7 @@ class Decision:
 def decide(df: DataFrame, output_mode: str = "append") -> Decision:
     """Decide where each stateful operator of a streaming DataFrame runs."""
     catalyst = Catalyst(df.sparkSession)
-    plan = catalyst.analyzed(df)
+    plan = analyzed = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
     if any(_joins_streams(node) for node in plan.walk()) and not shared:
         plan = catalyst.with_settled_joins(plan)
@@ -124,7 +126,7 @@ def decide(df: DataFrame, output_mode: str = "append") -> Decision:
     if any(one.closes for one in operators) and any(one.spec is None for one in operators):
         root = _leave(root)
     root, _ = _lagging(root)
-    return Decision(_number(root, count()), output_mode.lower())
+    return Decision(_number(root, count()), output_mode.lower(), analyzed)
 
 
 def _leave(decided: Decided) -> Decided:
