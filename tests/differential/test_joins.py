@@ -68,7 +68,10 @@ QUERIES = {
     "inner": (sql("select * from l join r on lk = rk"), "append"),
     "inner, no watermark": (sql("select * from l join r on lk = rk and lt >= rt", None, None), "append"),
     "inner, range": (sql(f"select * from l join r on lk = rk and {NEAR}"), "append"),
-    "inner, where": (sql(f"select lk, lv + rv, ls from l, r where lk = rk and {NEAR} and lv < rv and rv > 1"), "append"),
+    "inner, where": (
+        sql(f"select lk, lv + rv, ls from l, r where lk = rk and {NEAR} and lv < rv and rv > 1"),
+        "append",
+    ),
     "inner, two keys": (sql(f"select * from l join r on lk = rk and ls = rs and {NEAR}"), "append"),
     "inner, time is key": (sql("select * from l join r on lk = rk and lt = rt"), "append"),
     "inner, null-safe": (sql(f"select lv, rv, lk from l join r on lk <=> rk and {NEAR}"), "append"),
@@ -84,7 +87,9 @@ QUERIES = {
     "left to inner": (sql(f"select * from l left join r on lk = rk and {NEAR} where rv > 2"), "append"),
     "right": (sql(f"select * from l right join r on lk = rk and {NEAR}"), "append"),
     "right, other bounds": (
-        sql("select * from l right join r on lk = rk and rt > lt - interval 5 seconds and rt - lt < interval 2 minutes"),
+        sql(
+            "select * from l right join r on lk = rk and rt > lt - interval 5 seconds and rt - lt < interval 2 minutes"
+        ),
         "append",
     ),
     "full": (sql(f"select * from l full join r on lk = rk and {NEAR} and lv > 1 and rv > 1"), "append"),

@@ -46,7 +46,7 @@ def rounds() -> list[list[pa.Table]]:
     return [
         [rows(1, 60, 0, 20), rows(2, 60, 20, 20), rows(3, 40, 25, 20)],
         [rows(4, 60, 60, 30), empty],
-        [rows(5, 10, 400, 5), rows(6, 40, 3600, 60)],
+        [rows(5, 10, 400, 5), rows(6, 40, 3600, 60), rows(7, 10, 100_000, 10)],
     ]
 
 
@@ -125,7 +125,7 @@ def chained(df: DataFrame, session: SparkSession) -> DataFrame:
 
 def same_window(df: DataFrame, session: SparkSession) -> DataFrame:
     counts = marked(df).groupBy(F.window("ts", "20 seconds", "10 seconds"), "k").agg(F.count("*").alias("n"))
-    return counts.groupBy("window").agg(F.max("n"), F.max_by("k", "n"))
+    return counts.groupBy("window").agg(F.max("n"), F.sum("n"))
 
 
 CLOSING = [tumbling, offset, sliding, sliding_offset, uneven, windows_only, sliding_only, instants, days, renamed]

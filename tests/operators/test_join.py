@@ -21,7 +21,9 @@ SECOND = 1_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
 
 
-def join(kind: str, expiry: tuple[int | None, int | None], bounds: tuple[int | None, int | None], **more: Any) -> JoinSpec:
+def join(
+    kind: str, expiry: tuple[int | None, int | None], bounds: tuple[int | None, int | None], **more: Any
+) -> JoinSpec:
     left = side("lv int; ls string", of="l", keeps=kind in ("left_outer", "full_outer"), expiry_ms=expiry[0], **more)
     right = side("rv int; rd double", of="r", keeps=kind in ("right_outer", "full_outer"), expiry_ms=expiry[1], **more)
     null_safe = (kind == "full_outer", True)  # Spark has nulls meet in full outer joins

@@ -17,7 +17,6 @@ from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
 from millpond.kernels.ordered import MATCHED, NEVER
 from millpond.layout import META, Column, RowLayout, Rows
-
 from millpond.stores import parts as parts_module
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.ordered import OrderedTable
@@ -211,7 +210,7 @@ def test_a_table_equals_a_list(remote: bool, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state several times larger than its memory, with expiry, marks, merges of files and a restart at every third version."""
+    """A state several times larger than its memory, with expiry, marks, merges of files, restarts."""
     monkeypatch.setattr(parts_module, "_PART_BLOCKS", 3)
     rig = Rig(tmp_path, True, remote)
     rng = np.random.default_rng(5)
@@ -241,9 +240,7 @@ def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pyte
         for part in (*table.parts, *table.fresh):
             lo, hi = np.full(len(probe), max(low, table.floor(part) + 1)), np.full(len(probe), base)
             for pairs in part.match(probes, rig._probe.shape, lo, hi, 1000):
-                new = table.mark(
-                    part, pairs.rows_at, pairs.positions, np.ones(len(pairs.probes), np.uint8), once=False
-                )
+                new = table.mark(part, pairs.rows_at, pairs.positions, np.ones(len(pairs.probes), np.uint8), once=False)
                 for rows in part.at(np.sort(new)):
                     for number in rows.words[:, rig.layout.rows.offsets[-1]].tolist():
                         at, before = live[number]
@@ -254,7 +251,9 @@ def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pyte
         assert version < 2 or matched > 100
         until = base - 4 * SECOND
         table.expire(until)
-        gone = [n for rows in table.leaving(unmatched=True) for n in rows.words[:, rig.layout.rows.offsets[-1]].tolist()]
+        gone = [
+            n for rows in table.leaving(unmatched=True) for n in rows.words[:, rig.layout.rows.offsets[-1]].tolist()
+        ]
         assert sorted(gone) == sorted(n for n, (at, flag) in live.items() if at <= until and not flag)
         live = {n: state for n, state in live.items() if state[0] > until}
         delta = table.seal()

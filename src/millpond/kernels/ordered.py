@@ -269,9 +269,7 @@ def match(
             row = step(words_at[qb], (q - starts[qb]) * stride)
             if word(row, 0) != h or np.int64(word(row, time_word)) > hi[i]:
                 break
-            if _same_key(
-                probe, probe_heap, probe_start, row, heap_at[qb], start, key_words, null_mask, references
-            ):
+            if _same_key(probe, probe_heap, probe_start, row, heap_at[qb], start, key_words, null_mask, references):
                 if found == room:
                     state[0] = i
                     state[1] = b
@@ -531,8 +529,7 @@ def merge_parts(
         for k in range(1, alive):
             c = live[k]
             if heads[c] < heads[p] or (
-                heads[c] == heads[p]
-                and (times[c] < times[p] or (times[c] == times[p] and numbers[c] < numbers[p]))
+                heads[c] == heads[p] and (times[c] < times[p] or (times[c] == times[p] and numbers[c] < numbers[p]))
             ):
                 best = k
                 p = c

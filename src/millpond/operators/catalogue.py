@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field, key_fields
+from millpond.operators.spec import (
+    AggregateCall,
+    DeduplicateSpec,
+    Field,
+    JoinSpec,
+    OperatorSpec,
+    SessionSpec,
+    WithinSpec,
+    key_fields,
+)
 from millpond.operators.types import leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -17,6 +26,9 @@ KEY_TYPE = "MP-KEY-TYPE"
 """Reason code: a grouping key, or the input of a distinct aggregate, of a type that is not compared here."""
 KEY_COLUMNS = "MP-KEYS"
 """Reason code: more than 64 key columns, structs counted with all their fields."""
+
+SESSION_DISTINCT = "MP-SESSION-DISTINCT"
+"""Reason code: an aggregate over distinct inputs in sessions, of which two cannot be merged here."""
 
 MAX_KEY_COLUMNS = 64
 
@@ -114,7 +126,7 @@ def key_supported(ddl: str) -> str | None:
     return None
 
 
-def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
+def supported_spec(spec: OperatorSpec) -> str | None:
     """Why an operator cannot run here, as a reason code; None if it can."""
     keys = key_fields(spec)
     for field in keys:
@@ -123,12 +135,17 @@ def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
     width = key_width(keys)
     if width > MAX_KEY_COLUMNS:
         return KEY_COLUMNS
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, JoinSpec):
+        values = spec.left.values + spec.right.values
+        return INPUT_TYPE if any(key_supported(field.type) for field in values) else None
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return None
     for call in spec.calls:
         inputs = [spec.inputs[position] for position in call.inputs]
         if reason := supported(call, [field.type for field in inputs]):
             return reason
+        if is_distinct(call) and isinstance(spec, SessionSpec):
+            return SESSION_DISTINCT
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
     return None

@@ -229,7 +229,9 @@ def put_columns(
             heaps.append(data)
             base += len(data)
         else:
-            raise UsageError(f"The state cannot hold the type {leaf.dtype.name}.", action="Leave this operator on Spark.")
+            raise UsageError(
+                f"The state cannot hold the type {leaf.dtype.name}.", action="Leave this operator on Spark."
+            )
     return NO_HEAP if not heaps else heaps[0] if len(heaps) == 1 else np.concatenate(heaps)
 
 

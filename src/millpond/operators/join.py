@@ -19,7 +19,7 @@ from millpond.operators.join_rows import LEFT, RIGHT, SideRows, is_marked, side_
 from millpond.operators.protocol import PIECE, MakeOrdered, Times
 from millpond.operators.spec import JoinSpec, output_fields
 from millpond.stores.ordered import OrderedTable
-from millpond.stores.parts import BEGINNING, Part, Pairs
+from millpond.stores.parts import BEGINNING, Pairs, Part
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta

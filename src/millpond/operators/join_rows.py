@@ -33,9 +33,7 @@ def is_marked(spec: JoinSpec, side: str) -> bool:
 def side_schema(spec: JoinSpec, side: str) -> TableSchema:
     """The schema of a side's table."""
     values = (spec.left if side == LEFT else spec.right).values
-    return ordered_schema(
-        _stored("k", spec.keys), _stored("v", values), marked=is_marked(spec, side)
-    )
+    return ordered_schema(_stored("k", spec.keys), _stored("v", values), marked=is_marked(spec, side))
 
 
 def side_schemas(spec: JoinSpec) -> dict[str, TableSchema]:
@@ -131,7 +129,9 @@ class SideRows:
     def encode(self, batch: pa.RecordBatch) -> tuple[Rows, NDArray[np.int64]]:
         """Rows of the side, without their times, and the times."""
         key_leaves = [
-            leaf for number, dtype in enumerate(self.key_types) for leaf in flatten(batch.column(self.keys + number), dtype)
+            leaf
+            for number, dtype in enumerate(self.key_types)
+            for leaf in flatten(batch.column(self.keys + number), dtype)
         ]
         value_leaves = [
             leaf
@@ -175,7 +175,9 @@ class SideRows:
 
     def columns(self, rows: Rows) -> list[pa.Array]:
         """The side's output columns."""
-        return [self._column(rows, place, field) for place, field in zip(self.side.places, self.side.columns, strict=True)]
+        return [
+            self._column(rows, place, field) for place, field in zip(self.side.places, self.side.columns, strict=True)
+        ]
 
     def nulls(self, count: int) -> list[pa.Array]:
         """The side's output columns where there is no row."""

@@ -8,8 +8,10 @@ from millpond.operators.aggregate import AggregateOperator
 from millpond.operators.deduplicate import DeduplicateOperator
 from millpond.operators.join import JoinOperator
 from millpond.operators.protocol import MakeOrdered, MakeTable, Operator
-from millpond.operators.spec import DeduplicateSpec, JoinSpec, OperatorSpec
+from millpond.operators.session import SessionOperator
+from millpond.operators.spec import DeduplicateSpec, JoinSpec, OperatorSpec, SessionSpec, WithinSpec
 from millpond.operators.windows import WindowedAggregate
+from millpond.operators.within import WithinOperator
 
 
 def open_operator(
@@ -35,6 +37,10 @@ def open_operator(
         return JoinOperator(spec, make_ordered)
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table, existing)
+    if isinstance(spec, SessionSpec):
+        return SessionOperator(spec, make_table)
+    if isinstance(spec, WithinSpec):
+        return WithinOperator(spec, make_table)
     if spec.time is not None:
         return WindowedAggregate(spec, make_table, existing)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

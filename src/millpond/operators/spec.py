@@ -38,11 +38,17 @@ class AggregateCall(msgspec.Struct, frozen=True):
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """Event-time windows of one size: one begins at `offset` and every `slide` before and after; in microseconds."""
+    """Event-time windows of one size: one begins at `offset` and every `slide` before and after; in microseconds.
+
+    Attributes:
+        shared: whether state is kept by pane, a stretch of `slide`, and windows are put together from it when they
+            close; else by window.
+    """
 
     size: int
     slide: int
     offset: int
+    shared: bool = False
 
     @property
     def overlap(self) -> int:
@@ -56,8 +62,8 @@ class EventTime(msgspec.Struct, frozen=True):
     Attributes:
         column: its position: among an aggregate's keys, or a deduplication's columns. A timestamp, or a struct whose
             last field is the end of a window.
-        windows: if the column is a window that the operator assigns: it arrives as the beginning of a **pane**, a
-            bigint in microseconds. Panes are as long as windows slide, and shared by the windows that overlap there.
+        windows: if the column is a window that the operator assigns: it arrives as the beginning of a pane, a bigint in
+            microseconds.
         lag_ms: how far the watermark that reaches the operator lags behind the query's.
     """
 
@@ -103,7 +109,7 @@ class JoinSide(msgspec.Struct, frozen=True):
         values: the stored columns beside the key and the time.
         keeps: whether rows that find no partner come out, with nulls for the other side (outer joins).
         late: the input column by which rows are late: `time`, `late` (one of its own) or `none`.
-        expiry_ms: the watermark of the side's state minus the input's (mostly negative); None if state is kept for ever.
+        expiry_ms: the watermark of the side's state minus the input's (mostly negative); None: state is kept for ever.
         expiry_cap_ms: what the watermark of the side's state does not exceed, if there is such a bound.
         filtered: whether the input's column `__able` says which rows may find a partner at all.
     """
@@ -122,8 +128,8 @@ class JoinSpec(msgspec.Struct, frozen=True, tag="join"):
     """Two streams joined by equal keys, and perhaps a range of time and further conditions.
 
     The pipe's input is the union of both sides: `__right` (which side a row is of), `__time` (microseconds since the
-    epoch), `__late` (the same, if a side's rows are late by another column), `__able` (if a side is filtered), the keys,
-    the values of the left side (null in rows of the right one), then those of the right side.
+    epoch), `__late` (the same, if a side's rows are late by another column), `__able` (if a side is filtered), the
+    keys, the values of the left side (null in rows of the right one), then those of the right side.
 
     Attributes:
         kind: inner | left_outer | right_outer | full_outer | left_semi.
@@ -155,7 +161,38 @@ class JoinSpec(msgspec.Struct, frozen=True, tag="join"):
         return any(side.expiry_ms is not None for side in (self.left, self.right))
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec | JoinSpec
+class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
+    """Grouping by `keys` and sessions: windows that rows of a key are in together whose own windows meet.
+
+    The pipe's input columns are `keys`, then the start and the end of the row's own window, two timestamps, then
+    `inputs`; its output `keys`, `window`, then one per call.
+
+    Attributes:
+        window: the column of sessions, a struct of two timestamps.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's; None if it has none.
+    """
+
+    keys: tuple[Field, ...]
+    window: Field
+    inputs: tuple[Field, ...]
+    calls: tuple[AggregateCall, ...]
+    output_mode: str  # "append" | "complete"
+    lag_ms: int | None = None
+
+
+class WithinSpec(msgspec.Struct, frozen=True, tag="within"):
+    """The first row of each key; a key is forgotten when the watermark reaches that row's time and `delay_ms`.
+
+    Input and output columns are `columns`, the key those at positions `keys`. Rows that are late by `time` are dropped.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    time: EventTime
+    delay_ms: int
+
+
+OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | JoinSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
@@ -170,32 +207,55 @@ def lag_of(spec: OperatorSpec) -> int | None:
     if isinstance(spec, JoinSpec):
         timed = spec.expires or any(side.late != "none" for side in (spec.left, spec.right))
         return spec.lag_ms if timed else None
+    if isinstance(spec, SessionSpec):
+        return spec.lag_ms
     return None if spec.time is None else spec.time.lag_ms
 
 
 def with_lag(spec: OperatorSpec, lag_ms: int) -> OperatorSpec:
     """The same, reached by a watermark that lags behind the query's."""
-    if isinstance(spec, JoinSpec):
-        return msgspec.structs.replace(spec, lag_ms=lag_ms)
+    if isinstance(spec, JoinSpec | SessionSpec):
+        return spec if spec.lag_ms is None else msgspec.structs.replace(spec, lag_ms=lag_ms)
     if spec.time is None:
         return spec
     return msgspec.structs.replace(spec, time=msgspec.structs.replace(spec.time, lag_ms=lag_ms))
 
 
+def closes(spec: OperatorSpec) -> bool:
+    """Whether the watermark closes state of the operator, so that batches without rows have something to do."""
+    if isinstance(spec, JoinSpec):
+        return spec.expires
+    complete = isinstance(spec, SessionSpec) and spec.output_mode == "complete"
+    return lag_of(spec) is not None and not complete
+
+
 def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's output."""
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return spec.columns
     if isinstance(spec, JoinSpec):
         return spec.left.columns + (() if spec.kind == "left_semi" else spec.right.columns)
-    return spec.keys + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    window = (spec.window,) if isinstance(spec, SessionSpec) else ()
+    return (
+        spec.keys
+        + window
+        + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    )
 
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
     if isinstance(spec, JoinSpec):
         return join_header(spec) + spec.keys + spec.left.values + spec.right.values
-    return spec.columns if isinstance(spec, DeduplicateSpec) else key_fields(spec) + spec.inputs
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
+        return spec.columns
+    return key_fields(spec) + (window_bounds(spec) if isinstance(spec, SessionSpec) else ()) + spec.inputs
+
+
+def window_bounds(spec: SessionSpec) -> tuple[Field, Field]:
+    """The columns of a row's own window: its start and its end."""
+    kind = "timestamp_ntz" if "timestamp_ntz" in spec.window.type else "timestamp"
+    return Field("__start", kind), Field("__end", kind)
 
 
 def join_header(spec: JoinSpec) -> tuple[Field, ...]:
@@ -210,12 +270,10 @@ def join_header(spec: JoinSpec) -> tuple[Field, ...]:
 
 
 def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
-    """The columns that make up an operator's key, as they arrive and are stored."""
-    if isinstance(spec, DeduplicateSpec):
+    """The columns that make up an operator's key, as they arrive and are stored (of sessions, without an ordinal)."""
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return tuple(spec.columns[k] for k in spec.keys)
-    if isinstance(spec, JoinSpec):
-        return spec.keys
-    if spec.time is None or spec.time.windows is None:
+    if isinstance(spec, JoinSpec | SessionSpec) or spec.time is None or spec.time.windows is None:
         return spec.keys
     at = spec.time.column
     return (*spec.keys[:at], Field(spec.keys[at].name, PANE_TYPE), *spec.keys[at + 1 :])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millpond.operators.spec import AggregateSpec, JoinSpec, OperatorSpec, lag_of
+from millpond.operators.spec import AggregateSpec, JoinSpec, OperatorSpec, SessionSpec, WithinSpec, lag_of
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -21,6 +21,12 @@ def access_pattern(spec: OperatorSpec) -> AccessPattern:
     if isinstance(spec, JoinSpec):
         why = "rows of both sides are kept by key and event time, and read by intervals of time"
         return AccessPattern("ordered", why + ("; they expire with the watermark" if spec.expires else ""))
+    if isinstance(spec, SessionSpec):
+        why = "one row per open session, updated in place; those that meet are merged, closed ones found by their end"
+        return AccessPattern("read-modify-write", why)
+    if isinstance(spec, WithinSpec):
+        why = "each key is looked up once per row and kept until the watermark has passed it"
+        return AccessPattern("read-modify-write", why)
     if not isinstance(spec, AggregateSpec):
         return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")
     if any(call.distinct for call in spec.calls):

@@ -326,8 +326,10 @@ class Catalyst:
             old = Expression(java.condition().get())
             new = self._without_replaceables(old)
             condition = self._class("scala.Option").apply(new.java)
-            return plan if new is old else Node(
-                java.copy(java.left(), java.right(), java.joinType(), condition, java.hint())
+            return (
+                plan
+                if new is old
+                else Node(java.copy(java.left(), java.right(), java.joinType(), condition, java.hint()))
             )
         return plan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from millpond.operators.catalogue import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width
 from millpond.operators.spec import FROM_TIME, Field, JoinSide, JoinSpec
@@ -172,7 +173,7 @@ def _set_times(
 
 def _split(
     catalyst: Catalyst, kind: str, rest: Expression | None, sides: Sides, readings: dict[str, SideReading]
-) -> tuple[list[Expression], list[object] | None, tuple[int | None, int | None]]:
+) -> tuple[list[Expression], list[Any] | None, tuple[int | None, int | None]]:
     """The condition beside the keys: what Spark evaluates above, what the slot evaluates, and the range of time."""
     parts = list(conjuncts(rest))
     fixed = str(catalyst.spark.conf.get("spark.sql.session.timeZone")).lower() in _FIXED_ZONES
@@ -182,7 +183,7 @@ def _split(
     if all(time is not None and time.kind == "AttributeReference" and time.type == "timestamp" for time in times):
         range_ = TimeRange(*(time.expr_id for time in times if time is not None), fixed=fixed)
     above: list[Expression] = []
-    within: list[list[object]] = []
+    within: list[list[Any]] = []
     for part in parts:
         side = sides.of(part)
         if side is not None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millpond.operators.types import parse_type
+from millpond.plan.aggregate import Unsupported
 from millpond.plan.catalyst import Expression
 from millpond.plan.reasons import Reason
-from millpond.plan.aggregate import Unsupported
 
 _DAY = 86_400_000_000
 _ORDER = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
@@ -54,9 +54,7 @@ class _Linear(NamedTuple):
     interval: bool = False
 
     def minus(self, other: _Linear, *, interval: bool) -> _Linear:
-        return _Linear(
-            self.left - other.left, self.right - other.right, self.constant - other.constant, interval
-        )
+        return _Linear(self.left - other.left, self.right - other.right, self.constant - other.constant, interval)
 
 
 class TimeRange:
@@ -133,9 +131,7 @@ class TimeRange:
         return _Linear(0, 0, length, True) if self._fixed or abs(length) < _DAY else None
 
 
-def compiled(
-    conjunct: Expression, sides: Sides, value: Callable[[str, Expression], int]
-) -> list[Any]:
+def compiled(conjunct: Expression, sides: Sides, value: Callable[[str, Expression], int]) -> list[Any]:
     """A conjunct about both sides as the slot evaluates it (see `JoinSpec.condition`).
 
     Args:

@@ -20,8 +20,8 @@ from millpond.files.blocks import HashRange, sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
-from millpond.operators.protocol import MAIN, base_name
 from millpond.operators.join_rows import LEFT, RIGHT
+from millpond.operators.protocol import MAIN, base_name
 from millpond.operators.spec import JoinSpec, OperatorSpec
 from millpond.operators.tables import read_rows, table_schemas
 from millpond.stores.budget import MemoryBudget

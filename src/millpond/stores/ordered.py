@@ -31,8 +31,8 @@ from millpond.stores.ordered_merge import Input, Window, merged
 from millpond.stores.parts import BEGINNING, OrderedLayout, Part, empty_rows, names_of, sorted_rows
 from millpond.stores.protocol import TableDelta
 from millpond.stores.run_store import RunStore
-from millpond.stores.time_slices import Slices
 from millpond.stores.spooled import spooled
+from millpond.stores.time_slices import Slices
 
 _GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows
 _CHUNK = 65536
@@ -41,8 +41,8 @@ _CHUNK = 65536
 class OrderedTable:
     """One ordered table of one partition.
 
-    A batch is `begin`, `append`, `settle`, then reading, marking and `expire`, then `seal`; what was read stays as it is
-    until the next `begin`. Not thread-safe: one writer.
+    A batch is `begin`, `append`, `settle`, then reading, marking and `expire`, then `seal`; what was read stays as it
+    is until the next `begin`. Not thread-safe: one writer.
 
     Args:
         schema: the stored columns, as `ordered_schema` makes them.
@@ -120,8 +120,8 @@ class OrderedTable:
         """
         layout = OrderedLayout.of(schema)
         runs = store.open_all(manifest.runs, layout.rows, range_)
-        parts = []
-        notes = []
+        parts: list[Part] = []
+        notes: list[Part] = []
         for ref, run in zip(manifest.runs, runs, strict=True):
             (notes if ref.marks else parts).append(Part.of_run(layout, run, manifest.flushed))
         table = cls(
@@ -204,7 +204,13 @@ class OrderedTable:
         self.fresh += [Part(self.ordered, piece, upto) for piece in self._slices.cut(rows, self.ordered)]
 
     def mark(
-        self, part: Part, rows_at: NDArray[np.uint64], positions: NDArray[np.int64], keep: NDArray[np.uint8], *, once: bool
+        self,
+        part: Part,
+        rows_at: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        keep: NDArray[np.uint8],
+        *,
+        once: bool,
     ) -> NDArray[np.int64]:
         """Mark rows of a part as matched.
 
@@ -269,7 +275,14 @@ class OrderedTable:
             if part.marks is None and part.rows is not None:
                 yield from self._remaining(rows for rows, _ in part.chunks())
             else:
-                yield from merged([Input(part)], self.ordered, self._range, Window(self.until), drop_matched=self._drop_matched, size=_CHUNK)
+                yield from merged(
+                    [Input(part)],
+                    self.ordered,
+                    self._range,
+                    Window(self.until),
+                    drop_matched=self._drop_matched,
+                    size=_CHUNK,
+                )
         for part, positions in self._newly:
             for rows in part.at(np.sort(positions)):
                 yield names_of(rows, self.ordered)
@@ -344,11 +357,11 @@ class OrderedTable:
         inputs = [Input(part) for part in chosen]
         upto = max(part.upto for part in chosen)
         windows = [Window(self.expired)] if number is not None else self._slices.windows(chosen, self.expired)
-        made = []
-        for window in windows:
-            for rows in merged(inputs, self.ordered, self._range, window, drop_matched=self._drop_matched):
-                made.append(Part(self.ordered, rows, upto))
-        return made
+        return [
+            Part(self.ordered, rows, upto)
+            for window in windows
+            for rows in merged(inputs, self.ordered, self._range, window, drop_matched=self._drop_matched)
+        ]
 
     def _reserve(self) -> None:
         """Have the memory of all parts accounted for; if it is too much, they go to files."""
@@ -374,9 +387,7 @@ class OrderedTable:
         inputs = [Input(part) for part in (*self.parts, *self.fresh)]
         if inputs:
             window = Window(self.until)
-            yield from merged(
-                inputs, self.ordered, self._range, window, drop_matched=self._drop_matched, size=_CHUNK
-            )
+            yield from merged(inputs, self.ordered, self._range, window, drop_matched=self._drop_matched, size=_CHUNK)
 
     def manifest(self) -> TableManifest:
         """The runs that hold the state together with the deltas of later versions."""

@@ -123,9 +123,7 @@ class PartFiles:
         refs = [msgspec.structs.replace(note.ref, marks=True) for note in self.notes if note.ref is not None]
         return refs + [part.ref for part in parts if part.ref is not None and part.upto <= self.flushed]
 
-    def step(
-        self, parts: list[Part], gone: Sequence[Part], slices: Slices, expired: int, version: int
-    ) -> list[Part]:
+    def step(self, parts: list[Part], gone: Sequence[Part], slices: Slices, expired: int, version: int) -> list[Part]:
         """Between two batches: take over what is written and merged, go on with what is under way.
 
         Args:
@@ -175,11 +173,12 @@ class PartFiles:
 
     def _unsaid(self, parts: Sequence[Part]) -> Iterator[Rows]:
         """The names of the rows in files that were matched and do not say so, in order."""
-        words = []
-        for part in parts:
-            if part.marks is not None and part.run is not None:
-                for rows in part.at(_set_bits(part.marks)):
-                    words.append(names_of(rows, self._layout).words)
+        words = [
+            names_of(rows, self._layout).words
+            for part in parts
+            if part.marks is not None and part.run is not None
+            for rows in part.at(_set_bits(part.marks))
+        ]
         if words:
             yield sorted_rows(Rows(np.concatenate(words), np.empty(0, np.uint8)), self._layout)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,8 +122,8 @@ class Part:
         upto: the version whose state has all these rows.
 
     Attributes:
-        range: the hashes that count. count: rows. oldest, newest: bounds of their times, rows without time left out; `timeless`: whether there are
-            such rows.
+        range: the hashes that count. count: rows.
+        oldest, newest: bounds of their times, rows without time left out; timeless: whether there are such rows.
         run: the file, once written; file: the file on its way.
         marks: a bit for each row that was matched and does not say so itself; None as long as there is none.
     """
@@ -258,8 +259,9 @@ class Part:
         for begin in range(0, self.source.index.count, step):
             wanted = np.arange(begin, min(begin + step, self.source.index.count))
             blocks = self.blocks(wanted)
-            yield Rows(*gather_rows(*row_addresses(blocks, layout.stride), layout.rows.width, layout.shape.blobs)), int(
-                blocks.bases[0]
+            yield (
+                Rows(*gather_rows(*row_addresses(blocks, layout.stride), layout.rows.width, layout.shape.blobs)),
+                int(blocks.bases[0]),
             )
 
     def match(
@@ -306,7 +308,7 @@ class Part:
                     *out,
                 )
                 if found:
-                    yield Pairs(out[0][:found] + begin, *(array[:found] for array in out[1:]))
+                    yield Pairs(out[0][:found] + begin, out[1][:found], out[2][:found], out[3][:found])
                 if found < room:
                     break
 
@@ -361,14 +363,12 @@ class Part:
                 continue
             number = np.searchsorted(self.source.index.starts, some, "right") - 1
             cuts = [0, *(np.flatnonzero(np.diff(number // _PART_BLOCKS)) + 1).tolist(), len(some)]
-            for begin, end in zip(cuts, cuts[1:], strict=False):
+            for begin, end in pairwise(cuts):
                 wanted, inverse = np.unique(number[begin:end], return_inverse=True)
                 blocks = self.blocks(wanted)
                 inside = (some[begin:end] - blocks.bases[inverse]).astype(np.uint64)
                 rows_at = blocks.words_at[inverse] + inside * np.uint64(layout.stride)
-                yield Rows(
-                    *gather_rows(rows_at, blocks.heap_at[inverse], layout.rows.width, layout.shape.blobs)
-                )
+                yield Rows(*gather_rows(rows_at, blocks.heap_at[inverse], layout.rows.width, layout.shape.blobs))
 
     def mark_named(
         self, hashes: NDArray[np.uint64], times: NDArray[np.int64], numbers: NDArray[np.int64]

@@ -52,9 +52,10 @@ class Slices:
         timeless = any(part.timeless for part in parts)
         if first == BEGINNING or last - first >= _MOST << self.shift or self.shift == _WHOLE:
             return [Window(expired)]
-        windows = []
-        for number in range(first >> self.shift, (last >> self.shift) + 1):
-            windows.append(Window(max(expired, (number << self.shift) - 1), ((number + 1) << self.shift) - 1))
+        windows = [
+            Window(max(expired, (number << self.shift) - 1), ((number + 1) << self.shift) - 1)
+            for number in range(first >> self.shift, (last >> self.shift) + 1)
+        ]
         return [*windows, Window(NEVER - 1)] if timeless else windows
 
     def cut_up(self, parts: Sequence[Part]) -> bool:
