@@ -11,6 +11,7 @@ from millpond.files.blocks import HashRange
 from millpond.layout import TableSchema, Words
 
 if TYPE_CHECKING:
+    from millpond.stores.ordered import OrderedTable
     from millpond.stores.protocol import TableDelta
     from millpond.stores.rmw import RmwTable
 
@@ -25,6 +26,9 @@ PIECE = 65_536
 
 MakeTable = Callable[[str, TableSchema, Words], "RmwTable"]
 """Opens a table of the partition: its name, its schema, and the words of a fresh row."""
+
+MakeOrdered = Callable[[str, TableSchema, bool], "OrderedTable"]
+"""Opens an ordered table of the partition: its name, its schema, and whether matched rows are of no use."""
 
 
 def base_name(table: str) -> str:
@@ -53,7 +57,7 @@ class Operator(Protocol):
     """
 
     @property
-    def tables(self) -> Mapping[str, RmwTable]:
+    def tables(self) -> Mapping[str, RmwTable | OrderedTable]:
         """The operator's tables by name; tables may come and go while it runs."""
 
     @property

@@ -14,11 +14,13 @@ from millpond.operators.calls import accumulator
 from millpond.operators.catalogue import is_distinct
 from millpond.operators.decode import OversizeError, ints, key_columns, to_arrow
 from millpond.operators.encode import ALL, Place
+from millpond.operators.join_rows import read_side, side_schemas, state_columns
 from millpond.operators.protocol import MAIN
 from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
     Field,
+    JoinSpec,
     OperatorSpec,
     SessionSpec,
     WithinSpec,
@@ -94,6 +96,7 @@ def accumulators(spec: AggregateSpec | SessionSpec) -> list[Accumulator]:
 
 def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     """The main table and, for an aggregate, its accumulators, bound to their columns."""
+    assert not isinstance(spec, JoinSpec)
     fields = key_fields(spec)
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
@@ -137,6 +140,8 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
 
 def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     """The operator's tables by name: schema, and the words of a fresh row."""
+    if isinstance(spec, JoinSpec):
+        return {name: (schema, np.zeros(0, np.uint64)) for name, schema in side_schemas(spec).items()}
     tables = {MAIN: main_table(spec)[0]}
     if isinstance(spec, AggregateSpec):
         tables |= {distinct.table: table for distinct, table, _ in distincts(spec)}
@@ -145,6 +150,8 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
 
 def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of `read_rows` for the main table: the key, and what the state says of it."""
+    if isinstance(spec, JoinSpec):
+        return state_columns(spec)
     return key_fields(spec) if isinstance(spec, DeduplicateSpec | WithinSpec) else output_fields(spec)
 
 
@@ -153,6 +160,9 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
 
     Yields one batch, or more where a column would exceed Arrow's 32-bit offsets.
     """
+    if isinstance(spec, JoinSpec):
+        yield read_side(spec, table, rows)
+        return
     if table == MAIN:
         main, made = main_table(spec)
         yield from decode_rows(main, made, state_fields(spec), rows)

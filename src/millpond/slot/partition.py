@@ -28,6 +28,7 @@ from millpond.slot.running import RunningQuery
 from millpond.slot.spool import Spool
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt, Turns
+from millpond.stores.ordered import OrderedTable
 from millpond.stores.rmw import RmwTable
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class Partition:
         )
         query.committer.opened(manifest)
         owns_global = self.task.partition_of(GLOBAL_HASH) == self.number
-        made: list[RmwTable] = []
+        made: list[RmwTable | OrderedTable] = []
         with self._busy:
             self._epoch += 1
             try:
@@ -247,6 +248,7 @@ class Partition:
                     self.task.spec,
                     partial(self._table, manifest, made),
                     manifest.tables,
+                    make_ordered=partial(self._ordered_table, manifest, made),
                     owns_global=owns_global,
                 )
                 for name, state in manifest.tables.items():
@@ -258,14 +260,19 @@ class Partition:
                 raise
             self._manifest = manifest
 
-    def _load(self, table: RmwTable, deltas: Any) -> None:
+    def _load(self, table: RmwTable | OrderedTable, deltas: Any) -> None:
         checkpoint = self.query.checkpoint
         for ref, data in zip(deltas, checkpoint.read_deltas(deltas), strict=True):
             for rows in decode_rows(data, table.layout, checkpoint.files.locate(ref.commit)):
                 table.load(rows)
 
     def _table(
-        self, manifest: PartitionManifest, made: list[RmwTable], name: str, schema: TableSchema, initial: Words
+        self,
+        manifest: PartitionManifest,
+        made: list[RmwTable | OrderedTable],
+        name: str,
+        schema: TableSchema,
+        initial: Words,
     ) -> RmwTable:
         means = self.query.means
         state = manifest.tables.get(name)
@@ -278,6 +285,29 @@ class Partition:
             means.merges,
             HashRange(*self.task.hash_range(self.number)) if base_name(name) == MAIN else HashRange(),
             writers=means.writers,
+        )
+        made.append(table)
+        return table
+
+    def _ordered_table(
+        self,
+        manifest: PartitionManifest,
+        made: list[RmwTable | OrderedTable],
+        name: str,
+        schema: TableSchema,
+        drop_matched: bool,
+    ) -> OrderedTable:
+        means = self.query.means
+        state = manifest.tables.get(name)
+        table = OrderedTable.open(
+            schema,
+            TableManifest() if state is None else state.runs,
+            self.query.runs,
+            means.budget,
+            means.merges,
+            HashRange(*self.task.hash_range(self.number)),
+            writers=means.writers,
+            drop_matched=drop_matched,
         )
         made.append(table)
         return table
