@@ -31,9 +31,11 @@ class RunRef(msgspec.Struct, frozen=True):
 class TableManifest(msgspec.Struct, frozen=True):
     """The runs of one table, newest first; deltas of versions up to `flushed` are covered by them.
 
-    `keys` is how many keys the table holds, deltas included.
+    `keys` is how many keys the table holds, deltas included. `skip` is how many rows of the deltas behind `flushed`, in
+    order, are covered too (by stores that only append).
     """
 
     runs: tuple[RunRef, ...] = ()
     flushed: int = 0
     keys: int = 0
+    skip: int = 0
