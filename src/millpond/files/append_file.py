@@ -280,6 +280,7 @@ class AppendFile:
 
     Attributes:
         begin: where in `data` the file begins.
+        memory: bytes that the directory takes in memory.
 
     Raises:
         StateDamagedError: it is not a whole append file.
@@ -289,11 +290,7 @@ class AppendFile:
     def __init__(self, data: Bytes, layouts: Sequence[RowLayout]) -> None:
         self.data = data
         self.begin, self.sections = _read_directory(data, layouts)
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that the directory takes."""
-        return sum(section.memory for section in self.sections)
+        self.memory = sum(section.memory for section in self.sections)
 
     def ranges(self, section: Section, blocks: Sequence[int] | NDArray[np.int64]) -> list[tuple[int, int]]:
         """Where some blocks are in the file."""

@@ -50,7 +50,9 @@ _L = types.int64
 def window_ids(hashes: Array, windows: Array, out: Array) -> None:
     """The ids of windows: their key's hash and initial boundary, mixed; never 0."""
     for i in range(len(hashes)):
-        x = hashes[i] ^ (windows[i] * np.uint64(0x9E3779B97F4A7C15))
+        x = (windows[i] + np.uint64(0x632BE59BD9B4E019)) * np.uint64(0xFF51AFD7ED558CCD)
+        x ^= x >> np.uint64(33)
+        x = (x * np.uint64(0xC4CEB9FE1A85EC53)) ^ hashes[i]
         x ^= x >> np.uint64(32)
         x *= np.uint64(0xD6E8FEB86659FD93)
         x ^= x >> np.uint64(32)

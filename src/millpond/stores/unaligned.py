@@ -52,9 +52,9 @@ _log = logging.getLogger(__name__)
 class UnalignedTable:
     """Lists of rows by (key, initial window), on one partition. Not thread-safe: one writer.
 
-    A window is known by its key's hash and the last key column, a word: its initial boundary, which does not change when
-    the window grows. Two keys with one hash and one initial boundary share a list: who takes it looks at the keys, and
-    appends again what it did not want.
+    A window is known by 64 bits made from its key's hash and the last key column, a word: its initial boundary, which does
+    not change when the window grows. Windows for which these are the same share a list: who takes it looks at the keys,
+    and appends again what it did not want.
 
     Args:
         schema: the stored columns, the last key column a word.
