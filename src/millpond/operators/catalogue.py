@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
+from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field, key_fields
 from millpond.operators.types import leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -132,11 +132,6 @@ def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
     return None
-
-
-def key_fields(spec: AggregateSpec | DeduplicateSpec) -> tuple[Field, ...]:
-    """The columns that make up an operator's key."""
-    return tuple(spec.columns[k] for k in spec.keys) if isinstance(spec, DeduplicateSpec) else spec.keys
 
 
 def key_width(fields: Sequence[Field]) -> int:

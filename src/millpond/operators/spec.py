@@ -37,26 +37,72 @@ class AggregateCall(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
 
 
+class Windows(msgspec.Struct, frozen=True):
+    """Event-time windows of one size: one begins at `offset` and every `slide` before and after; in microseconds."""
+
+    size: int
+    slide: int
+    offset: int
+
+    @property
+    def overlap(self) -> int:
+        """How many windows share a pane."""
+        return self.size // self.slide
+
+
+class EventTime(msgspec.Struct, frozen=True):
+    """The column by whose time state is closed.
+
+    Attributes:
+        column: its position: among an aggregate's keys, or a deduplication's columns. A timestamp, or a struct whose
+            last field is the end of a window.
+        windows: if the column is a window that the operator assigns: it arrives as the beginning of a **pane**, a
+            bigint in microseconds. Panes are as long as windows slide, and shared by the windows that overlap there.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+    """
+
+    column: int
+    windows: Windows | None = None
+    lag_ms: int = 0
+
+
 class AggregateSpec(msgspec.Struct, frozen=True, tag="aggregate"):
-    """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call."""
+    """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call.
+
+    With `time`, which in append mode there has to be, late rows are dropped and groups are closed by the watermark.
+    """
 
     keys: tuple[Field, ...]
     inputs: tuple[Field, ...]
     calls: tuple[AggregateCall, ...]
-    output_mode: str  # "update" | "complete"
+    output_mode: str  # "append" | "update" | "complete"
+    time: EventTime | None = None
 
 
 class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
-    """The first row of each key; input and output columns are `columns`, the key those at positions `keys`."""
+    """The first row of each key; input and output columns are `columns`, the key those at positions `keys`.
+
+    With `time`, late rows are dropped; keys are forgotten when the watermark passes it, if it is one of them.
+    """
 
     columns: tuple[Field, ...]
     keys: tuple[int, ...]
+    time: EventTime | None = None
 
 
 OperatorSpec = AggregateSpec | DeduplicateSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
+
+
+PANE_TYPE = "bigint"
+"""The type in which a window that the operator assigns arrives and is stored: the beginning of its pane."""
+
+
+def lag_of(spec: OperatorSpec) -> int | None:
+    """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+    return None if spec.time is None else spec.time.lag_ms
 
 
 def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
@@ -68,4 +114,14 @@ def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
-    return spec.columns if isinstance(spec, DeduplicateSpec) else spec.keys + spec.inputs
+    return spec.columns if isinstance(spec, DeduplicateSpec) else key_fields(spec) + spec.inputs
+
+
+def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
+    """The columns that make up an operator's key, as they arrive and are stored."""
+    if isinstance(spec, DeduplicateSpec):
+        return tuple(spec.columns[k] for k in spec.keys)
+    if spec.time is None or spec.time.windows is None:
+        return spec.keys
+    at = spec.time.column
+    return (*spec.keys[:at], Field(spec.keys[at].name, PANE_TYPE), *spec.keys[at + 1 :])

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
-from millpond.operators import catalogue
 from millpond.operators.accumulators import Accumulator
 from millpond.operators.calls import accumulator
+from millpond.operators.catalogue import is_distinct
 from millpond.operators.decode import OversizeError, key_columns
 from millpond.operators.encode import Place
 from millpond.operators.protocol import MAIN
-from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec, output_fields
+from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec, key_fields, output_fields
 from millpond.operators.types import DataType, leaves, parse_type
 
 
@@ -75,7 +75,7 @@ def accumulators(spec: AggregateSpec) -> list[Accumulator]:
 
 def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     """The main table and, for an aggregate, its accumulators, bound to their columns."""
-    fields = catalogue.key_fields(spec)
+    fields = key_fields(spec)
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
     made = accumulators(spec)
@@ -99,12 +99,12 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
     """
     users: dict[tuple[tuple[int, ...], int | None], list[int]] = {}
     for number, call in enumerate(spec.calls):
-        if catalogue.is_distinct(call):
+        if is_distinct(call):
             inputs = tuple(dict.fromkeys(call.inputs))
             users.setdefault((inputs, call.filter), []).append(number)
     made = []
     for number, ((inputs, mask), calls) in enumerate(users.items()):
-        fields = [*spec.keys, *(spec.inputs[position] for position in inputs)]
+        fields = [*key_fields(spec), *(spec.inputs[position] for position in inputs)]
         table = keyed(fields, [(Column("group", "word"), False)])
         made.append((Distinct(f"distinct{number}", inputs, mask), table, calls))
     return made
@@ -120,7 +120,7 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
 
 def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of `read_rows` for the main table: the key, and what the state says of it."""
-    return catalogue.key_fields(spec) if isinstance(spec, DeduplicateSpec) else output_fields(spec)
+    return key_fields(spec) if isinstance(spec, DeduplicateSpec) else output_fields(spec)
 
 
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:

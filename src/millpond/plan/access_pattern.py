@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millpond.operators.spec import AggregateSpec, OperatorSpec
+from millpond.operators.spec import AggregateSpec, OperatorSpec, lag_of
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -26,4 +26,6 @@ def access_pattern(spec: OperatorSpec) -> AccessPattern:
         why = "one row per key, updated in place; collected values grow with it"
     else:
         why = "every function is associative and commutative: one row per key, updated in place"
+    if lag_of(spec) is not None:
+        why += "; kept by slices of event time, each dropped whole when the watermark passes it"
     return AccessPattern("read-modify-write", why)

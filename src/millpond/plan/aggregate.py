@@ -14,22 +14,13 @@ from millpond.operators.catalogue import (
     sketch_precision,
     supported,
 )
-from millpond.operators.spec import GLOBAL_HASH, AggregateCall, AggregateSpec, Field
-from millpond.plan.catalyst import (
-    SESSION_WINDOW,
-    TIME_WINDOW,
-    WATERMARK_DELAY,
-    Catalyst,
-    Expression,
-    Node,
-    sketch_tables,
-)
+from millpond.operators.spec import GLOBAL_HASH, PANE_TYPE, AggregateCall, AggregateSpec, EventTime, Field
+from millpond.plan.catalyst import SESSION_WINDOW, WATERMARK_DELAY, Catalyst, Expression, Node, sketch_tables
 from millpond.plan.reasons import Reason
 from millpond.plan.support import FUNCTIONS, SMALL
+from millpond.plan.windows import Assigned, assigned
 
 _PATH_LIKE = str.maketrans(".`", "__")
-_EVENT_TIME = {WATERMARK_DELAY, TIME_WINDOW, SESSION_WINDOW}
-"""Field metadata by which Spark knows columns of event time."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +48,8 @@ class Reading:
         calls: the aggregate functions, each computed once.
         aggregates: the expression that each call was read from.
         hash: SQL over the key columns that gives the key hash.
+        time: the key by whose time groups are closed.
+        assigned: how that key is assigned, if the operator does it instead of Spark.
     """
 
     raw: list[Expression] = field(default_factory=list)
@@ -65,15 +58,17 @@ class Reading:
     calls: list[AggregateCall] = field(default_factory=list)
     aggregates: list[Expression] = field(default_factory=list)
     hash: str = f"{GLOBAL_HASH}L"
+    time: EventTime | None = None
+    assigned: Assigned | None = None
 
     def spec(self, output_mode: str) -> AggregateSpec:
         """The operator's plain description."""
-        return AggregateSpec(
-            tuple(key.field for key in self.keys),
-            tuple(column.field for column in self.inputs),
-            tuple(self.calls),
-            output_mode,
-        )
+        keys = [key.field for key in self.keys]
+        if self.assigned is not None and self.time is not None:
+            at = self.time.column
+            keys[at] = Field(keys[at].name, self.assigned.type)
+        inputs = tuple(column.field for column in self.inputs)
+        return AggregateSpec(tuple(keys), inputs, tuple(self.calls), output_mode, self.time)
 
     def set_hash(self, keys: list[str]) -> None:
         """Hash these columns; without any, all rows belong together.
@@ -113,20 +108,39 @@ class Unsupported(Exception):  # control flow within this package, not an error 
         self.reason = reason
 
 
-def read_aggregate(catalyst: Catalyst, node: Node) -> Reading:
+def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
     """Read an `Aggregate`.
+
+    Args:
+        catalyst: of the query's session. node: the aggregate.
+        closing: whether the watermark closes groups (in complete mode it does not).
 
     Raises:
         Unsupported: with the reason why it stays on Spark.
     """
     reading = Reading()
     names: set[str] = set()
-    for grouping in node.list("groupingExpressions"):
-        _check_event_time(grouping)
+    hashed: list[str] = []
+    for position, grouping in enumerate(node.list("groupingExpressions")):
+        if SESSION_WINDOW in metadata(grouping):
+            raise Unsupported(Reason("MP-EVENT-TIME", grouping.name))
         check_key(grouping)
-        column = Field(unique(_label(node, grouping), names), grouping.type)
-        reading.keys.append(Derived(column, (reading.add_raw(grouping),), "{0}"))
-    reading.set_hash([key.field.name for key in reading.keys])
+        name = unique(_label(node, grouping), names)
+        if not (closing and WATERMARK_DELAY in metadata(grouping)):
+            reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
+            hashed.append(name)
+            continue
+        found = assigned(node, grouping)
+        reading.time = EventTime(position, None if found is None else found.windows)
+        reading.assigned = found
+        if found is None:
+            reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
+            hashed.append(name)
+            continue
+        reading.keys.append(Derived(Field(name, PANE_TYPE), (reading.add_raw(found.time),), found.pane))
+        if found.windows.overlap == 1:  # else the rows of all windows of a pane have to meet
+            hashed.append(name)
+    reading.set_hash(hashed)
     for result in node.list("aggregateExpressions"):
         for expression in result.walk():
             if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
@@ -181,12 +195,9 @@ def check_key(expression: Expression) -> None:
         raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
 
 
-def _check_event_time(grouping: Expression) -> None:
-    for part in grouping.walk():
-        if part.kind in ("TimeWindow", "SessionWindow", "WindowTime"):
-            raise Unsupported(Reason("MP-EVENT-TIME", grouping.name))
-        if part.kind == "AttributeReference" and _EVENT_TIME & part.metadata.keys():
-            raise Unsupported(Reason("MP-EVENT-TIME", part.name))
+def metadata(expression: Expression) -> dict[str, Any]:
+    """The field metadata of a named expression; nothing for others."""
+    return expression.metadata if expression.kind in ("AttributeReference", "Alias") else {}
 
 
 def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:

@@ -10,7 +10,7 @@ from itertools import count
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
-from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec
+from millpond.operators.spec import AggregateSpec, DeduplicateSpec, EventTime, Field, OperatorSpec, lag_of
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
@@ -44,6 +44,11 @@ class Operator:
     index: int | None = None
     reading: Reading | None = None
     reason: Reason | None = None
+
+    @property
+    def closes(self) -> bool:
+        """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
+        return self.spec is not None and lag_of(self.spec) is not None
 
 
 @dataclass(frozen=True)
@@ -101,14 +106,25 @@ def decide(df: DataFrame, output_mode: str = "append") -> Decision:
     plan = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
     root = _Decider(catalyst, output_mode.lower(), shared=shared).visit(plan)
+    operators = list(root.operators())
+    if any(one.closes for one in operators) and any(one.spec is None for one in operators):
+        root = _leave(root)
     return Decision(_number(root, count()), output_mode.lower())
+
+
+def _leave(decided: Decided) -> Decided:
+    """Leave everything to Spark: an operator of its own would not see the watermark as it passes ours."""
+    operator = decided.operator
+    if operator is not None and operator.spec is not None:
+        operator = Operator(operator.title, reason=Reason("MP-BESIDE"))
+    return Decided(decided.node, tuple(_leave(child) for child in decided.children), operator)
 
 
 def _leave_updating(decided: Decided) -> Decided:
     """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
     children = tuple(_leave_updating(child) for child in decided.children)
     operator = decided.operator
-    if operator is not None and isinstance(operator.spec, AggregateSpec):
+    if operator is not None and isinstance(operator.spec, AggregateSpec) and operator.spec.output_mode != "append":
         operator = Operator(operator.title, reason=Reason("MP-ABOVE"))
     return Decided(decided.node, children, operator)
 
@@ -157,10 +173,16 @@ class _Decider:
         return Operator(title, spec, reading=reading)
 
     def _aggregate(self, node: Node) -> tuple[Reading, AggregateSpec]:
-        reading = read_aggregate(self.catalyst, node)
-        if self.output_mode == "append":
+        reading = read_aggregate(self.catalyst, node, closing=self.output_mode != "complete")
+        if self.output_mode == "append" and reading.time is None:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
+        self._check_watermarks(reading.time)
         return reading, reading.spec(self.output_mode)
+
+    def _check_watermarks(self, time: EventTime | None) -> None:
+        single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
+        if time is not None and single:
+            raise Unsupported(Reason("MP-SINGLE"))
 
     def _distinct(self, node: Node) -> tuple[Reading, AggregateSpec]:
         """`SELECT DISTINCT` is a grouping by all columns without functions, in Spark and here."""
@@ -186,14 +208,16 @@ class _Decider:
             reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
         positions = []
         for key in keys:
-            _check_key(key)
+            check_key(key)
             positions.append(next(i for i, attribute in enumerate(node.output) if attribute.expr_id == key.expr_id))
         reading.set_hash([reading.inputs[position].field.name for position in positions])
-        for attribute in node.output:
+        for position, attribute in enumerate(node.output):
             _check_travels(attribute)
             if WATERMARK_DELAY in attribute.metadata:  # not only as a key: Spark drops late rows by any such column
-                raise Unsupported(Reason("MP-LATE", attribute.name))
-        return reading, DeduplicateSpec(tuple(column.field for column in reading.inputs), tuple(positions))
+                reading.time = EventTime(position)
+        self._check_watermarks(reading.time)
+        columns = tuple(column.field for column in reading.inputs)
+        return reading, DeduplicateSpec(columns, tuple(positions), reading.time)
 
 
 def _check_travels(attribute: Expression) -> None:

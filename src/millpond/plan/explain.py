@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.operators.catalogue import key_fields
-from millpond.operators.spec import AggregateCall, AggregateSpec, OperatorSpec
+from millpond.operators.spec import AggregateCall, AggregateSpec, OperatorSpec, key_fields
 from millpond.plan.access_pattern import access_pattern
 from millpond.plan.decide import Decision, Operator
 from millpond.plan.repeatable import needs_sync

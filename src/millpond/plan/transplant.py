@@ -39,8 +39,7 @@ def transplant(
         pipes: what runs in Spark's worker for each operator, by its number; picklable.
         writes: the map side of each operator's local exchange; None where rows go through Spark's shuffle.
     """
-    complete = decision.output_mode == "complete"
-    surgeon = _Surgeon(Catalyst(df.sparkSession), partitions, pipes, writes, complete=complete)
+    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes)
     return surgeon.catalyst.dataframe(surgeon.visit(decision.root))
 
 
@@ -48,17 +47,17 @@ class _Surgeon:
     def __init__(
         self,
         catalyst: Catalyst,
+        decision: Decision,
         partitions: int,
         pipes: Sequence[ArrowFunction],
         writes: Sequence[ArrowFunction] | None,
-        *,
-        complete: bool,
     ) -> None:
         self.catalyst = catalyst
         self.partitions = partitions
         self.pipes = pipes
         self.writes = writes
-        self.complete = complete
+        self.complete = decision.output_mode == "complete"
+        self.watching = next((one.index for one in decision.ours if one.closes), None)
 
     def visit(self, decided: Decided) -> Node:
         children = [self.visit(child) for child in decided.children]
@@ -76,14 +75,18 @@ class _Surgeon:
         assert operator.spec is not None
         assert operator.index is not None
         reading = operator.reading
+        if reading.assigned is not None and reading.assigned.expanded:
+            (expand,) = child.children
+            child = self.catalyst.with_children(child, expand.children)
         columns = reading.keys + reading.inputs
         prepared = self._prepare(child, reading.raw, columns, reading.hash)
-        types = [reading.raw[key.raw[0]].data_type for key in reading.keys]
         names = [key.field.name for key in reading.keys]
         if node.kind == "Deduplicate":
             names = [column.field.name for column in reading.inputs]
             types = [raw.data_type for raw in reading.raw]
         else:
+            keys = node.list("groupingExpressions") if node.kind == "Aggregate" else node.output
+            types = [key.data_type for key in keys]
             names += [f"call{index}" for index in range(len(reading.aggregates))]
             types += [aggregate.data_type for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
@@ -94,7 +97,8 @@ class _Surgeon:
             write = named(self.writes[operator.index], "exchange", 1)
             sent = map_in_arrow(prepared, write, "parcel binary, __hash bigint, __mark boolean")
         pipe = named(self.pipes[operator.index], operator.title, 2)
-        piped = map_in_arrow(self._exchange(sent), pipe, schema)
+        watch = operator.index == self.watching
+        piped = map_in_arrow(self._exchange(sent, watch=watch), pipe, schema)
         observed = piped.observe(
             "millpond" if operator.index == 0 else f"millpond-{operator.index}",
             *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
@@ -116,7 +120,7 @@ class _Surgeon:
         columns_ = [quoted(name) for name in named.columns]
         return named.select(*columns_, F.expr(hash_).alias("__hash"))
 
-    def _exchange(self, sent: DataFrame) -> DataFrame:
+    def _exchange(self, sent: DataFrame, *, watch: bool) -> DataFrame:
         """Add one marker row per partition and batch, and send every row to its hash's partition."""
         low = [-(-(p << KEY_GROUP_BITS) // self.partitions) << _TIME_BITS for p in range(self.partitions)]
         signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
@@ -129,7 +133,10 @@ class _Surgeon:
         partition = F.expr(
             f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {self.partitions}L, {KEY_GROUP_BITS}) as int)"
         )
-        return sent.union(markers).repartitionById(self.partitions, partition)
+        rows = sent.union(markers)
+        if watch:
+            rows = rows.union(self.catalyst.watching_watermark(sent))
+        return rows.repartitionById(self.partitions, partition)
 
     def _reattach(self, node: Node, aggregates: list[Expression], piped: Node) -> Node:
         """Put the node's results, computed from the pipe's output, under their old names and identities."""
