@@ -50,9 +50,7 @@ def test_a_state_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             times[key] = max(times.get(key, 0), end)
         found: dict[int, int] = {}
         for rows in expiry.due(now):
-            found |= zip(
-                table.words[rows, LAYOUT.offsets[0]].tolist(), table.words[rows, TIME].tolist(), strict=True
-            )
+            found |= zip(table.words[rows, LAYOUT.offsets[0]].tolist(), table.words[rows, TIME].tolist(), strict=True)
             table.remove(rows)
         assert found == {key: end for key, end in times.items() if end <= now}
         for key in found:

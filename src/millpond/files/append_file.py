@@ -5,9 +5,10 @@
     …      directory (`_Directory`, msgpack)
     -24    u64 length of the directory, u64 its XXH3, magic again
 
-Unlike in a run, a key may occur any number of times and nothing is ever searched by key, so there are no filters. Of each
-block the directory holds the position of its first row on the axis by which its section is ordered (the hash, or a
-time), so that a part of the axis is read without the rest. A file may lie within another one, as a delta does in a commit.
+Unlike in a run, a key may occur any number of times and nothing is ever searched by key, so there are no filters. Of
+each block the directory holds the position of its first row on the axis by which its section is ordered (the hash, or
+a time), so that a part of the axis is read without the rest. A file may lie within another one, as a delta does in a
+commit.
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ def _at(totals: Array, begin: int, end: int, count: int) -> int:
     return low
 
 
-@njit(
-    types.void(_I64, _I64, types.float64, types.boolean, types.int64, _I64, _I64, _F64, _F64), cache=True, nogil=True
-)
+@njit(types.void(_I64, _I64, types.float64, types.boolean, types.int64, _I64, _I64, _F64, _F64), cache=True, nogil=True)
 def percentile(
     starts: Array,
     totals: Array,
@@ -68,7 +66,7 @@ def percentile(
         low = np.int64(np.floor(position))
         high = np.int64(np.ceil(position))
         if kind == DISCRETE:
-            low = high = max(np.int64(np.ceil(np.float64(count) * share)) - 1, 0)
+            low = high = np.int64(max(np.ceil(np.float64(count) * share), 1.0)) - 1
         elif kind == LOWER:
             high = low
         elif high != low:

@@ -207,11 +207,12 @@ def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
         counts[:] = 0
         rows[:] = 0
         for i in range(len(table)):
-            if table[i].id != np.uint64(0) and table[i].rows > 0 and table[i].chunk == NOWHERE:
-                if low <= table[i].time <= high:
-                    b = (table[i].time - low) // width
-                    counts[b] += 1
-                    rows[b] += table[i].rows
+            if table[i].id == np.uint64(0) or table[i].rows == 0 or table[i].chunk != NOWHERE:
+                continue
+            if low <= table[i].time <= high:
+                b = (table[i].time - low) // width
+                counts[b] += 1
+                rows[b] += table[i].rows
         b = 0
         while b < _BINS and taken + counts[b] <= most and taken_rows + rows[b] <= most_rows:
             taken += counts[b]
@@ -231,7 +232,7 @@ def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
             if table[i].id == np.uint64(0) or table[i].rows == 0 or table[i].chunk != NOWHERE:
                 continue
             time = table[i].time
-            if pass_ == 0 and time >= low or pass_ == 1 and not low <= time <= high:
+            if (pass_ == 0 and time >= low) or (pass_ == 1 and not low <= time <= high):
                 continue
             if found == most or rows_found + table[i].rows > most_rows:
                 continue

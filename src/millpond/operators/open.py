@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millpond.operators.aggregate import AggregateOperator
+from millpond.operators.catalogue import whole_windows
 from millpond.operators.deduplicate import DeduplicateOperator
+from millpond.operators.holistic import HolisticAggregate
 from millpond.operators.protocol import MakeTable, Operator
 from millpond.operators.spec import DeduplicateSpec, OperatorSpec
 from millpond.operators.windows import WindowedAggregate
@@ -25,6 +27,8 @@ def open_operator(
     """
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table, existing)
+    if whole_windows(spec):
+        return HolisticAggregate(spec, make_table, existing)
     if spec.time is not None:
         return WindowedAggregate(spec, make_table, existing)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

@@ -2,30 +2,39 @@
 
 They follow Spark's `Percentile`, `PercentileDisc` and `Mode`: nulls do not count; the percentile at share *p* of *n*
 values is interpolated at position (n − 1) · p, computed in doubles; the discrete one is the first value up to which at
-least n · p are counted. Of values that are equally frequent, `mode` takes the least, or if asked for the greatest; where
-Spark takes any, so the least.
+least n · p are counted. Of values that are equally frequent, `mode` takes the least, or if asked for the greatest;
+where Spark takes any, so the least.
+
+They are accumulators of tables that live for one piece of rows only, in which each group is whole (`holistic.py`): what
+they keep in the table is the number of the group.
 """
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator` and `OrderStatistic`)
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from decimal import Context, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from millpond.errors import NumericRangeError
+from millpond.errors import NumericRangeError, UsageError
 from millpond.kernels import order_statistics as kernels
 from millpond.kernels.sort import order_by_hash
-from millpond.layout import Rows
-from millpond.operators.decode import bytes_column, to_arrow
-from millpond.operators.encode import ALL, Mask, Operand, both
+from millpond.layout import INLINE, Rows
+from millpond.operators.accumulators import Accumulator, StateColumn
+from millpond.operators.decode import bytes_column, ints, to_arrow
+from millpond.operators.encode import ALL, NO_HEAP, Mask, Operand, both
 from millpond.operators.spec import AggregateCall
-from millpond.operators.types import DataType, parse_type
+from millpond.operators.types import DataType
+
+if TYPE_CHECKING:
+    from millpond.stores.rmw import RmwTable
 
 _SIGN = np.uint64(1 << 63)
 _EXACT = 1 << 53
@@ -33,13 +42,49 @@ _MOST_SCALE = 22
 _CONTEXT = Context(prec=60)
 
 
-class OrderStatistic(ABC):
+class OrderStatistic(Accumulator):
     """One call over groups of rows that are all there."""
 
+    columns = (StateColumn("word"),)
+
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
-        self.call = call
-        self.inputs = tuple(inputs)
-        self.type = parse_type(call.type)
+        super().__init__(call, inputs)
+        self._operands: list[list[Operand]] = []
+        self._counts: list[Mask] = []
+        self._groups: list[NDArray[np.int64]] = []
+        self._count = 0
+        self._results: pa.Array | None = None
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._operands.append(list(operands))
+        self._counts.append(counts)
+        self._results = None
+
+    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        offset = self.places[0].offset
+        numbers = table.words[rows, offset].view(np.int64)
+        if not numbers.all():
+            fresh = np.unique(rows[numbers == 0])
+            table.words[fresh, offset] = np.arange(self._count + 1, self._count + 1 + len(fresh), dtype=np.uint64)
+            self._count += len(fresh)
+            numbers = table.words[rows, offset].view(np.int64)
+        self._groups.append(numbers - 1)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        raise UsageError(f"{self.call.function} has no partial states.", action="Give it all rows of a group at once.")
+
+    def result(self, rows: Rows) -> pa.Array:
+        if self._results is None:
+            groups = np.concatenate(self._groups) if self._groups else np.empty(0, np.int64)
+            operands = [_joined(list(parts)) for parts in zip(*self._operands, strict=True)]
+            counts = ALL
+            if any(mask.size for mask in self._counts):
+                sizes = [_length(each[0]) for each in self._operands]
+                counts = np.concatenate(
+                    [m if m.size else np.ones(n, np.uint8) for m, n in zip(self._counts, sizes, strict=True)]
+                )
+            self._results = self.results(groups, self._count, operands, counts)
+        return self._results.take(pa.array(ints(rows, self.places[0].offset) - 1))
 
     @abstractmethod
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
@@ -51,7 +96,7 @@ class OrderStatistic(ABC):
 
 
 class Percentile(OrderStatistic):
-    """`percentile`, `median`, `percentile_cont`, `percentile_disc`, of one share or several, with frequencies or not."""
+    """`percentile`, `median`, `percentile_cont` and `percentile_disc`, of one share or several."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
@@ -135,6 +180,28 @@ class Mode(OrderStatistic):
         return to_arrow(values.values[picked], there, self.type)
 
 
+def _length(column: Operand) -> int:
+    return len(column.values)
+
+
+def _joined(parts: Sequence[Operand]) -> Operand:
+    """The columns of several batches as one."""
+    if len(parts) == 1:
+        return parts[0]
+    values = np.concatenate([part.values for part in parts])
+    valid = ALL
+    if any(part.valid.size for part in parts):
+        valid = np.concatenate([p.valid if p.valid.size else np.ones(len(p.values), np.uint8) for p in parts])
+    heap = NO_HEAP
+    if any(part.heap.size for part in parts):
+        heap = np.concatenate([part.heap for part in parts])
+        shifts = np.cumsum([0, *(part.heap.size for part in parts[:-1])]).astype(np.uint64)
+        shift = np.repeat(shifts, [len(part.values) for part in parts])
+        long = (values[:, 0] & np.uint64(0xFFFFFFFF)) > INLINE
+        values[long, 1] += shift[long]
+    return Operand(values, valid, heap)
+
+
 def sort_values(
     groups: NDArray[np.int64], count: int, values: Operand, dtype: DataType, counts: Mask
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -187,14 +254,8 @@ def doubles(values: NDArray[Any], dtype: DataType) -> NDArray[np.float64]:
     else:
         out, odd = np.empty(len(values)), np.arange(len(values))
     for row in odd.tolist():  # of a group one or two values
-        unscaled = int(values[row]) if values.ndim == 1 else (int(values[row, 1].view(np.int64)) << 64) | int(values[row, 0])
+        unscaled = (
+            int(values[row]) if values.ndim == 1 else (int(values[row, 1].view(np.int64)) << 64) | int(values[row, 0])
+        )
         out[row] = float(Decimal(unscaled).scaleb(-dtype.scale, _CONTEXT))
     return out
-
-
-STATISTICS: dict[str, type[OrderStatistic]] = {"percentile": Percentile, "mode": Mode}
-
-
-def is_order_statistic(call: AggregateCall) -> bool:
-    """Whether a call needs all rows of a group at once."""
-    return call.function in STATISTICS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -23,8 +23,15 @@ SLICE = "@"
 PIECE = 65_536
 """Rows of an output batch, at most."""
 
-MakeTable = Callable[[str, TableSchema, Words], "RmwTable"]
-"""Opens a table of the partition: its name, its schema, and the words of a fresh row."""
+TableKind = Literal["rmw", "aligned", "scratch"]
+"""Read-modify-write, aligned append, or read-modify-write for a moment, in memory and in no checkpoint."""
+
+
+class MakeTable(Protocol):
+    """Opens a table of the partition."""
+
+    def __call__(self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
+        """Open a table: its name, its schema, the words of a fresh row, and the store that it is in."""
 
 
 def base_name(table: str) -> str:

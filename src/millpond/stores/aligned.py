@@ -1,9 +1,9 @@
 """The aligned append store: whole windows of rows, read gradually when they close, and then dropped (FlowKV §4.1).
 
-Rows are kept by window, not by key: a table for each window, or for each pane of sliding windows. What a batch appends to
-a table is sorted by hash once, and is at the same time its delta and a segment of the window: it is not written again,
-but read where it lies, in the sealed file of the batch or in the commit that took it over. Only where a window gathers
-many small segments are they merged, behind the batch's back, into a file. Nothing is ever compacted.
+Rows are kept by window, not by key: a table for each window, or for each pane of sliding windows. What a batch appends
+to a table is sorted by hash once, and is at the same time its delta and a segment of the window: it is not written
+again, but read where it lies, in the sealed file of the batch or in the commit that took it over. Only where a window
+gathers many small segments are they merged, behind the batch's back, into a file. Nothing is ever compacted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,25 +45,36 @@ _LEAST_PIECE = 1 << 16
 _SIDE_BY_SIDE = 16
 """Segments in a remote location that are read side by side."""
 
+Window = int | str
+"""What a window is called: where it begins, or the name of some that are kept together."""
+
 _log = logging.getLogger(__name__)
 
 
 class AlignedTable:
-    """The rows of one window. Not thread-safe; made by `AlignedStore`.
+    """The rows of one window. Not thread-safe; made by `AlignedStore.open`.
 
     Attributes:
         layout: of the rows. rows: how many there are.
     """
 
-    def __init__(self, layout: RowLayout, files: AppendFiles, manifest: TableManifest, deltas: Sequence[Slice]) -> None:
-        self.layout = layout
+    def __init__(
+        self,
+        owner: AlignedStore,
+        window: Window,
+        files: AppendFiles,
+        manifest: TableManifest,
+        deltas: Sequence[Slice],
+    ) -> None:
+        self._owner = owner
+        self._window = window
+        self.layout = layout = owner.layout
         self._store = files
         self._merged = [(ref, files.open(ref, [layout])) for ref in reversed(manifest.runs)]  # oldest first
         self._flushed = manifest.flushed
         self._segments = [file for at in deltas for file in files.open_slice(at, [layout])]  # behind those merged
         self._chunks: list[Rows] = []
-        self._fresh: list[memoryview] = []  # segments of the running batch, each one file
-        self._unplaced = 0  # the last so many segments are in memory
+        self._fresh: list[AppendFile] = []  # segments of the running batch
         self._merging: tuple[int, int, int, Future[tuple[RunRef, AppendFile]]] | None = None
         self.buffered = 0
         self.touched = False
@@ -86,12 +98,35 @@ class AlignedTable:
         return self.buffered + self._held
 
     def _count(self) -> None:
-        fresh = sum(len(piece) for piece in self._fresh)
-        unplaced = sum(f.data.size for f in self._segments[len(self._segments) - self._unplaced :])
-        self._held = fresh + unplaced + sum(file.memory for file in self.files)
+        files = self.files + self._fresh
+        resident = sum(file.data.size for file in files if isinstance(file.data, _Resident))
+        self._held = resident + sum(file.memory for file in files)
 
-    def append(self, rows: Rows, select: NDArray[np.int64]) -> None:
-        """Append some of the rows; they are copied."""
+    @property
+    def portion(self) -> int:
+        """Bytes of input that should be worked on at once, at most."""
+        return self._owner.portion
+
+    @property
+    def ahead(self) -> int:
+        """How many keys should be worked on together: any number."""
+        return self._owner.ahead
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch: one, in any order."""
+        return 1
+
+    def narrow(self, range_: HashRange) -> None:
+        """Nothing: rows are taken in any order."""
+
+    def append(self, rows: Rows) -> None:
+        """Append rows (all words filled); they are copied."""
+        rows = Rows(np.ascontiguousarray(rows.words), np.ascontiguousarray(rows.heap))
+        self._owner.make_room(rows.words.nbytes + rows.words.nbytes // 8)
+        self.put(rows, np.arange(rows.count))
+
+    def put(self, rows: Rows, select: NDArray[np.int64]) -> None:
+        """Append some of the rows, for which there is room."""
         rows_at, heaps_at = addresses(rows.words, rows.heap)
         at = rows_at[select]
         chunk = Rows(*gather_rows(at, heaps_at[: len(at)], self.layout.width, shape_of(self.layout).blobs))
@@ -113,44 +148,44 @@ class AlignedTable:
             writer.add(rows, rows.words[:, HASH])
 
         if spool:
-            self._fresh.append(self._store.spool(fill))
+            self._fresh.append(AppendFile(MappedBytes(self._store.spool(fill), "a segment set aside"), [self.layout]))
+            self._count()
             return
         pieces: list[Buffer] = []
         writer = AppendFileWriter(pieces.append, compress=True)
         fill(writer)
         writer.finish()
-        self._fresh.append(memoryview(b"".join(pieces)))
-        self._unplaced += 1
+        self._fresh.append(AppendFile(_Resident(b"".join(pieces), "a segment in memory"), [self.layout]))
+        self._count()
 
     def seal(self) -> TableDelta:
         """End the batch: the segments that it has appended."""
         self.freeze(spool=False)
-        new = [AppendFile(MappedBytes(piece, "a segment in memory"), [self.layout]) for piece in self._fresh]
-        pieces: list[Buffer] = list(self._fresh)
+        new, self._fresh = self._fresh, []
         self._segments += new
-        self._fresh = []
         self.touched = False
-        return TableDelta(sum(file.sections[0].rows for file in new), pieces)
+        return TableDelta(sum(file.sections[0].rows for file in new), [_view(file) for file in new])
 
     def placed(self, data: Buffer) -> None:
         """Say where the last delta lies from now on; what it took of memory is free."""
         files = open_files(MappedBytes(data, "a sealed delta"), [self.layout])
         self._segments[len(self._segments) - len(files) :] = files
-        self._unplaced = 0
+        self._count()
 
-    def begin(self, version: int, background: Executor, piece: int) -> None:
+    def begin(self, version: int) -> None:
         """Start a batch: segments that nobody has placed leave memory, and many small ones are merged."""
-        for at in range(len(self._segments) - self._unplaced, len(self._segments)):
-            data = self._segments[at].data
-            assert isinstance(data, MappedBytes)
-            self._segments[at] = AppendFile(MappedBytes(self._store.put_aside(data.view), data.place), [self.layout])
-        self._unplaced = 0
+        background, piece = self._owner.background, self._owner.piece
+        for at, file in enumerate(self._segments):
+            if isinstance(file.data, _Resident):
+                view = self._store.put_aside(file.data.view)
+                self._segments[at] = AppendFile(MappedBytes(view, "a segment set aside"), [self.layout])
         self._adopt()
         if self._merging is None and self._due:
             old = len(self._merged) if len(self._merged) >= _MOST_SEGMENTS // 2 else 0
             inputs = [file for _, file in self._merged[:old]] + self._segments
             future = background.submit(self._merge, inputs, piece)
             self._merging = version, old, len(self._segments), future
+        self._count()
 
     @property
     def _due(self) -> bool:
@@ -184,14 +219,40 @@ class AlignedTable:
         """The merged segments, newest first; the others are the deltas of later versions."""
         return TableManifest(tuple(ref for ref, _ in reversed(self._merged)), self._flushed, self.rows)
 
+    def stats(self) -> dict[str, int]:
+        """Figures: `keys`: rows; `windows`; `segments`; `bytes`: in memory and files; `hot_bytes`: in memory."""
+        return {
+            "keys": self.rows,
+            "windows": 1,
+            "segments": len(self.files),
+            "bytes": self.bytes + self.buffered,
+            "hot_bytes": self.memory,
+        }
+
+    def readable(self) -> list[AppendFile]:
+        """All segments, oldest first, those of the running batch included."""
+        if self._chunks:
+            self.freeze(spool=False)
+        return self.files + self._fresh
+
     def close(self) -> None:
         """Let go of the segments."""
+        self._owner.forget(self._window, self)
         if self._merging is not None:
             self._merging[3].cancel()
         for ref, file in self._merged:
             self._store.forget(ref, file)
         self._chunks, self._fresh, self._segments, self._merged = [], [], [], []
-        self.buffered = 0
+        self.buffered = self._held = 0
+
+
+class _Resident(MappedBytes):
+    """A segment that takes memory until it lies in a file."""
+
+
+def _view(file: AppendFile) -> memoryview:
+    assert isinstance(file.data, MappedBytes)
+    return file.data.view
 
 
 class AlignedStore:
@@ -204,6 +265,9 @@ class AlignedStore:
         files: where segments are written. budget: the memory shared with the other tables of the slot.
         background: merges segments.
         prefix: tables are called by this name, `@`, and their window.
+
+    Attributes:
+        layout: of the rows. piece: bytes of what is read at once.
     """
 
     def __init__(
@@ -219,13 +283,13 @@ class AlignedStore:
         self._files = files
         self._budget = budget
         self._account = budget.open()
-        self._background = background
+        self.background = background
+        self.piece = budget.piece
         self._prefix = prefix
-        self._tables: dict[int, AlignedTable] = {}
-        self._reserved = 0
+        self._tables: dict[Window, AlignedTable] = {}
         self._spilled_bytes = 0
 
-    def open(self, window: int, manifest: TableManifest, deltas: Sequence[Slice] = ()) -> AlignedTable:
+    def open(self, window: Window, manifest: TableManifest, deltas: Sequence[Slice] = ()) -> AlignedTable:
         """Open a window at a version; of its segments only the directories are read.
 
         Args:
@@ -234,11 +298,11 @@ class AlignedStore:
         Raises:
             StateDamagedError: a file is missing or damaged.
         """
-        table = AlignedTable(self.layout, self._files, manifest, deltas)
+        table = AlignedTable(self, window, self._files, manifest, deltas)
         self._tables[window] = table
         return table
 
-    def name(self, window: int) -> str:
+    def name(self, window: Window) -> str:
         """What the table of a window is called."""
         return f"{self._prefix}@{window}"
 
@@ -247,7 +311,7 @@ class AlignedStore:
         """The tables by name."""
         return {self.name(window): table for window, table in self._tables.items()}
 
-    def windows(self) -> list[int]:
+    def windows(self) -> list[Any]:
         """The windows that have rows, ascending."""
         return sorted(self._tables)
 
@@ -264,7 +328,7 @@ class AlignedStore:
     def begin(self, version: int) -> None:
         """Start the batch that reads `version`."""
         for table in self._tables.values():
-            table.begin(version, self._background, self._budget.piece)
+            table.begin(version)
         self._account.force(self._memory())
 
     def append(self, rows: Rows, windows: NDArray[np.int64]) -> None:
@@ -273,17 +337,16 @@ class AlignedStore:
             return
         words = np.ascontiguousarray(rows.words)
         rows = Rows(words, np.ascontiguousarray(rows.heap))
-        self._budget.relieve()
-        self._make_room(words.nbytes + words.nbytes // 8)
+        self.make_room(words.nbytes + words.nbytes // 8)
         lowest, highest = int(windows.min()), int(windows.max())
         if lowest == highest:
-            self._table(lowest).append(rows, np.arange(len(words)))
+            self._table(lowest).put(rows, np.arange(len(words)))
             return
         order = np.argsort(windows, kind="stable")
         ordered = windows[order]
         cuts = np.flatnonzero(np.diff(ordered)) + 1
         for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(order)], strict=True):
-            self._table(int(ordered[begin])).append(rows, order[begin:end])
+            self._table(int(ordered[begin])).put(rows, order[begin:end])
 
     def _table(self, window: int) -> AlignedTable:
         return self._tables.get(window) or self.open(window, TableManifest())
@@ -291,7 +354,9 @@ class AlignedStore:
     def _memory(self) -> int:
         return sum(table.memory for table in self._tables.values())
 
-    def _make_room(self, more: int) -> None:
+    def make_room(self, more: int) -> None:
+        """Have room for so many more bytes, in part by moving rows that wait for the end of the batch to a file."""
+        self._budget.relieve()
         held = self._memory() + more
         if self._account.reserve(held):
             return
@@ -304,7 +369,7 @@ class AlignedStore:
         if not self._account.reserve(held):
             self._account.force(held)
 
-    def read(self, *windows: int, size: int | None = None, range_: HashRange = HashRange()) -> Iterator[Rows]:  # noqa: B008
+    def read(self, *windows: Window, size: int | None = None, range_: HashRange = HashRange()) -> Iterator[Rows]:  # noqa: B008
         """All rows of some windows together, gradually, in hash order (rows of one hash in the order they came).
 
         Args:
@@ -318,25 +383,24 @@ class AlignedStore:
         for window in windows:
             table = self._tables.get(window)
             if table is not None:
-                groups.append(self._readable(table))
+                groups.append(table.readable())
         return gradually(groups, self.layout, size or self._budget.piece, range_)
 
-    def _readable(self, table: AlignedTable) -> list[AppendFile]:
-        if table.touched:
-            table.freeze(spool=False)
-        fresh = [AppendFile(MappedBytes(piece, "a segment in memory"), [self.layout]) for piece in table._fresh]
-        return table.files + fresh
-
-    def reader(self, *windows: int) -> WindowReader:
+    def reader(self, *windows: Window) -> WindowReader:
         """Holds on to what some windows hold now, to be read even after they are dropped."""
         tables = [self._tables[window] for window in windows if window in self._tables]
-        return WindowReader([self._readable(table) for table in tables], self.layout, self._budget.piece)
+        return WindowReader([table.readable() for table in tables], self.layout, self.piece)
 
-    def drop(self, window: int) -> None:
+    def drop(self, window: Window) -> None:
         """Forget a window as a whole."""
-        table = self._tables.pop(window, None)
+        table = self._tables.get(window)
         if table is not None:
             table.close()
+
+    def forget(self, window: Window, table: AlignedTable) -> None:
+        """A table is closed."""
+        if self._tables.get(window) is table:
+            del self._tables[window]
 
     def seal(self) -> dict[str, TableDelta]:
         """End the batch: the deltas of the windows that it has appended to, by table."""
@@ -346,25 +410,20 @@ class AlignedStore:
         return deltas
 
     def stats(self) -> dict[str, int]:
-        """Figures: `keys`: rows; `windows`; `segments`; `bytes`: in memory and files; `hot_bytes`: in memory;
-        `spilled_bytes`: that did not fit in memory before they were sealed.
+        """Figures of all windows (see `AlignedTable.stats`), and `spilled_bytes`: what did not fit in memory before it
+        was sealed.
         """
-        tables = self._tables.values()
-        memory = self._memory()
-        return {
-            "keys": sum(table.rows for table in tables),
-            "windows": len(tables),
-            "segments": sum(len(table.files) for table in tables),
-            "bytes": sum(table.bytes + table.buffered for table in tables),
-            "hot_bytes": memory,
-            "spilled_bytes": self._spilled_bytes,
-        }
+        figures = dict.fromkeys(("keys", "windows", "segments", "bytes", "hot_bytes"), 0)
+        figures["spilled_bytes"] = self._spilled_bytes
+        for table in self._tables.values():
+            for name, value in table.stats().items():
+                figures[name] = figures.get(name, 0) + value
+        return figures
 
     def close(self) -> None:
         """Give all memory back."""
-        for table in self._tables.values():
+        for table in tuple(self._tables.values()):
             table.close()
-        self._tables = {}
         self._account.close()
 
 

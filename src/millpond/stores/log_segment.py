@@ -1,9 +1,9 @@
 """Segments of the unaligned append store's log: data and index, in one file each.
 
 The data are rows in the order in which their windows were expected to be triggered when the segment was written, so
-that those needed together lie together. The index has an entry for each window: id, place on the axis of time, and where
-its rows are. What of the index may concern windows that trigger until some time is a prefix of it. A third section
-names the windows that were taken since the segment before: what older segments hold of them is outdated.
+that those needed together lie together. The index has an entry for each window: id, place on the axis of time, and
+where its rows are. What of the index may concern windows that trigger until some time is a prefix of it. A third
+section names the windows that were taken since the segment before: what older segments hold of them is outdated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millpond.files.append_file import AppendFile, AppendFileWriter
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, META, NULLS, RowLayout, Rows, TableSchema, Words
-from millpond.stores.append_files import AppendFiles, Part, Staged
+from millpond.stores.append_files import AppendFiles, Part
 
 ENTRY = RowLayout(TableSchema((), ()))
 """The three words of an index entry: id, axis, first row << 32 | rows."""
@@ -131,6 +131,3 @@ def fill_index(writer: AppendFileWriter, entries: Words, dead: NDArray[np.uint64
 def places(entries: Words) -> NDArray[np.uint64]:
     """Where the rows of entries are: first row << 32 | rows."""
     return np.ascontiguousarray(entries[:, NULLS])
-
-
-__all__ = ["ENTRY", "Covered", "Entries", "Segment", "Staged", "entries_of", "fill_index", "ids_in", "places"]

@@ -1,8 +1,8 @@
 """The unaligned append store: lists of rows by key and window, each read once, when its window closes (FlowKV §4.2).
 
-Rows go to a write buffer, and with the batch's delta to the log of deltas. What leaves the buffer becomes a segment of the
-log: data and index (`log_segment.py`). In memory, a record for each open window (`window_stat.py`) holds its estimated
-trigger time. When windows are asked for whose rows are in segments, one scan of the indexes finds them, and with them
+Rows go to a write buffer, and with the batch's delta to the log of deltas. What leaves the buffer becomes a segment of
+the log: data and index (`log_segment.py`). In memory, a record for each open window (`window_stat.py`) holds its
+estimated trigger time. When windows are asked for whose rows are in segments, one scan of the indexes finds them, and with them
 those of the windows nearest to their trigger: the predictive batch read. The same scan tells what is outdated, and is
 used for compaction when too much is.
 """
@@ -52,18 +52,18 @@ _log = logging.getLogger(__name__)
 class UnalignedTable:
     """Lists of rows by (key, initial window), on one partition. Not thread-safe: one writer.
 
-    A window is known by 64 bits made from its key's hash and the last key column, a word: its initial boundary, which does
-    not change when the window grows. Windows for which these are the same share a list: who takes it looks at the keys,
+    A window is known by 64 bits made from its key's hash and the last key column, a word: its initial boundary, which
+    does not change when the window grows. Windows for which these are the same share a list: who takes it looks at the keys,
     and appends again what it did not want.
 
     Args:
         schema: the stored columns, the last key column a word.
         files: where segments are written. budget: the memory shared with the other tables of the slot.
         background: writes and folds segments.
-        manifest: what to open; the deltas behind it are then to be given to `load`. Reads the directory and the index of
-            each segment, not the data.
+        manifest: what to open; the deltas behind it are then to be given to `load`. Reads the directory and the index
+            of each segment, not the data.
         directory: for temporary files.
-        read_batch_ratio: share of the open windows that a predictive batch read brings in beside those asked for (0: none).
+        read_batch_ratio: share of the open windows that a predictive batch read brings in beside those asked for.
         maximum_space_amplification: rows in segments per row of an open window from which they are compacted.
         write_buffer: bytes of the write buffer, at most; as the memory allows, if not given.
 
@@ -605,9 +605,9 @@ class UnalignedTable:
 
         `keys`: open windows. `bytes`: in memory and files. `hot_bytes`: in memory.
         `segments`, `segment_rows`: in the log; `live_rows`: of them, those of open windows.
-        Since the table was opened: `prefetch_hits`, `prefetch_misses`: windows with rows in segments that were taken and
-        had been brought in before, or not; `prefetch_hit_ratio`; `batch_reads`; `read_amplification`: rows brought in per
-        row taken; `fetched_bytes`; `compactions`.
+        Since the table was opened: `prefetch_hits`, `prefetch_misses`: windows with rows in segments that were taken
+        and had been brought in before, or not; `prefetch_hit_ratio`; `batch_reads`; `read_amplification`: rows brought
+        in per row taken; `fetched_bytes`; `compactions`.
         """
         figures = self._figures
         hits, misses = figures["hits"], figures["misses"]
