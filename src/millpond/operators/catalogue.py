@@ -19,7 +19,7 @@ KEY_COLUMNS = "MP-KEYS"
 """Reason code: more than 64 key columns, structs counted with all their fields."""
 
 WHOLE_WINDOWS = "MP-WHOLE"
-"""Reason code: a function of all values of a group, where groups are not shown once and for all when a window closes."""
+"""Reason code: a function of all values of a group, where groups are not shown once, when their window closes."""
 
 MAX_KEY_COLUMNS = 64
 

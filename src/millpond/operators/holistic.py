@@ -9,13 +9,14 @@ live for it alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from millpond.layout import HASH, Column, RowLayout, Rows, TableSchema, Words
-from millpond.operators.decode import atom, key_column
+from millpond.operators.decode import key_columns
 from millpond.operators.encode import Leaf, Place, flatten, hashes_of, key_rows, numbers, portions
 from millpond.operators.groups import Groups
 from millpond.operators.protocol import MAIN, MakeTable
@@ -67,12 +68,8 @@ class StoredRows:
 
     def decode(self, rows: Rows) -> pa.RecordBatch:
         """The batch that rows were made from."""
-        places = iter(self._places)
         columns = [pa.array(np.ascontiguousarray(rows.words[:, HASH]).view(np.int64))]
-        for dtype in self._types:
-            columns.append(
-                key_column(rows, places, dtype) if dtype.name == "struct" else atom(rows, next(places), dtype)
-            )
+        columns += key_columns(rows, self._places, self._types)
         return pa.RecordBatch.from_arrays(columns, names=["__hash", *(field.name for field in self.fields)])
 
 
@@ -146,7 +143,7 @@ class HolisticAggregate(WindowedAggregate):
         tables = [part.table for _, part in sorted(self._parts.closing.items())]
         if not tables:
             return
-        files = [table.readable() for table in tables]  # type: ignore[attr-defined]
+        files = [table.readable() for table in tables]
         for rows in gradually(files, self._stored.layout, max(1, tables[0].portion // 2)):
             yield from self._piece(rows)
 
@@ -156,16 +153,17 @@ class HolisticAggregate(WindowedAggregate):
         times = times_of(batch.column(self._column), self._type)
         groups: Groups | None = None
         try:
-            for number in range(self._overlap):
+            overlap = 1 if self._windows is None else self._windows.overlap
+            for number in range(overlap):
                 begins = times if self._windows is None else times - number * self._windows.slide
                 closing = self._parts.closing_now(begins)
                 if not closing.any():
                     continue
                 kept = batch if closing.all() else batch.filter(pa.array(closing))
-                if self._overlap > 1:
+                if overlap > 1:
                     kept = in_windows(kept, self._column, begins[closing])
                 if groups is None:
-                    groups = Groups(self.spec, lambda *table: self._make_table(*table, kind="scratch"))
+                    groups = Groups(self.spec, partial(self._make_table, kind="scratch"))
                     groups.begin(0)
                 groups.fold(kept)
             if groups is not None:

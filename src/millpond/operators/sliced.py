@@ -150,7 +150,11 @@ class Sliced(Generic[P]):
             slide, origin = self._windows.slide, self._windows.offset
             until = (self._closed - self._windows.size - origin) // slide * slide + origin + slide - 1
         if self._closed > self._late:
-            self.closing = {one: part for one, part in self._parts.items() if one.low <= until + self._reach}
+            # What is kept by pane is read when the first window of a pane closes, and dropped with the last.
+            ahead = self._reach
+            if self._windows is not None and self._windows.shared:
+                ahead = self._windows.size - self._windows.slide
+            self.closing = {one: part for one, part in self._parts.items() if one.low <= until + ahead}
         self.over = {one: self._parts.pop(one) for one in self._slices.drop(until)}
         sealed: dict[str, TableDelta] = {}
         for one, part in self.begun.items():

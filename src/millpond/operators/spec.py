@@ -38,11 +38,17 @@ class AggregateCall(msgspec.Struct, frozen=True):
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """Event-time windows of one size: one begins at `offset` and every `slide` before and after; in microseconds."""
+    """Event-time windows of one size: one begins at `offset` and every `slide` before and after; in microseconds.
+
+    Attributes:
+        shared: whether state is kept by pane, a stretch of `slide`, and windows are put together from it when they
+            close; else by window.
+    """
 
     size: int
     slide: int
     offset: int
+    shared: bool = False
 
     @property
     def overlap(self) -> int:
@@ -56,8 +62,8 @@ class EventTime(msgspec.Struct, frozen=True):
     Attributes:
         column: its position: among an aggregate's keys, or a deduplication's columns. A timestamp, or a struct whose
             last field is the end of a window.
-        windows: if the column is a window that the operator assigns: it arrives as the beginning of a **pane**, a
-            bigint in microseconds. Panes are as long as windows slide, and shared by the windows that overlap there.
+        windows: if the column is a window that the operator assigns: it arrives as the beginning of a pane, a bigint in
+            microseconds.
         lag_ms: how far the watermark that reaches the operator lags behind the query's.
     """
 

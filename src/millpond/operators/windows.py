@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.files.blocks import HashRange
-from millpond.kernels.slices import spread
 from millpond.layout import Rows
 from millpond.operators.encode import hashes_of
 from millpond.operators.groups import Groups
+from millpond.operators.panes import combined, spread_by
 from millpond.operators.protocol import MakeTable, Times
 from millpond.operators.sliced import Sliced, times_of
 from millpond.operators.spec import AggregateSpec, Windows, key_fields, output_fields
@@ -48,7 +47,8 @@ class WindowedAggregate:
         self._leaf = sum(1 for key in keys[: self._column] for _ in leaves(key)) - 1
         self._shown = parse_type(spec.keys[spec.time.column].type)
         self._parts = self._sliced(make_table, existing)
-        self._overlap = 1 if self._windows is None else self._windows.overlap
+        self._sliding = self._windows is not None and self._windows.overlap > 1
+        self._shared = self._windows is not None and self._windows.shared
         self.late_rows = 0
 
     def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[Groups]:
@@ -76,10 +76,11 @@ class WindowedAggregate:
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
         times = times_of(batch.column(self._column), self._type)
-        for number in range(self._overlap):
+        copies = 1 if self._windows is None or self._shared else self._windows.overlap
+        for number in range(copies):
             begins = times if self._windows is None else times - number * self._windows.slide
             kept, begins = self._on_time(batch, begins, count=number == 0)
-            if self._overlap > 1:
+            if self._sliding:
                 kept = in_windows(kept, self._column, begins)
             for part, rows in self._parts.divide(kept, begins):
                 part.fold(rows)
@@ -104,6 +105,12 @@ class WindowedAggregate:
             for part in self._parts.begun.values():
                 for rows in part.touched():
                     yield from self._decoded(part, rows)
+            return
+        if self._windows is not None and self._shared:
+            parts = list(self._parts.closing.values())
+            place = parts[0].main.keys[self._leaf].offset if parts else 0
+            for rows in combined(parts, self._windows, place, self._parts.closing_now):
+                yield from self._decoded(parts[0], rows)
             return
         for one, part in self._parts.closing.items():
             whole = bool(self._parts.closing_now(np.array([one.low, one.last])).all())
@@ -131,12 +138,10 @@ class WindowedAggregate:
 
 
 def in_windows(batch: pa.RecordBatch, column: int, begins: NDArray[np.int64]) -> pa.RecordBatch:
-    """The rows as those of the windows that begin at some times; their hashes, of the other keys only, are spread."""
-    spreaded = np.empty(len(begins), np.int64)
-    spread(hashes_of(batch), begins, KEY_GROUP_BITS, spreaded)
+    """The rows as those of the windows or panes that begin at some times; their hashes, of other keys only, spread."""
     names = batch.schema.names
     batch = batch.set_column(column, names[column], pa.array(begins))
-    return batch.set_column(0, names[0], pa.array(spreaded))
+    return batch.set_column(0, names[0], pa.array(spread_by(hashes_of(batch), begins)))
 
 
 def _windows(begins: pa.Array, windows: Windows, dtype: DataType) -> pa.Array:

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from millpond.operators.catalogue import (
     KEY_COLUMNS,
     MAX_KEY_COLUMNS,
+    is_distinct,
     key_supported,
     key_width,
     sketch_precision,
@@ -63,12 +66,14 @@ class Reading:
 
     def spec(self, output_mode: str) -> AggregateSpec:
         """The operator's plain description."""
-        keys = [key.field for key in self.keys]
-        if self.assigned is not None and self.time is not None:
-            at = self.time.column
-            keys[at] = Field(keys[at].name, self.assigned.type)
+        keys, time = [key.field for key in self.keys], self.time
+        if self.assigned is not None and time is not None:
+            keys[time.column] = Field(keys[time.column].name, self.assigned.type)
+            # What counts distinct inputs only would count those of two panes twice.
+            shared = self.assigned.expanded and output_mode == "append" and not any(map(is_distinct, self.calls))
+            time = replace(time, windows=replace(self.assigned.windows, shared=shared))
         inputs = tuple(column.field for column in self.inputs)
-        return AggregateSpec(tuple(keys), inputs, tuple(self.calls), output_mode, self.time)
+        return AggregateSpec(tuple(keys), inputs, tuple(self.calls), output_mode, time)
 
     def set_hash(self, keys: list[str]) -> None:
         """Hash these columns; without any, all rows belong together.

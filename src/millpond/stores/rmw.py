@@ -76,6 +76,8 @@ class RmwTable:
     ) -> None:
         self.layout = RowLayout(schema)
         self._range = range_
+        self._initial = initial
+        self._background = background
         self._runs = runs
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self.words: Words = self._hot.words
@@ -129,6 +131,17 @@ class RmwTable:
             writers=writers,
             flushed=manifest.flushed,
             keys=manifest.keys,
+        )
+
+    @property
+    def range(self) -> HashRange:
+        """The hashes that the table holds."""
+        return self._range
+
+    def beside(self) -> RmwTable:
+        """An empty table of the same kind, in memory only."""
+        return RmwTable(
+            self.layout.schema, self._initial, RunSet(self.layout), self._budget, self._background, self._range
         )
 
     @property

@@ -2,7 +2,7 @@
 
 Rows go to a write buffer, and with the batch's delta to the log of deltas. What leaves the buffer becomes a segment of
 the log: data and index (`log_segment.py`). In memory, a record for each open window (`window_stat.py`) holds its
-estimated trigger time. When windows are asked for whose rows are in segments, one scan of the indexes finds them, and with them
+estimated trigger time. When windows are asked for whose rows are in segments, one scan of the indexes finds them, and
 those of the windows nearest to their trigger: the predictive batch read. The same scan tells what is outdated, and is
 used for compaction when too much is.
 """
@@ -53,8 +53,8 @@ class UnalignedTable:
     """Lists of rows by (key, initial window), on one partition. Not thread-safe: one writer.
 
     A window is known by 64 bits made from its key's hash and the last key column, a word: its initial boundary, which
-    does not change when the window grows. Windows for which these are the same share a list: who takes it looks at the keys,
-    and appends again what it did not want.
+    does not change when the window grows. Windows for which these are the same share a list: who takes it looks at the
+    keys, and appends again what it did not want.
 
     Args:
         schema: the stored columns, the last key column a word.
