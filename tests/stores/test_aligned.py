@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -113,7 +114,7 @@ class Rig:
     def read(self, *windows: int) -> list[Entry]:
         pieces = list(self.store.read(*windows, size=1))
         ends = [(int(p.words[0, 0]), int(p.words[-1, 0])) for p in pieces]
-        assert all(before[1] < after[0] for before, after in zip(ends, ends[1:], strict=False))
+        assert all(before[1] < after[0] for before, after in pairwise(ends))
         return [e for piece in pieces for e in decode(piece, self.layout)]
 
 
@@ -234,12 +235,12 @@ def test_damage_is_found(tmp_path: Path, where: str) -> None:
         with pytest.raises(StateDamagedError):
             read(data[:size])
     files.delete("commit")
+    again = AlignedStore(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
     with pytest.raises(StateDamagedError):
-        again = AlignedStore(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
         again.open(0, TableManifest(), [Slice("commit", 0, len(data))])
+    files.put("commit", [data])
+    other = AlignedStore(WORDS.schema, append_files, MemoryBudget(8 << 20), Immediate())
     with pytest.raises(StateIncompatibleError):
-        files.put("commit", [data])
-        other = AlignedStore(WORDS.schema, append_files, MemoryBudget(8 << 20), Immediate())
         other.open(0, TableManifest(), [Slice("commit", 0, len(data))])
     store.close()
     append_files.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -140,7 +140,7 @@ class HolisticAggregate(WindowedAggregate):
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """The groups of the windows that the batch's watermark closed."""
-        tables = [part.table for _, part in sorted(self._parts.closing.items())]
+        tables: list[Any] = [self._parts.closing[one].table for one in sorted(self._parts.closing)]
         if not tables:
             return
         files = [table.readable() for table in tables]
