@@ -180,7 +180,7 @@ def result(spec: AggregateSpec, call: AggregateCall, rows: list[Row]) -> Any:
 
 
 def _exactly(value: Any) -> Any:
-    return repr(value) if isinstance(value, float) else value
+    return repr(value + 0.0) if isinstance(value, float) else value
 
 
 def _order(value: Any) -> Any:

@@ -208,8 +208,8 @@ def sort_values(
     """Sort rows by group and value.
 
     Returns:
-        The rows that count, in order; for each, a number that equal values of a group share (−0.0 and 0.0 are not
-        equal, NaN equals NaN and is greater than all); and where each group begins, with the number of rows at the end.
+        The rows that count, in order; for each, a number that equal values of a group share (−0.0 equals 0.0, NaN equals
+        NaN and is greater than all); and where each group begins, with the number of rows at the end.
     """
     rows = np.flatnonzero(counts) if counts.size else np.arange(len(groups))
     ranks = _ranks(values, dtype)
@@ -230,7 +230,7 @@ def _ranks(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
     """Unsigned words that order as the values do, the least significant first; of rows that do not count, anything."""
     plain = values.values
     if dtype.machine == "float":
-        bits = np.where(np.isnan(plain), np.nan, plain).view(np.uint64)
+        bits = np.where(np.isnan(plain), np.nan, plain + 0.0).view(np.uint64)
         return [np.where(bits & _SIGN != 0, ~bits, bits | _SIGN)]
     if dtype.machine == "wide":
         return [np.ascontiguousarray(plain[:, 0]), np.ascontiguousarray(plain[:, 1]) ^ _SIGN]
