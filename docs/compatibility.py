@@ -57,13 +57,10 @@ def _lines() -> Iterator[str]:
     yield "## Functions by the type of their arguments"
     yield ""
     yield "Each runs in update and in complete mode, with `FILTER (WHERE …)`, by any key of the last line. **D**: with"
-    yield "`DISTINCT` too. A dot: stays on Spark, and its whole operator with it. By event time, all run in append and in"
-    yield (
-        "update mode; "
-        + " and ".join(f"`{name}`" for name in sorted(HOLISTIC, reverse=True))
-        + " run in append mode by"
-    )
-    yield "event time only (`percentile` is also `median`, `percentile_cont` and `percentile_disc`)."
+    yield "`DISTINCT` too. A dot: stays on Spark, and its whole operator with it."
+    whole = " and ".join(f"`{name}`" for name in sorted(HOLISTIC, reverse=True))
+    yield f"{whole} run in append mode by event time only; `percentile` is also"
+    yield "`median`, `percentile_cont` and `percentile_disc`."
     yield ""
     yield from _row("", *TYPES)
     yield "|---" * (len(TYPES) + 1) + "|"

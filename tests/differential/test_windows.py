@@ -125,7 +125,7 @@ def chained(df: DataFrame, session: SparkSession) -> DataFrame:
 
 def same_window(df: DataFrame, session: SparkSession) -> DataFrame:
     counts = marked(df).groupBy(F.window("ts", "20 seconds", "10 seconds"), "k").agg(F.count("*").alias("n"))
-    return counts.groupBy("window").agg(F.max("n"), F.max_by("k", "n"))
+    return counts.groupBy("window").agg(F.max("n"), F.sum("n"))
 
 
 CLOSING = [tumbling, offset, sliding, sliding_offset, uneven, windows_only, sliding_only, instants, days, renamed]

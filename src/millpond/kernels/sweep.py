@@ -17,6 +17,7 @@ from millpond.kernels.hot_state import (
     ENTRIES,
     EXPIRY,
     FILED,
+    FLAGS,
     FREE,
     FRESH,
     HEAP,
@@ -166,7 +167,10 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
         if dirty:
             for w in range(width):
                 out[copied, w] = word(at, w)
-            out[copied, 1] = meta & ~np.uint64(DIRTY | FILED)
+            stamp = meta & ~np.uint64(FLAGS)
+            if state[EXPIRY] != 0:  # looking for a row may have moved its stamp beyond the time at which it expires
+                stamp = np.uint64(stamp_of(np.int64(word(at, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
+            out[copied, 1] = stamp | (meta & np.uint64(FLAGS & ~(DIRTY | FILED)))
         elif state[EXPIRY] != 0 and meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0):
             state[LOST] = min(state[LOST], stamp_of(np.int64(word(at, state[EXPIRY]))))
         for c in range(len(blobs)):

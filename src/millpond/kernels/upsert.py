@@ -367,6 +367,14 @@ def remove(state, references, lists, touched, rows):
     return removed
 
 
+@kernel("void(int64[::1], uint32[::1], int64[::1])")
+def touch_rows(state, touched, rows):
+    """Say that the batch changed some rows, given by their ids."""
+    for i in range(len(rows)):
+        at = step(state[SLAB], rows[i] * state[STRIDE])
+        _touch(state, touched, at, rows[i], word(at, 1))
+
+
 @kernel("void(int64[::1], uint64[::1], int64[::1])")
 def raise_stamps(state, hashes, stamps):
     """Give the rows with some hashes the stamps given, where these are later than their own."""

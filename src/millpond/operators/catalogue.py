@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field, key_fields
+from millpond.operators.spec import (
+    AggregateCall,
+    AggregateSpec,
+    DeduplicateSpec,
+    Field,
+    OperatorSpec,
+    SessionSpec,
+    WithinSpec,
+    key_fields,
+)
 from millpond.operators.types import leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -20,6 +29,9 @@ KEY_COLUMNS = "MP-KEYS"
 
 WHOLE_WINDOWS = "MP-WHOLE"
 """Reason code: a function of all values of a group, where groups are not shown once, when their window closes."""
+
+SESSION_DISTINCT = "MP-SESSION-DISTINCT"
+"""Reason code: an aggregate over distinct inputs in sessions, of which two cannot be merged here."""
 
 MAX_KEY_COLUMNS = 64
 
@@ -111,7 +123,7 @@ def is_distinct(call: AggregateCall) -> bool:
     return distinct or call.function == "collect_set"
 
 
-def whole_windows(spec: AggregateSpec | DeduplicateSpec) -> bool:
+def whole_windows(spec: OperatorSpec) -> bool:
     """Whether an aggregate's rows are kept until their window closes: so that it computes what needs all of them."""
     if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
         return False
@@ -131,7 +143,7 @@ def key_supported(ddl: str) -> str | None:
     return None
 
 
-def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
+def supported_spec(spec: OperatorSpec) -> str | None:
     """Why an operator cannot run here, as a reason code; None if it can."""
     keys = key_fields(spec)
     for field in keys:
@@ -140,12 +152,14 @@ def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
     width = key_width(keys)
     if width > MAX_KEY_COLUMNS:
         return KEY_COLUMNS
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return None
     for call in spec.calls:
         inputs = [spec.inputs[position] for position in call.inputs]
         if reason := supported(call, [field.type for field in inputs]):
             return reason
+        if is_distinct(call) and isinstance(spec, SessionSpec):
+            return SESSION_DISTINCT
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
         if call.function in HOLISTIC and not whole_windows(spec):

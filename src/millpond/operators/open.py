@@ -9,8 +9,10 @@ from millpond.operators.catalogue import whole_windows
 from millpond.operators.deduplicate import DeduplicateOperator
 from millpond.operators.holistic import HolisticAggregate
 from millpond.operators.protocol import MakeTable, Operator
-from millpond.operators.spec import DeduplicateSpec, OperatorSpec
+from millpond.operators.session import SessionOperator
+from millpond.operators.spec import DeduplicateSpec, OperatorSpec, SessionSpec, WithinSpec
 from millpond.operators.windows import WindowedAggregate
+from millpond.operators.within import WithinOperator
 
 
 def open_operator(
@@ -27,6 +29,10 @@ def open_operator(
     """
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table, existing)
+    if isinstance(spec, SessionSpec):
+        return SessionOperator(spec, make_table)
+    if isinstance(spec, WithinSpec):
+        return WithinOperator(spec, make_table)
     if whole_windows(spec):
         return HolisticAggregate(spec, make_table, existing)
     if spec.time is not None:

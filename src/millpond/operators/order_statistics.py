@@ -208,8 +208,8 @@ def sort_values(
     """Sort rows by group and value.
 
     Returns:
-        The rows that count, in order; for each, a number that equal values of a group share (−0.0 equals 0.0, NaN equals
-        NaN and is greater than all); and where each group begins, with the number of rows at the end.
+        The rows that count, in order; for each, a number that equal values of a group share (−0.0 equals 0.0, NaN
+        equals NaN and is greater than all); and where each group begins, with the number of rows at the end.
     """
     rows = np.flatnonzero(counts) if counts.size else np.arange(len(groups))
     ranks = _ranks(values, dtype)

@@ -96,7 +96,38 @@ class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
     time: EventTime | None = None
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec
+class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
+    """Grouping by `keys` and sessions: windows that rows of a key are in together whose own windows meet.
+
+    The pipe's input columns are `keys`, then the start and the end of the row's own window, two timestamps, then
+    `inputs`; its output `keys`, `window`, then one per call.
+
+    Attributes:
+        window: the column of sessions, a struct of two timestamps.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's; None if it has none.
+    """
+
+    keys: tuple[Field, ...]
+    window: Field
+    inputs: tuple[Field, ...]
+    calls: tuple[AggregateCall, ...]
+    output_mode: str  # "append" | "complete"
+    lag_ms: int | None = None
+
+
+class WithinSpec(msgspec.Struct, frozen=True, tag="within"):
+    """The first row of each key; a key is forgotten when the watermark reaches that row's time and `delay_ms`.
+
+    Input and output columns are `columns`, the key those at positions `keys`. Rows that are late by `time` are dropped.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    time: EventTime
+    delay_ms: int
+
+
+OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
@@ -108,26 +139,47 @@ PANE_TYPE = "bigint"
 
 def lag_of(spec: OperatorSpec) -> int | None:
     """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+    if isinstance(spec, SessionSpec):
+        return spec.lag_ms
     return None if spec.time is None else spec.time.lag_ms
+
+
+def closes(spec: OperatorSpec) -> bool:
+    """Whether the watermark closes state of the operator, so that batches without rows have something to do."""
+    complete = isinstance(spec, SessionSpec) and spec.output_mode == "complete"
+    return lag_of(spec) is not None and not complete
 
 
 def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's output."""
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return spec.columns
-    return spec.keys + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    window = (spec.window,) if isinstance(spec, SessionSpec) else ()
+    return (
+        spec.keys
+        + window
+        + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    )
 
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
-    return spec.columns if isinstance(spec, DeduplicateSpec) else key_fields(spec) + spec.inputs
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
+        return spec.columns
+    return key_fields(spec) + (window_bounds(spec) if isinstance(spec, SessionSpec) else ()) + spec.inputs
+
+
+def window_bounds(spec: SessionSpec) -> tuple[Field, Field]:
+    """The columns of a row's own window: its start and its end."""
+    kind = "timestamp_ntz" if "timestamp_ntz" in spec.window.type else "timestamp"
+    return Field("__start", kind), Field("__end", kind)
 
 
 def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
-    """The columns that make up an operator's key, as they arrive and are stored."""
-    if isinstance(spec, DeduplicateSpec):
+    """The columns that make up an operator's key, as they arrive and are stored (of sessions, without an ordinal)."""
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return tuple(spec.columns[k] for k in spec.keys)
-    if spec.time is None or spec.time.windows is None:
+    if isinstance(spec, SessionSpec) or spec.time is None or spec.time.windows is None:
         return spec.keys
     at = spec.time.column
     return (*spec.keys[:at], Field(spec.keys[at].name, PANE_TYPE), *spec.keys[at + 1 :])

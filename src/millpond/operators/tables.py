@@ -12,11 +12,27 @@ from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.accumulators import Accumulator
 from millpond.operators.calls import accumulator
 from millpond.operators.catalogue import is_distinct
-from millpond.operators.decode import OversizeError, key_columns
-from millpond.operators.encode import Place
+from millpond.operators.decode import OversizeError, ints, key_columns, to_arrow
+from millpond.operators.encode import ALL, Place
 from millpond.operators.protocol import MAIN
-from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec, key_fields, output_fields
+from millpond.operators.spec import (
+    AggregateSpec,
+    DeduplicateSpec,
+    Field,
+    OperatorSpec,
+    SessionSpec,
+    WithinSpec,
+    key_fields,
+    output_fields,
+)
 from millpond.operators.types import DataType, leaves, parse_type
+
+ORDINAL = Field("__ordinal", "bigint")
+"""What tells the sessions of a key from each other."""
+
+SESSION = tuple((Column(name, "word"), False) for name in ("start", "end", "expiry", "sessions"))
+"""Value columns of a session: start and end (microseconds), the time at which it is closed (milliseconds), and in the
+session with ordinal 0 how many there are of its key."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,8 @@ class Keyed:
         layout: of the table.
         initial: the words of a fresh row.
         keys, values: the places of the key and the value columns.
+        window: the type of the windows that the rows are sessions of; then the last key column is an ordinal, and the
+            values begin with `SESSION`.
     """
 
     fields: tuple[Field, ...]
@@ -35,6 +53,7 @@ class Keyed:
     initial: Words
     keys: tuple[Place, ...]
     values: tuple[Place, ...]
+    window: DataType | None = None
 
     @property
     def types(self) -> tuple[DataType, ...]:
@@ -51,7 +70,7 @@ class Distinct:
     filter: int | None
 
 
-def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]]) -> Keyed:
+def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]], window: DataType | None = None) -> Keyed:
     """Lay out a table with these keys and value columns, each with whether a fresh row has null there."""
     keys = []
     for position, field in enumerate(fields):
@@ -63,10 +82,10 @@ def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]]) -> Ke
     for (_, null), place in zip(columns, places[len(keys) :], strict=True):
         if null:
             initial[place.null_word] |= place.null_bit
-    return Keyed(tuple(fields), layout, initial, tuple(places[: len(keys)]), tuple(places[len(keys) :]))
+    return Keyed(tuple(fields), layout, initial, tuple(places[: len(keys)]), tuple(places[len(keys) :]), window)
 
 
-def accumulators(spec: AggregateSpec) -> list[Accumulator]:
+def accumulators(spec: AggregateSpec | SessionSpec) -> list[Accumulator]:
     """The accumulators of the calls, not bound yet."""
     return [
         accumulator(call, [parse_type(spec.inputs[position].type) for position in call.inputs]) for call in spec.calls
@@ -78,14 +97,20 @@ def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     fields = key_fields(spec)
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
+    if isinstance(spec, WithinSpec):
+        return keyed(fields, [(Column("expiry", "word"), False)]), []
     made = accumulators(spec)
     columns = [
         (Column(f"{number}.{part}", column.kind), column.null)
         for number, each in enumerate(made)
         for part, column in enumerate(each.columns)
     ]
-    table = keyed(fields, columns)
-    remaining = iter(table.values)
+    if isinstance(spec, SessionSpec):
+        table = keyed((*fields, ORDINAL), [*SESSION, *columns], parse_type(spec.window.type))
+        remaining = iter(table.values[len(SESSION) :])
+    else:
+        table = keyed(fields, columns)
+        remaining = iter(table.values)
     for each in made:
         each.bind([next(remaining) for _ in each.columns])
     return table, made
@@ -120,7 +145,7 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
 
 def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of `read_rows` for the main table: the key, and what the state says of it."""
-    return key_fields(spec) if isinstance(spec, DeduplicateSpec) else output_fields(spec)
+    return key_fields(spec) if isinstance(spec, DeduplicateSpec | WithinSpec) else output_fields(spec)
 
 
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -143,7 +168,16 @@ def decode_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Keys and results of rows as Arrow."""
     try:
-        columns = key_columns(rows, table.keys, table.types) + [call.result(rows) for call in calls]
+        if table.window is None:
+            columns = key_columns(rows, table.keys, table.types)
+        else:
+            columns = key_columns(rows, table.keys[:-1], table.types[:-1])
+            bounds = [ints(rows, table.values[bound].offset) for bound in (0, 1)]
+            children = [
+                to_arrow(values, ALL, inner) for values, (_, inner) in zip(bounds, table.window.fields, strict=True)
+            ]
+            columns.append(pa.Array.from_buffers(table.window.arrow, rows.count, [None], children=children))
+        columns += [call.result(rows) for call in calls]
     except OversizeError:
         middle = rows.count // 2
         if not middle:

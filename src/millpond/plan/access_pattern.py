@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millpond.operators.catalogue import whole_windows
-from millpond.operators.spec import AggregateSpec, OperatorSpec, lag_of
+from millpond.operators.spec import AggregateSpec, OperatorSpec, SessionSpec, WithinSpec, lag_of
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -19,6 +19,12 @@ class AccessPattern(NamedTuple):
 
 def access_pattern(spec: OperatorSpec) -> AccessPattern:
     """The access pattern of an operator."""
+    if isinstance(spec, SessionSpec):
+        why = "one row per open session, updated in place; those that meet are merged, closed ones found by their end"
+        return AccessPattern("read-modify-write", why)
+    if isinstance(spec, WithinSpec):
+        why = "each key is looked up once per row and kept until the watermark has passed it"
+        return AccessPattern("read-modify-write", why)
     if not isinstance(spec, AggregateSpec):
         return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")
     if whole_windows(spec):

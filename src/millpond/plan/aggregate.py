@@ -11,13 +11,22 @@ from msgspec.structs import replace
 from millpond.operators.catalogue import (
     KEY_COLUMNS,
     MAX_KEY_COLUMNS,
+    SESSION_DISTINCT,
     is_distinct,
     key_supported,
     key_width,
     sketch_precision,
     supported,
 )
-from millpond.operators.spec import GLOBAL_HASH, PANE_TYPE, AggregateCall, AggregateSpec, EventTime, Field
+from millpond.operators.spec import (
+    GLOBAL_HASH,
+    PANE_TYPE,
+    AggregateCall,
+    AggregateSpec,
+    EventTime,
+    Field,
+    SessionSpec,
+)
 from millpond.plan.catalyst import (
     SESSION_WINDOW,
     WATERMARK_DELAY,
@@ -28,6 +37,7 @@ from millpond.plan.catalyst import (
     sketch_tables,
 )
 from millpond.plan.reasons import Reason
+from millpond.plan.session import Session
 from millpond.plan.support import FUNCTIONS, SMALL
 from millpond.plan.windows import Assigned, assigned
 
@@ -61,6 +71,8 @@ class Reading:
         hash: SQL over the key columns that gives the key hash.
         time: the key by whose time groups are closed.
         assigned: how that key is assigned, if the operator does it instead of Spark.
+        session: the grouping by sessions, if there is one.
+        bounds: the pipe's input columns for it, the start and the end of each row's own window.
     """
 
     raw: list[Expression] = field(default_factory=list)
@@ -71,9 +83,28 @@ class Reading:
     hash: str = f"{GLOBAL_HASH}L"
     time: EventTime | None = None
     assigned: Assigned | None = None
+    session: Session | None = None
+    bounds: list[Derived] = field(default_factory=list)
 
-    def spec(self, output_mode: str) -> AggregateSpec:
+    @property
+    def columns(self) -> list[Derived]:
+        """The pipe's input columns."""
+        return self.keys + self.bounds + self.inputs
+
+    def results(self, groupings: list[Expression]) -> list[tuple[str, Expression]]:
+        """The columns that stand before the calls in the pipe's output: their names, and which groupings they are."""
+        names = [key.field.name for key in self.keys]
+        if self.session is None:
+            return list(zip(names, groupings, strict=True))
+        at = self.session.position
+        keys = groupings[:at] + groupings[at + 1 :]
+        return [*zip(names, keys, strict=True), (self.session.window.name, groupings[at])]
+
+    def spec(self, output_mode: str) -> AggregateSpec | SessionSpec:
         """The operator's plain description."""
+        if self.session is not None:
+            keys, inputs = ([column.field for column in columns] for columns in (self.keys, self.inputs))
+            return self.session.spec(keys, inputs, self.calls, output_mode)
         keys, time = [key.field for key in self.keys], self.time
         if self.assigned is not None and time is not None:
             keys[time.column] = Field(keys[time.column].name, self.assigned.type)
@@ -135,10 +166,13 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
     names: set[str] = set()
     hashed: list[str] = []
     for position, grouping in enumerate(node.list("groupingExpressions")):
-        if SESSION_WINDOW in metadata(grouping):
-            raise Unsupported(Reason("MP-EVENT-TIME", grouping.name))
         check_key(grouping)
         name = unique(_label(node, grouping), names)
+        if SESSION_WINDOW in metadata(grouping):
+            reading.session = Session(position, Field(name, grouping.type), WATERMARK_DELAY in metadata(grouping))
+            raw = (reading.add_raw(grouping),)
+            reading.bounds = [Derived(bound, raw, sql) for bound, sql in reading.session.bounds]
+            continue
         if not (closing and WATERMARK_DELAY in metadata(grouping)):
             reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
             hashed.append(name)
@@ -159,6 +193,11 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
             if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
                 reading.aggregates.append(expression)
                 reading.calls.append(_read_call(catalyst, reading, expression))
+    if reading.session is not None:
+        if reading.time is not None:
+            raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
+        for call in filter(is_distinct, reading.calls):
+            raise Unsupported(Reason(SESSION_DISTINCT, call.function))
     return reading
 
 

@@ -11,14 +11,21 @@ from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
 from millpond.operators.catalogue import HOLISTIC, WHOLE_WINDOWS, whole_windows
-from millpond.operators.spec import AggregateSpec, DeduplicateSpec, EventTime, Field, OperatorSpec, lag_of
+from millpond.operators.spec import (
+    AggregateSpec,
+    DeduplicateSpec,
+    EventTime,
+    Field,
+    OperatorSpec,
+    WithinSpec,
+    closes,
+)
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.reasons import Reason
 
 _OTHER_STATE = {
-    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "TransformWithState": "transformWithState",
@@ -49,7 +56,7 @@ class Operator:
     @property
     def closes(self) -> bool:
         """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
-        return self.spec is not None and lag_of(self.spec) is not None
+        return self.spec is not None and closes(self.spec)
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,12 @@ class _Decider:
             title = _OTHER_STATE[node.kind]
             return Operator(title, reason=Reason("MP-OPERATOR", title))
         reader: dict[str, Callable[[Node], tuple[Reading, OperatorSpec]]]
-        reader = {"Aggregate": self._aggregate, "Deduplicate": self._deduplicate, "Distinct": self._distinct}
+        reader = {
+            "Aggregate": self._aggregate,
+            "Deduplicate": self._deduplicate,
+            "DeduplicateWithinWatermark": self._within,
+            "Distinct": self._distinct,
+        }
         if node.kind not in reader:
             return None
         title = describe(node)
@@ -173,8 +185,13 @@ class _Decider:
             return Operator(title, reason=unsupported.reason)
         return Operator(title, spec, reading=reading)
 
-    def _aggregate(self, node: Node) -> tuple[Reading, AggregateSpec]:
+    def _aggregate(self, node: Node) -> tuple[Reading, OperatorSpec]:
         reading = read_aggregate(self.catalyst, node, closing=self.output_mode != "complete")
+        if reading.session is not None:
+            if self.output_mode == "update" or (self.output_mode == "append" and not reading.session.marked):
+                raise Unsupported(Reason("MP-MODE", self.output_mode))
+            self._check_watermarks(EventTime(0) if reading.session.marked else None)
+            return reading, reading.spec(self.output_mode)
         if self.output_mode == "append" and reading.time is None:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
         self._check_watermarks(reading.time)
@@ -189,7 +206,7 @@ class _Decider:
         if time is not None and single:
             raise Unsupported(Reason("MP-SINGLE"))
 
-    def _distinct(self, node: Node) -> tuple[Reading, AggregateSpec]:
+    def _distinct(self, node: Node) -> tuple[Reading, OperatorSpec]:
         """`SELECT DISTINCT` is a grouping by all columns without functions, in Spark and here."""
         reading = Reading()
         names: set[str] = set()
@@ -224,6 +241,14 @@ class _Decider:
         columns = tuple(column.field for column in reading.inputs)
         return reading, DeduplicateSpec(columns, tuple(positions), reading.time)
 
+    def _within(self, node: Node) -> tuple[Reading, WithinSpec]:
+        reading, spec = self._deduplicate(node)
+        marked = [attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata]
+        if spec.time is None or len(marked) != 1 or not marked[0].type.startswith("timestamp"):
+            raise Unsupported(Reason("MP-EVENT-TIME", ", ".join(attribute.name for attribute in marked)))
+        delay = int(marked[0].metadata[WATERMARK_DELAY])
+        return reading, WithinSpec(spec.columns, spec.keys, spec.time, delay)
+
 
 def _check_travels(attribute: Expression) -> None:
     """Refuse a column that Spark cannot hand to Python and take back unchanged."""
@@ -251,6 +276,7 @@ def describe(node: Node) -> str:
         # `spark.sql("… {df} …", df=df)` names its view anew each time; the pinned query must not.
         keys = re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", keys)
         return f"aggregate by {keys}" if keys else "aggregate"
-    if node.kind == "Deduplicate":
-        return "deduplicate by " + ", ".join(key.name for key in node.list("keys"))
+    if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
+        within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
+        return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
     return "distinct"

@@ -15,7 +15,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
-from millpond.plan.aggregate import Derived, quoted, rewrite
+from millpond.operators.spec import DeduplicateSpec, WithinSpec
+from millpond.plan.aggregate import Derived, Reading, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.decide import Decided, Decision, Operator
 from millpond.plan.workers import ArrowFunction, map_in_arrow
@@ -78,15 +79,13 @@ class _Surgeon:
         if reading.assigned is not None and reading.assigned.expanded:
             (expand,) = child.children
             child = self.catalyst.with_children(child, expand.children)
-        columns = reading.keys + reading.inputs
-        prepared = self._prepare(child, reading.raw, columns, reading.hash)
-        names = [key.field.name for key in reading.keys]
-        if node.kind == "Deduplicate":
+        prepared = self._prepare(child, reading.raw, reading.columns, reading.hash)
+        if isinstance(operator.spec, DeduplicateSpec | WithinSpec):
             names = [column.field.name for column in reading.inputs]
             types = [raw.data_type for raw in reading.raw]
         else:
-            keys = node.list("groupingExpressions") if node.kind == "Aggregate" else node.output
-            types = [key.data_type for key in keys]
+            shown = reading.results(node.list("groupingExpressions") if node.kind == "Aggregate" else node.output)
+            names, types = [name for name, _ in shown], [key.data_type for _, key in shown]
             names += [f"call{index}" for index in range(len(reading.aggregates))]
             types += [aggregate.data_type for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
@@ -104,7 +103,7 @@ class _Surgeon:
             *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
         )
         results = observed.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
-        return self._reattach(node, reading.aggregates, self.catalyst.analyzed(results))
+        return self._reattach(node, reading, self.catalyst.analyzed(results))
 
     def _prepare(self, child: Node, raw: list[Expression], columns: list[Derived], hash_: str) -> DataFrame:
         """Project what the operator needs: Spark evaluates the expressions, then the key hash over their values.
@@ -138,13 +137,13 @@ class _Surgeon:
             rows = rows.union(self.catalyst.watching_watermark(sent))
         return rows.repartitionById(self.partitions, partition)
 
-    def _reattach(self, node: Node, aggregates: list[Expression], piped: Node) -> Node:
+    def _reattach(self, node: Node, reading: Reading, piped: Node) -> Node:
         """Put the node's results, computed from the pipe's output, under their old names and identities."""
         if node.kind != "Aggregate":
             pairs = zip(piped.output, node.output, strict=True)
             return self.catalyst.project([self._stand_in(self._as(new, old), old) for new, old in pairs], piped)
-        groupings = node.list("groupingExpressions")
-        known = list(zip(groupings + aggregates, piped.output, strict=True))
+        groupings = [grouping for _, grouping in reading.results(node.list("groupingExpressions"))]
+        known = list(zip(groupings + reading.aggregates, piped.output, strict=True))
 
         def replace(expression: Expression) -> Expression | None:
             return next((self._as(new, old) for old, new in known if old.means(expression)), None)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
-from millpond.operators.spec import OperatorSpec, input_fields, lag_of, output_fields
+from millpond.operators.spec import OperatorSpec, closes, input_fields, output_fields
 from millpond.operators.types import leaves, parse_type
 
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -38,7 +38,7 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
         specs: the operators.
         given: the session's settings.
     """
-    closing = any(lag_of(spec) is not None for spec in specs)
+    closing = any(closes(spec) for spec in specs)
     fields = [field for spec in specs for field in (*input_fields(spec), *output_fields(spec))]
     of_any_length = any(leaf.machine in (None, "bytes") for f in fields for leaf in leaves(parse_type(f.type)))
     rows = min(settings.batch_rows, _ROWS_OF_ANY_LENGTH) if of_any_length else settings.batch_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,15 +74,15 @@ class Expiry:
             self._next = min(self._next, int(self._hot.words[rows, self._offset].view(np.int64).min()))
         self._count = file(self._hot.state, rows, self._horizon, self._filed, self._count)
 
-    def due(self, limit: int) -> Iterator[NDArray[np.int64]]:
+    def due(self, limit: int) -> Generator[NDArray[np.int64]]:
         """The ids of all rows that expire at or before a time in milliseconds, in pieces.
 
-        They have to be removed, or written and filed anew, before the next piece is asked for; nothing else may happen
-        to the table meanwhile.
+        They have to be removed, or written and filed anew, before the next piece is asked for, and whether that is or
+        not; nothing else may happen to the table meanwhile.
         """
         yield from self._due_in_memory(limit)
-        stamp = _stamp(limit)
-        while True:
+        stamp = min(limit + STAMP_ZERO, STAMP_END - 1)
+        while stamp > 0:
             self._note_lost()
             older = next((i for i, run in enumerate(reversed(self._runs.runs)) if run.due <= stamp), -1)
             if older < 0:
@@ -101,8 +101,13 @@ class Expiry:
         elif limit < self._next:
             return
         due = self._take(limit)
-        for start in range(0, len(due), _PIECE):
-            yield due[start : start + _PIECE]
+        start = 0
+        try:
+            while start < len(due):
+                start += _PIECE
+                yield due[start - _PIECE : start]
+        finally:  # the rest, if nobody asks for it now
+            self.file(due[start:])
 
     def _take(self, limit: int) -> NDArray[np.int64]:
         due, figures = np.empty(self._count, np.int64), np.empty(2, np.int64)
@@ -124,7 +129,6 @@ class Expiry:
             older: how many runs are older than the one meant (others may be put in front of it meanwhile).
         """
         run = self._run(older)
-        run.due = STAMP_END + 1
         last = -1
         first_left = STAMP_END + 1
         layout, range_ = self._hot.layout, self._range
@@ -176,7 +180,3 @@ class Expiry:
         located, pending = hot.upsert(new, stamps, TOUCH_NONE, True)
         hot.settle(located, pending, Found(pending, *addresses(*new), (new,)), TOUCH_NONE)
         return np.concatenate([here, located.rows])
-
-
-def _stamp(time: int) -> int:
-    return max(1, min(STAMP_END, time + STAMP_ZERO))

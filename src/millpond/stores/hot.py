@@ -15,7 +15,17 @@ from millpond.kernels.arena import long_bytes, long_bytes_at, relocate
 from millpond.kernels.expiry import find
 from millpond.kernels.index import walk
 from millpond.kernels.pointers import address
-from millpond.kernels.upsert import BLOCK, TOUCH_NONE, data_of, overwrite, raise_stamps, remove, settle, upsert
+from millpond.kernels.upsert import (
+    BLOCK,
+    TOUCH_NONE,
+    data_of,
+    overwrite,
+    raise_stamps,
+    remove,
+    settle,
+    touch_rows,
+    upsert,
+)
 from millpond.layout import META, Bytes, RowLayout, Rows, Words
 from millpond.stores.heap import Heap
 from millpond.stores.hot_index import HotIndex
@@ -41,7 +51,7 @@ class HotTable:
     Attributes:
         words: the slab, one row id to a line; lines may be longer than a row.
         heap: what long values point into.
-        moves: how often row ids have changed.
+        moves: how often rows have got other ids. departures: how often rows have left.
     """
 
     def __init__(self, layout: RowLayout, initial: Words, range_: HashRange, space: int) -> None:
@@ -75,7 +85,7 @@ class HotTable:
         self._clean_dead = 0  # tombstones that have been copied into runs, about
         self._filed: Mapping | None = None
         self._listed = _LISTED
-        self.moves = 0
+        self.moves = self.departures = 0
 
     def _note_range(self, range_: HashRange) -> None:
         state = self.state
@@ -262,6 +272,10 @@ class HotTable:
             address(rows.heap),
         )
 
+    def touch(self, rows: NDArray[np.int64]) -> None:
+        """Say that the batch changed some rows."""
+        touch_rows(self.state, self._touched_ids, np.ascontiguousarray(rows))
+
     def remove(self, rows: NDArray[np.int64]) -> int:
         """Make tombstones of given rows; returns how many were none before."""
         return int(remove(self.state, self._references, self.heap.lists, self._touched_ids, np.ascontiguousarray(rows)))
@@ -355,6 +369,7 @@ class HotTable:
         Yields:
             The dirty ones among them, in hash order, with their flags except that one.
         """
+        self.departures += 1
         self.index.settle()
         rank, ties = self._threshold(share)
         slot = 0

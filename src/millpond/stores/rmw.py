@@ -154,6 +154,11 @@ class RmwTable:
         """How many keys should be worked on together: more might drive each other out. Any, if most are in memory."""
         return _MOST_ROWS if self._at_hand else self._together
 
+    @property
+    def spare(self) -> int:
+        """How many keys may be added before the index grows."""
+        return self._hot.index.room
+
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash (see `narrow`) to work through a batch of so many rows.
 
@@ -187,15 +192,19 @@ class RmwTable:
         if self._sought:
             self._missing = self._missed / self._sought
         self._sought = self._missed = 0
-        if self._narrow:
-            self._room.narrow(self._range)
-            self._narrow = False
+        self.widen()
         if self._outbox is not None and self._flusher is not None and self._compactor is not None:
             self._outbox.adopt()
             self._flusher.step(version)
             self._compactor.step()
         self._hot.drop_dead(dirty=not self._runs.runs)
         self._room.tidy()
+
+    def widen(self) -> None:
+        """Take back `narrow`: rows of the whole range may be asked for again."""
+        if self._narrow:
+            self._room.narrow(self._range)
+            self._narrow = False
 
     def narrow(self, range_: HashRange) -> None:
         """Hold rows of a part of the table's range only, until the next call or `begin`: no others are asked for.
@@ -266,6 +275,19 @@ class RmwTable:
             values = np.ascontiguousarray(values)
         self._room.take(self.heap.size_of(values))
         self.heap.put(rows, offset, values, heap)
+
+    @property
+    def epoch(self) -> int:
+        """Row ids are valid as long as this is the same, even after an `upsert`."""
+        return self._hot.moves + self._hot.departures
+
+    def touch(self, rows: NDArray[np.int64]) -> None:
+        """Say that the batch changed some rows, which were found with `touch="created"`."""
+        self._hot.touch(rows)
+
+    def copy(self, rows: NDArray[np.int64]) -> Rows:
+        """Copies of rows with their long values."""
+        return self._hot.copy(rows.astype(np.uint32))
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Remove keys: they are nowhere now, though runs may hold older versions of them.
