@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millpond.operators.aggregate import AggregateOperator
+from millpond.operators.catalogue import whole_windows
 from millpond.operators.deduplicate import DeduplicateOperator
+from millpond.operators.holistic import HolisticAggregate
 from millpond.operators.join import JoinOperator
 from millpond.operators.protocol import MakeOrdered, MakeTable, Operator
 from millpond.operators.session import SessionOperator
@@ -41,6 +43,8 @@ def open_operator(
         return SessionOperator(spec, make_table)
     if isinstance(spec, WithinSpec):
         return WithinOperator(spec, make_table)
+    if whole_windows(spec):
+        return HolisticAggregate(spec, make_table, existing)
     if spec.time is not None:
         return WindowedAggregate(spec, make_table, existing)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from millpond.operators.catalogue import whole_windows
 from millpond.operators.spec import AggregateSpec, JoinSpec, OperatorSpec, SessionSpec, WithinSpec, lag_of
 
 _GROWING = frozenset({"collect_list", "collect_set"})
@@ -29,6 +30,9 @@ def access_pattern(spec: OperatorSpec) -> AccessPattern:
         return AccessPattern("read-modify-write", why)
     if not isinstance(spec, AggregateSpec):
         return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")
+    if whole_windows(spec):
+        why = "a function needs all rows of a group: they are appended to their window, and read when it closes"
+        return AccessPattern("aligned append", why)
     if any(call.distinct for call in spec.calls):
         why = "one row per key, updated in place; DISTINCT inputs are kept beside it, one row per key and value"
     elif any(call.function in _GROWING for call in spec.calls):

@@ -553,3 +553,20 @@ class Catalyst:
         if not expression.children:
             return expression
         return self.with_operands(expression, [self._plain(child) for child in expression.children])
+
+
+def percentile_options(aggregate: Expression) -> dict[str, Any]:
+    """What a percentile's result depends on beside its values, from `Median`, `Percentile` and their like."""
+    if aggregate.kind == "Median":
+        return {"percentages": [0.5]}
+    shares = aggregate.children[1]
+    value = shares.java.eval(None)
+    several = shares.type.startswith("array")
+    options: dict[str, Any] = {
+        "percentages": [float(share) for share in value.toDoubleArray()] if several else [float(value)],
+        "array": several,
+        "reverse": bool(aggregate.get("reverse")),
+    }
+    if aggregate.kind == "PercentileDisc":
+        options |= {"discrete": True, "legacy": bool(aggregate.get("legacyCalculation"))}
+    return options

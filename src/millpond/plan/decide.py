@@ -10,6 +10,7 @@ from itertools import count
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
+from millpond.operators.catalogue import HOLISTIC, WHOLE_WINDOWS, whole_windows
 from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
@@ -228,7 +229,11 @@ class _Decider:
         if self.output_mode == "append" and reading.time is None:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
         self._check_watermarks(reading.time is not None)
-        return reading, reading.spec(self.output_mode)
+        spec = reading.spec(self.output_mode)
+        whole = [call.function for call in spec.calls if call.function in HOLISTIC]
+        if whole and not whole_windows(spec):
+            raise Unsupported(Reason(WHOLE_WINDOWS, whole[0]))
+        return reading, spec
 
     def _check_watermarks(self, timed: bool) -> None:
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
