@@ -35,7 +35,7 @@ class TableManifest(msgspec.Struct, frozen=True):
 
     Attributes:
         keys: how many keys the table holds, deltas included.
-        expired: for tables in order of time, the time (microseconds) up to which rows are not part of the state any more.
+        expired: for tables in order of time, the time (microseconds) up to which rows are not part of the state.
         skip: how many rows of the deltas behind `flushed`, in order, are covered too (by stores that only append).
     """
 
