@@ -106,3 +106,36 @@ def test_join(spark: SparkSession, tmp_path: Path, name: str) -> None:
     tables = [events(seed + number, minute) for number, minute in enumerate([0, 2, 3, 9, 8, 20])]
     out = compare(spark, tmp_path, query, mode, [tables[:3], tables[3:5], tables[5:]], ddl=DDL)
     assert any(out.values())
+
+
+CHAINS = {
+    "windows above": f"""
+        select window(lt, '1 minute') as w, count(*) as n, sum(rv) as total
+        from l join r on lk = rk and {NEAR} group by window(lt, '1 minute')""",
+    "windows below": """
+        select a.w, a.n, b.n as m, b.high from
+          (select window(lt, '1 minute') as w, lk, count(*) as n from l group by window(lt, '1 minute'), lk) a
+          join (select window(rt, '1 minute') as w, rk, count(*) as n, max(rv) as high
+                from r group by window(rt, '1 minute'), rk) b
+          on a.w = b.w and lk = rk""",
+    "distinct above": f"select distinct_rows.* from (select lk, lt, lv from l join r on lk = rk and {NEAR}) distinct_rows",
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_operators_above_and_below(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """What comes out of an interval join lags behind its input: windows above close later."""
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        out = sql(CHAINS[name])(df, session)
+        return out.dropDuplicates() if name == "distinct above" else out
+
+    tables = [events(500 + number, minute) for number, minute in enumerate([0, 2, 4, 9, 12, 20, 30])]
+    out = compare(spark, tmp_path, query, "append", [tables[:3], tables[3:5], tables[5:]], ddl=DDL)
+    assert any(out.values())
+
+
+def test_update_mode(spark: SparkSession, tmp_path: Path) -> None:
+    query = sql(f"select * from l join r on lk = rk and {NEAR}")
+    tables = [events(700 + number, minute) for number, minute in enumerate([0, 2, 9])]
+    compare(spark, tmp_path, query, "update", [tables[:2], tables[2:]], ddl=DDL)
