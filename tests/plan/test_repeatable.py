@@ -59,5 +59,5 @@ def test_explain(stream: DataFrame) -> None:
     assert second["reason"]["code"] == "MP-WHOLE"
     text = as_text(decide(df, "update"))
     assert "[millpond 0] deduplicate by k" in text
-    assert "MP-FUNCTION: the aggregate function percentile" in text
+    assert "MP-WHOLE: percentile needs all rows" in text
     assert as_text(decide(stream.select("k"), "append")).startswith("no stateful operators")
