@@ -15,13 +15,17 @@ from millpond.checkpoint.generation import Base, Generation, numbers, read_base,
 from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.errors import StateDamagedError, UsageError
+from millpond.files.append_file import Slice
 from millpond.files.blocks import HashRange, sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
+from millpond.operators.catalogue import whole_windows
 from millpond.operators.protocol import MAIN, base_name
-from millpond.operators.spec import OperatorSpec
+from millpond.operators.spec import AggregateSpec, OperatorSpec
 from millpond.operators.tables import read_rows, table_schemas
+from millpond.stores.aligned import gradually
+from millpond.stores.append_files import AppendFiles
 from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet, memory_run
 
@@ -131,9 +135,23 @@ class StateReader:
         first, last = self.claim.ranges[partition]
         shift = 64 - (self.claim.key_groups - 1).bit_length()
         range_ = HashRange(first << shift, last << shift) if table == MAIN else HashRange()
+        read = self._appended if isinstance(spec, AggregateSpec) and whole_windows(spec) else self._rows
         for state in states:
-            for rows in self._rows(state, RowLayout(schema), range_):
+            for rows in read(state, RowLayout(schema), range_):
                 yield from read_rows(spec, table, rows)
+
+    def _appended(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
+        """The rows of a table of the aligned append store."""
+        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
+            store = AppendFiles(self.files, local)
+            try:
+                files = [store.open(ref, [layout]) for ref in reversed(state.runs.runs)]
+                for ref in state.deltas:
+                    if ref.length:
+                        files += store.open_slice(Slice(ref.commit, ref.offset, ref.length), [layout])
+                yield from gradually([files], layout, _MEMORY // 8, range_)
+            finally:
+                store.close()
 
     def _rows(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
