@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+import millpond
 from millpond.operators.catalogue import whole_windows
 from millpond.plan.decide import decide
 from tests.differential.harness import stream
@@ -64,3 +65,6 @@ def test_whole_windows(
     (operator,) = decide(query(stream(spark, tmp_path, DDL), spark), "append").operators
     assert operator.spec is not None
     assert whole_windows(operator.spec)
+    state = millpond.read_state(spark, str(tmp_path / "ours"))
+    assert {"k" if "k" in state.columns else "s"} <= set(state.columns) or query is windows_only
+    assert state.count() > 0

@@ -18,10 +18,11 @@ from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows, TableSchema, Words
 from millpond.operators.catalogue import WHOLE_WINDOWS, supported_spec, whole_windows
-from millpond.operators.holistic import HolisticAggregate, StoredRows
+from millpond.operators.holistic import HolisticAggregate
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import TableKind, Times
 from millpond.operators.spec import AggregateCall, AggregateSpec, EventTime, Field, Windows, input_fields
+from millpond.operators.stored_rows import StoredRows
 from millpond.operators.types import parse_type
 from millpond.stores.aligned import AlignedStore
 from millpond.stores.append_files import AppendFiles

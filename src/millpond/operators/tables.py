@@ -11,7 +11,7 @@ import pyarrow as pa
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.accumulators import Accumulator
 from millpond.operators.calls import accumulator
-from millpond.operators.catalogue import is_distinct
+from millpond.operators.catalogue import is_distinct, whole_windows
 from millpond.operators.decode import OversizeError, ints, key_columns, to_arrow
 from millpond.operators.encode import ALL, Place
 from millpond.operators.join_rows import read_side, side_schemas, state_columns
@@ -27,6 +27,7 @@ from millpond.operators.spec import (
     key_fields,
     output_fields,
 )
+from millpond.operators.stored_rows import StoredRows
 from millpond.operators.types import DataType, leaves, parse_type
 
 ORDINAL = Field("__ordinal", "bigint")
@@ -142,6 +143,9 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     """The operator's tables by name: schema, and the words of a fresh row."""
     if isinstance(spec, JoinSpec):
         return {name: (schema, np.zeros(0, np.uint64)) for name, schema in side_schemas(spec).items()}
+    if isinstance(spec, AggregateSpec) and whole_windows(spec):
+        stored = StoredRows(spec)
+        return {MAIN: (stored.layout.schema, stored.initial)}
     tables = {MAIN: main_table(spec)[0]}
     if isinstance(spec, AggregateSpec):
         tables |= {distinct.table: table for distinct, table, _ in distincts(spec)}
@@ -149,9 +153,14 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
 
 
 def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
-    """The columns of `read_rows` for the main table: the key, and what the state says of it."""
+    """The columns of `read_rows` for the main table: the key, and what the state says of it.
+
+    Of whole windows that is the input of each row, and windows are shown by the beginnings of their panes.
+    """
     if isinstance(spec, JoinSpec):
         return state_columns(spec)
+    if isinstance(spec, AggregateSpec) and whole_windows(spec):
+        return StoredRows(spec).fields
     return key_fields(spec) if isinstance(spec, DeduplicateSpec | WithinSpec) else output_fields(spec)
 
 
@@ -162,6 +171,9 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
     """
     if isinstance(spec, JoinSpec):
         yield read_side(spec, table, rows)
+        return
+    if isinstance(spec, AggregateSpec) and whole_windows(spec):
+        yield StoredRows(spec).decode(rows).drop_columns(["__hash"])
         return
     if table == MAIN:
         main, made = main_table(spec)
