@@ -117,7 +117,7 @@ def test_one_row_takes_several_and_rows_of_its_own_table() -> None:
     table = operator.tables["main"]
     table.begin(rig.version)
     source = Rows(np.concatenate([rows.words for rows in table.scan()]), table.heap.data)
-    order = np.argsort(source.words[:, operator._main.keys[0].offset], kind="stable")
+    order = np.argsort(source.words[:, operator._groups.main.keys[0].offset], kind="stable")
     source = Rows(np.ascontiguousarray(source.words[order]), source.heap)
     ids = table.upsert(source, 0).rows
     for call in operator._groups.calls:

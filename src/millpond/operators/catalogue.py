@@ -11,6 +11,7 @@ from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
     Field,
+    JoinSpec,
     OperatorSpec,
     SessionSpec,
     WithinSpec,
@@ -152,6 +153,9 @@ def supported_spec(spec: OperatorSpec) -> str | None:
     width = key_width(keys)
     if width > MAX_KEY_COLUMNS:
         return KEY_COLUMNS
+    if isinstance(spec, JoinSpec):
+        values = spec.left.values + spec.right.values
+        return INPUT_TYPE if any(key_supported(field.type) for field in values) else None
     if isinstance(spec, DeduplicateSpec | WithinSpec):
         return None
     for call in spec.calls:

@@ -8,15 +8,21 @@ from millpond.operators.aggregate import AggregateOperator
 from millpond.operators.catalogue import whole_windows
 from millpond.operators.deduplicate import DeduplicateOperator
 from millpond.operators.holistic import HolisticAggregate
-from millpond.operators.protocol import MakeTable, Operator
+from millpond.operators.join import JoinOperator
+from millpond.operators.protocol import MakeOrdered, MakeTable, Operator
 from millpond.operators.session import SessionOperator
-from millpond.operators.spec import DeduplicateSpec, OperatorSpec, SessionSpec, WithinSpec
+from millpond.operators.spec import DeduplicateSpec, JoinSpec, OperatorSpec, SessionSpec, WithinSpec
 from millpond.operators.windows import WindowedAggregate
 from millpond.operators.within import WithinOperator
 
 
 def open_operator(
-    spec: OperatorSpec, make_table: MakeTable, existing: Iterable[str] = (), *, owns_global: bool = True
+    spec: OperatorSpec,
+    make_table: MakeTable,
+    existing: Iterable[str] = (),
+    *,
+    make_ordered: MakeOrdered | None = None,
+    owns_global: bool = True,
 ) -> Operator:
     """Open an operator on one partition.
 
@@ -25,8 +31,12 @@ def open_operator(
         make_table: opens a table of the partition by name, schema and the words of a fresh row. The table `MAIN` (each
             slice of it) holds the partition's range of hashes; the others, whose hashes are mixed, the whole range.
         existing: the names of the tables that the state has.
+        make_ordered: opens an ordered table, for operators that ask for one.
         owns_global: for an aggregate without keys, whether the partition's range holds `spec.GLOBAL_HASH`.
     """
+    if isinstance(spec, JoinSpec):
+        assert make_ordered is not None
+        return JoinOperator(spec, make_ordered)
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table, existing)
     if isinstance(spec, SessionSpec):

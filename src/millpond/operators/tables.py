@@ -14,11 +14,13 @@ from millpond.operators.calls import accumulator
 from millpond.operators.catalogue import is_distinct, whole_windows
 from millpond.operators.decode import OversizeError, ints, key_columns, to_arrow
 from millpond.operators.encode import ALL, Place
+from millpond.operators.join_rows import read_side, side_schemas, state_columns
 from millpond.operators.protocol import MAIN
 from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
     Field,
+    JoinSpec,
     OperatorSpec,
     SessionSpec,
     WithinSpec,
@@ -95,6 +97,7 @@ def accumulators(spec: AggregateSpec | SessionSpec) -> list[Accumulator]:
 
 def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     """The main table and, for an aggregate, its accumulators, bound to their columns."""
+    assert not isinstance(spec, JoinSpec)
     fields = key_fields(spec)
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
@@ -141,6 +144,8 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     if isinstance(spec, AggregateSpec) and whole_windows(spec):
         stored = StoredRows(spec)
         return {MAIN: (stored.layout.schema, stored.initial)}
+    if isinstance(spec, JoinSpec):
+        return {name: (schema, np.zeros(0, np.uint64)) for name, schema in side_schemas(spec).items()}
     tables = {MAIN: main_table(spec)[0]}
     if isinstance(spec, AggregateSpec):
         tables |= {distinct.table: table for distinct, table, _ in distincts(spec)}
@@ -154,6 +159,8 @@ def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """
     if isinstance(spec, AggregateSpec) and whole_windows(spec):
         return StoredRows(spec).fields
+    if isinstance(spec, JoinSpec):
+        return state_columns(spec)
     return key_fields(spec) if isinstance(spec, DeduplicateSpec | WithinSpec) else output_fields(spec)
 
 
@@ -164,6 +171,9 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
     """
     if isinstance(spec, AggregateSpec) and whole_windows(spec):
         yield StoredRows(spec).decode(rows).drop_columns(["__hash"])
+        return
+    if isinstance(spec, JoinSpec):
+        yield read_side(spec, table, rows)
         return
     if table == MAIN:
         main, made = main_table(spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millpond.operators.catalogue import whole_windows
-from millpond.operators.spec import AggregateSpec, OperatorSpec, SessionSpec, WithinSpec, lag_of
+from millpond.operators.spec import AggregateSpec, JoinSpec, OperatorSpec, SessionSpec, WithinSpec, lag_of
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -19,6 +19,9 @@ class AccessPattern(NamedTuple):
 
 def access_pattern(spec: OperatorSpec) -> AccessPattern:
     """The access pattern of an operator."""
+    if isinstance(spec, JoinSpec):
+        why = "rows of both sides are kept by key and event time, and read by intervals of time"
+        return AccessPattern("ordered", why + ("; they expire with the watermark" if spec.expires else ""))
     if isinstance(spec, SessionSpec):
         why = "one row per open session, updated in place; those that meet are merged, closed ones found by their end"
         return AccessPattern("read-modify-write", why)

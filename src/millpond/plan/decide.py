@@ -19,10 +19,13 @@ from millpond.operators.spec import (
     OperatorSpec,
     WithinSpec,
     closes,
+    lag_of,
+    with_lag,
 )
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.join import JoinReading, read_join
 from millpond.plan.reasons import Reason
 
 _OTHER_STATE = {
@@ -50,7 +53,7 @@ class Operator:
     title: str
     spec: OperatorSpec | None = None
     index: int | None = None
-    reading: Reading | None = None
+    reading: Reading | JoinReading | None = None
     reason: Reason | None = None
 
     @property
@@ -82,11 +85,13 @@ class Decision:
     Attributes:
         root: the decided plan.
         output_mode: `append`, `update` or `complete`.
+        analyzed: the plan as the user wrote it.
         operators: the query's stateful operators, bottom up, left to right.
     """
 
     root: Decided
     output_mode: str
+    analyzed: Node
     operators: tuple[Operator, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,13 +116,16 @@ class Decision:
 def decide(df: DataFrame, output_mode: str = "append") -> Decision:
     """Decide where each stateful operator of a streaming DataFrame runs."""
     catalyst = Catalyst(df.sparkSession)
-    plan = catalyst.analyzed(df)
+    plan = analyzed = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
+    if any(_joins_streams(node) for node in plan.walk()) and not shared:
+        plan = catalyst.with_settled_joins(plan)
     root = _Decider(catalyst, output_mode.lower(), shared=shared).visit(plan)
     operators = list(root.operators())
     if any(one.closes for one in operators) and any(one.spec is None for one in operators):
         root = _leave(root)
-    return Decision(_number(root, count()), output_mode.lower())
+    root, _ = _lagging(root)
+    return Decision(_number(root, count()), output_mode.lower(), analyzed)
 
 
 def _leave(decided: Decided) -> Decided:
@@ -126,6 +134,21 @@ def _leave(decided: Decided) -> Decided:
     if operator is not None and operator.spec is not None:
         operator = Operator(operator.title, reason=Reason("MP-BESIDE"))
     return Decided(decided.node, tuple(_leave(child) for child in decided.children), operator)
+
+
+def _lagging(decided: Decided) -> tuple[Decided, int]:
+    """Tell operators how far their watermark lags behind the query's, and how far that of their output does.
+
+    What comes out of a join may be as old as the rows that it still keeps.
+    """
+    below = [_lagging(child) for child in decided.children]
+    lag = max((lag for _, lag in below), default=0)
+    operator = decided.operator
+    if operator is not None and operator.spec is not None:
+        operator = replace(operator, spec=with_lag(operator.spec, lag))
+        if isinstance(operator.reading, JoinReading):
+            lag += operator.reading.output_lag_ms
+    return Decided(decided.node, tuple(child for child, _ in below), operator), lag
 
 
 def _leave_updating(decided: Decided) -> Decided:
@@ -160,8 +183,8 @@ class _Decider:
         return Decided(node, children, operator)
 
     def _operator(self, node: Node) -> Operator | None:
-        if node.kind == "Join" and all(child.streaming for child in node.children):
-            return Operator("stream-stream join", reason=Reason("MP-OPERATOR", "a stream-stream join"))
+        if _joins_streams(node):
+            return self._join(node)
         if node.kind == "GlobalLimit" and (self.output_mode == "append" or not aggregates(node)):
             return Operator("a limit on a stream", reason=Reason("MP-OPERATOR", "a limit on a stream"))
         if node.kind in _OTHER_STATE:
@@ -185,25 +208,36 @@ class _Decider:
             return Operator(title, reason=unsupported.reason)
         return Operator(title, spec, reading=reading)
 
+    def _join(self, node: Node) -> Operator:
+        title = describe(node)
+        if self.shared:
+            return Operator(title, reason=Reason("MP-CTE"))
+        try:
+            reading = read_join(self.catalyst, node)
+            self._check_watermarks(lag_of(reading.spec) is not None)
+        except Unsupported as unsupported:
+            return Operator(title, reason=unsupported.reason)
+        return Operator(title, reading.spec, reading=reading)
+
     def _aggregate(self, node: Node) -> tuple[Reading, OperatorSpec]:
         reading = read_aggregate(self.catalyst, node, closing=self.output_mode != "complete")
         if reading.session is not None:
             if self.output_mode == "update" or (self.output_mode == "append" and not reading.session.marked):
                 raise Unsupported(Reason("MP-MODE", self.output_mode))
-            self._check_watermarks(EventTime(0) if reading.session.marked else None)
+            self._check_watermarks(reading.session.marked)
             return reading, reading.spec(self.output_mode)
         if self.output_mode == "append" and reading.time is None:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
-        self._check_watermarks(reading.time)
+        self._check_watermarks(reading.time is not None)
         spec = reading.spec(self.output_mode)
         whole = [call.function for call in spec.calls if call.function in HOLISTIC]
         if whole and not whole_windows(spec):
             raise Unsupported(Reason(WHOLE_WINDOWS, whole[0]))
         return reading, spec
 
-    def _check_watermarks(self, time: EventTime | None) -> None:
+    def _check_watermarks(self, timed: bool) -> None:
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
-        if time is not None and single:
+        if timed and single:
             raise Unsupported(Reason("MP-SINGLE"))
 
     def _distinct(self, node: Node) -> tuple[Reading, OperatorSpec]:
@@ -237,7 +271,7 @@ class _Decider:
             _check_travels(attribute)
             if WATERMARK_DELAY in attribute.metadata:  # not only as a key: Spark drops late rows by any such column
                 reading.time = EventTime(position)
-        self._check_watermarks(reading.time)
+        self._check_watermarks(reading.time is not None)
         columns = tuple(column.field for column in reading.inputs)
         return reading, DeduplicateSpec(columns, tuple(positions), reading.time)
 
@@ -264,6 +298,10 @@ def _check_key(attribute: Expression) -> None:
     check_key(attribute)
 
 
+def _joins_streams(node: Node) -> bool:
+    return node.kind == "Join" and all(child.streaming for child in node.children)
+
+
 def aggregates(node: Node) -> bool:
     """Whether a streaming aggregation stands below: in complete mode, what comes out of it is everything so far."""
     return any(below.streaming and below.kind in ("Aggregate", "Distinct") for below in node.walk())
@@ -276,6 +314,8 @@ def describe(node: Node) -> str:
         # `spark.sql("… {df} …", df=df)` names its view anew each time; the pinned query must not.
         keys = re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", keys)
         return f"aggregate by {keys}" if keys else "aggregate"
+    if node.kind == "Join":
+        return f"{node.java.joinType().sql().lower()} join"
     if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within

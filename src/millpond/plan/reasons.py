@@ -17,6 +17,7 @@ REASONS = {
     "MP-KEYS": "it has more key columns than the supported 64 ({detail})",
     "MP-OPERATOR": "{detail} is not supported",
     "MP-ABOVE": "a stateful operator above it stays on Spark and would count its updates twice",
+    "MP-CONDITION": "whether a row has a partner depends on {detail}, which is not supported in such a join",
     "MP-CTE": "it stands in a common table expression that is evaluated once for several readers",
     "MP-TRIGGER": "the trigger {detail} runs without micro-batch commits",
     "MP-OFF": "spark.millpond.enabled is false",

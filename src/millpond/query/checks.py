@@ -52,7 +52,7 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
     if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
         return
     catalyst = Catalyst(df.sparkSession)
-    plan = decision.root.node
+    plan = decision.analyzed
     if any(getattr(call, "distinct", False) for spec in decision.specs for call in getattr(spec, "calls", ())):
         plan = catalyst.without_distincts(plan)
     catalyst.check_streaming(plan, decision.output_mode)

@@ -30,6 +30,7 @@ from millpond.slot.spool import Spool
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt, Turns
 from millpond.stores.aligned import AlignedStore, AlignedTable
+from millpond.stores.ordered import OrderedTable
 from millpond.stores.rmw import RmwTable
 from millpond.stores.runs import RunSet
 
@@ -247,7 +248,7 @@ class Partition:
         )
         query.committer.opened(manifest)
         owns_global = self.task.partition_of(GLOBAL_HASH) == self.number
-        made: list[RmwTable | AlignedTable] = []
+        made: list[RmwTable | OrderedTable | AlignedTable] = []
         with self._busy:
             self._epoch += 1
             try:
@@ -255,6 +256,7 @@ class Partition:
                     self.task.spec,
                     partial(self._table, manifest, made),
                     manifest.tables,
+                    make_ordered=partial(self._ordered_table, manifest, made),
                     owns_global=owns_global,
                 )
                 for name, state in manifest.tables.items():
@@ -266,7 +268,7 @@ class Partition:
                 raise
             self._manifest = manifest
 
-    def _load(self, table: RmwTable | AlignedTable, deltas: Any) -> None:
+    def _load(self, table: RmwTable | OrderedTable | AlignedTable, deltas: Any) -> None:
         if isinstance(table, AlignedTable):
             return  # it reads its deltas where they lie
         checkpoint = self.query.checkpoint
@@ -277,7 +279,7 @@ class Partition:
     def _table(
         self,
         manifest: PartitionManifest,
-        made: list[RmwTable | AlignedTable],
+        made: list[RmwTable | OrderedTable | AlignedTable],
         name: str,
         schema: TableSchema,
         initial: Words,
@@ -294,8 +296,9 @@ class Partition:
                 self._aligned = AlignedStore(schema, self.query.append_files, means.budget, means.merges)
             deltas = () if state is None else state.deltas
             at = [Slice(ref.commit, ref.offset, ref.length) for ref in deltas if ref.length]
-            made.append(self._aligned.open(name, runs, at))
-            return made[-1]
+            aligned = self._aligned.open(name, runs, at)
+            made.append(aligned)
+            return aligned
         table = RmwTable.open(
             schema,
             initial,
@@ -305,6 +308,29 @@ class Partition:
             means.merges,
             HashRange(*self.task.hash_range(self.number)) if base_name(name) == MAIN else HashRange(),
             writers=means.writers,
+        )
+        made.append(table)
+        return table
+
+    def _ordered_table(
+        self,
+        manifest: PartitionManifest,
+        made: list[RmwTable | OrderedTable | AlignedTable],
+        name: str,
+        schema: TableSchema,
+        drop_matched: bool,
+    ) -> OrderedTable:
+        means = self.query.means
+        state = manifest.tables.get(name)
+        table = OrderedTable.open(
+            schema,
+            TableManifest() if state is None else state.runs,
+            self.query.runs,
+            means.budget,
+            means.merges,
+            HashRange(*self.task.hash_range(self.number)),
+            writers=means.writers,
+            drop_matched=drop_matched,
         )
         made.append(table)
         return table
