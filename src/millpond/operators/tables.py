@@ -141,11 +141,11 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
 
 def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     """The operator's tables by name: schema, and the words of a fresh row."""
-    if isinstance(spec, JoinSpec):
-        return {name: (schema, np.zeros(0, np.uint64)) for name, schema in side_schemas(spec).items()}
     if isinstance(spec, AggregateSpec) and whole_windows(spec):
         stored = StoredRows(spec)
         return {MAIN: (stored.layout.schema, stored.initial)}
+    if isinstance(spec, JoinSpec):
+        return {name: (schema, np.zeros(0, np.uint64)) for name, schema in side_schemas(spec).items()}
     tables = {MAIN: main_table(spec)[0]}
     if isinstance(spec, AggregateSpec):
         tables |= {distinct.table: table for distinct, table, _ in distincts(spec)}
@@ -157,10 +157,10 @@ def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
 
     Of whole windows that is the input of each row, and windows are shown by the beginnings of their panes.
     """
-    if isinstance(spec, JoinSpec):
-        return state_columns(spec)
     if isinstance(spec, AggregateSpec) and whole_windows(spec):
         return StoredRows(spec).fields
+    if isinstance(spec, JoinSpec):
+        return state_columns(spec)
     return key_fields(spec) if isinstance(spec, DeduplicateSpec | WithinSpec) else output_fields(spec)
 
 
@@ -169,11 +169,11 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
 
     Yields one batch, or more where a column would exceed Arrow's 32-bit offsets.
     """
-    if isinstance(spec, JoinSpec):
-        yield read_side(spec, table, rows)
-        return
     if isinstance(spec, AggregateSpec) and whole_windows(spec):
         yield StoredRows(spec).decode(rows).drop_columns(["__hash"])
+        return
+    if isinstance(spec, JoinSpec):
+        yield read_side(spec, table, rows)
         return
     if table == MAIN:
         main, made = main_table(spec)

@@ -146,6 +146,19 @@ class StateReader:
             for rows in read(state, RowLayout(schema), range_):
                 yield from read_rows(spec, table, rows)
 
+    def _appended(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
+        """The rows of a table of the aligned append store."""
+        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
+            store = AppendFiles(self.files, local)
+            try:
+                files = [store.open(ref, [layout]) for ref in reversed(state.runs.runs)]
+                for ref in state.deltas:
+                    if ref.length:
+                        files += store.open_slice(Slice(ref.commit, ref.offset, ref.length), [layout])
+                yield from gradually([files], layout, _MEMORY // 8, range_)
+            finally:
+                store.close()
+
     def _read_side(
         self, spec: JoinSpec, manifest: PartitionManifest, partition: int, name: str
     ) -> Iterator[pa.RecordBatch]:
@@ -178,19 +191,6 @@ class StateReader:
         first, last = self.claim.ranges[partition]
         shift = 64 - (self.claim.key_groups - 1).bit_length()
         return HashRange(first << shift, last << shift)
-
-    def _appended(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
-        """The rows of a table of the aligned append store."""
-        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
-            store = AppendFiles(self.files, local)
-            try:
-                files = [store.open(ref, [layout]) for ref in reversed(state.runs.runs)]
-                for ref in state.deltas:
-                    if ref.length:
-                        files += store.open_slice(Slice(ref.commit, ref.offset, ref.length), [layout])
-                yield from gradually([files], layout, _MEMORY // 8, range_)
-            finally:
-                store.close()
 
     def _rows(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
