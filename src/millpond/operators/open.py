@@ -5,7 +5,8 @@ from __future__ import annotations
 from millpond.operators.aggregate import AggregateOperator
 from millpond.operators.deduplicate import DeduplicateOperator
 from millpond.operators.protocol import MakeTable, Operator
-from millpond.operators.spec import DeduplicateSpec, OperatorSpec
+from millpond.operators.spec import DeduplicateSpec, OperatorSpec, RankSpec
+from millpond.operators.top_n import TopNOperator
 
 
 def open_operator(spec: OperatorSpec, make_table: MakeTable, *, owns_global: bool = True) -> Operator:
@@ -19,4 +20,6 @@ def open_operator(spec: OperatorSpec, make_table: MakeTable, *, owns_global: boo
     """
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table)
+    if isinstance(spec, RankSpec):
+        return TopNOperator(spec, make_table)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

@@ -38,12 +38,17 @@ class AggregateCall(msgspec.Struct, frozen=True):
 
 
 class AggregateSpec(msgspec.Struct, frozen=True, tag="aggregate"):
-    """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call."""
+    """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call.
+
+    `retracts` and `changes` are as for `RankSpec`.
+    """
 
     keys: tuple[Field, ...]
     inputs: tuple[Field, ...]
     calls: tuple[AggregateCall, ...]
     output_mode: str  # "update" | "complete"
+    retracts: bool = False
+    changes: bool = False
 
 
 class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
@@ -53,19 +58,80 @@ class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
     keys: tuple[int, ...]
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec
+class Order(msgspec.Struct, frozen=True):
+    """One column of an ORDER BY: its position among the columns, and how its values stand."""
+
+    column: int
+    descending: bool = False
+    nulls_last: bool = False
+
+
+class RankSpec(msgspec.Struct, frozen=True, tag="rank"):
+    """The rows of each key whose rank in an order is at most `limit`.
+
+    Attributes:
+        columns: of a row; the pipe's input, and its output but for the rank.
+        keys: positions of the columns that rows are partitioned by.
+        order: what they are ordered by within a key.
+        function: `row_number`, `rank` or `dense_rank`.
+        limit: the last rank that is wanted.
+        retracts: whether the input is a changelog, with `OP` as its last column.
+        changes: whether the output is one, with images that are gone and `OP` as its last column.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    order: tuple[Order, ...]
+    function: str
+    limit: int
+    retracts: bool = False
+    changes: bool = False
+
+
+class OverSpec(msgspec.Struct, frozen=True, tag="over"):
+    """Aggregates over the last rows of each key: of every row, its result over itself and the rows before it.
+
+    Attributes:
+        columns: of a row; the pipe's input, and its output but for the results.
+        keys: positions of the columns that rows are partitioned by.
+        order: what rows that come in one batch are ordered by.
+        calls: the aggregates, their inputs being positions in `columns`.
+        preceding: for each call, how many rows before the current one count.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    order: tuple[Order, ...]
+    calls: tuple[AggregateCall, ...]
+    preceding: tuple[int, ...]
+
+
+OperatorSpec = AggregateSpec | DeduplicateSpec | RankSpec | OverSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
+
+
+OP = Field("__op", "tinyint")
+"""The kind of a change: 1 a new row, 2 a row's new image, −1 a row that is gone, −2 an image before its new one."""
+RANK = Field("__rank", "int")
 
 
 def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's output."""
     if isinstance(spec, DeduplicateSpec):
         return spec.columns
-    return spec.keys + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    if isinstance(spec, RankSpec):
+        return (*spec.columns, RANK, *([OP] if spec.changes else []))
+    results = tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    if isinstance(spec, OverSpec):
+        return spec.columns + results
+    return (*spec.keys, *results, *([OP] if spec.changes else []))
 
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
-    return spec.columns if isinstance(spec, DeduplicateSpec) else spec.keys + spec.inputs
+    if isinstance(spec, DeduplicateSpec | OverSpec):
+        return spec.columns
+    columns = spec.columns if isinstance(spec, RankSpec) else spec.keys + spec.inputs
+    return (*columns, *([OP] if spec.retracts else []))
