@@ -27,7 +27,8 @@ from millpond.operators.encode import (
 )
 from millpond.operators.protocol import MAIN, MakeTable
 from millpond.operators.spec import GLOBAL_HASH, AggregateSpec, output_fields
-from millpond.operators.tables import Distinct, Keyed, decode_rows, distincts, main_table
+from millpond.operators.retractable import Retractable
+from millpond.operators.tables import Distinct, Keyed, before_images, decode_rows, distincts, images, main_table
 from millpond.operators.types import parse_type
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class AggregateOperator:
             self.tables[distinct.table] = table
             self._sides.append(side)
             self._mask_of |= dict.fromkeys(calls, side)
+        self._images = images(spec, self._main)
+        self._before = before_images(spec, self._images) if self._images is not None and spec.changes else []
         self._key_types = self._main.types
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         self._used = {position for call in spec.calls for position in call.inputs}
@@ -72,7 +75,9 @@ class AggregateOperator:
             table.begin(version)
         if self._global:
             header = np.array([GLOBAL_HASH], dtype=np.int64)
-            self._table.upsert(key_rows(header, [], [], self._main.layout.key_stop), version)
+            (row,), (created,) = self._table.upsert(key_rows(header, [], [], self._main.layout.key_stop), version)
+            if self._images is not None:
+                self._images.open_global(self._table, row, version, created=created)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
@@ -96,12 +101,15 @@ class AggregateOperator:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
             condition = side.distinct.filter
             side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
+        signs = self._signs(batch)
         for number, (call, spec) in enumerate(zip(self._calls, self.spec.calls, strict=True)):
             inputs = [operands[position] for position in spec.inputs]
             counts = ALL if spec.filter is None else filters[spec.filter]
             if number in self._mask_of:  # the side table has looked at the filter and the nulls
                 counts = self._mask_of[number].mask
                 inputs = [normalised(column) for column in inputs]
+            if isinstance(call, Retractable):
+                call.signs = signs
             call.load(inputs, counts)
         self._table.prepare(keys, self._version)
         for start in range(0, count, BLOCK):
@@ -109,19 +117,35 @@ class AggregateOperator:
             for side in self._sides:
                 side.fill(start, stop, self._version)
             rows = self._table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
+            if self._images is not None:
+                self._images.update(self._table, rows, start, self._version, signs)
             for call in self._calls:
                 call.update(self._table, rows, start)
+
+    def _signs(self, batch: pa.RecordBatch) -> NDArray[np.int8]:
+        """Which rows come (1) and which go (−1)."""
+        if self.spec.retracts:
+            return np.sign(batch.column(batch.num_columns - 1).to_numpy())
+        return np.ones(batch.num_rows if self._images is not None else 0, dtype=np.int8)
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: seal all tables."""
         return {name: table.seal() for name, table in self.tables.items()}
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The groups that the batch changed, or in complete mode all groups."""
+        """The groups that the batch changed, or in complete mode all groups; with `changes`, what changed of them."""
         complete = self.spec.output_mode == "complete"
-        fields = output_fields(self.spec)
         for rows in self._table.scan() if complete else self._table.touched():
-            yield from decode_rows(self._main, self._calls, fields, rows)
+            if self._images is None:
+                yield from self._decoded(rows)
+            elif self.spec.changes:
+                yield from self._images.changes(rows, self._decoded)
+            else:
+                yield from self._decoded(self._images.there(rows))
+
+    def _decoded(self, rows: Rows, before: bool = False) -> Iterator[pa.RecordBatch]:
+        fields = output_fields(self.spec)[: len(self.spec.keys) + len(self.spec.calls)]
+        yield from decode_rows(self._main, self._before if before else self._calls, fields, rows)
 
 
 class _Side:

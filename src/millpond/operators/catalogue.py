@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
+from millpond.operators.spec import AggregateCall, AggregateSpec, Field, OperatorSpec
 from millpond.operators.types import leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -114,7 +114,7 @@ def key_supported(ddl: str) -> str | None:
     return None
 
 
-def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
+def supported_spec(spec: OperatorSpec) -> str | None:
     """Why an operator cannot run here, as a reason code; None if it can."""
     keys = key_fields(spec)
     for field in keys:
@@ -123,7 +123,7 @@ def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
     width = key_width(keys)
     if width > MAX_KEY_COLUMNS:
         return KEY_COLUMNS
-    if isinstance(spec, DeduplicateSpec):
+    if not isinstance(spec, AggregateSpec):
         return None
     for call in spec.calls:
         inputs = [spec.inputs[position] for position in call.inputs]
@@ -134,9 +134,9 @@ def supported_spec(spec: AggregateSpec | DeduplicateSpec) -> str | None:
     return None
 
 
-def key_fields(spec: AggregateSpec | DeduplicateSpec) -> tuple[Field, ...]:
+def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns that make up an operator's key."""
-    return tuple(spec.columns[k] for k in spec.keys) if isinstance(spec, DeduplicateSpec) else spec.keys
+    return spec.keys if isinstance(spec, AggregateSpec) else tuple(spec.columns[k] for k in spec.keys)
 
 
 def key_width(fields: Sequence[Field]) -> int:

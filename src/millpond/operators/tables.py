@@ -14,8 +14,19 @@ from millpond.operators.accumulators import Accumulator
 from millpond.operators.calls import accumulator
 from millpond.operators.decode import OversizeError, key_columns
 from millpond.operators.encode import Place
+from millpond.operators.images import Images, image_columns
 from millpond.operators.protocol import MAIN
-from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec, output_fields
+from millpond.operators.retractable import RETRACTABLE
+from millpond.operators.slots import Slots
+from millpond.operators.spec import (
+    AggregateSpec,
+    DeduplicateSpec,
+    Field,
+    OperatorSpec,
+    OverSpec,
+    RankSpec,
+    output_fields,
+)
 from millpond.operators.types import DataType, leaves, parse_type
 
 
@@ -68,14 +79,18 @@ def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]]) -> Ke
 
 def accumulators(spec: AggregateSpec) -> list[Accumulator]:
     """The accumulators of the calls, not bound yet."""
-    return [
-        accumulator(call, [parse_type(spec.inputs[position].type) for position in call.inputs]) for call in spec.calls
-    ]
+    made: list[Accumulator] = []
+    for call in spec.calls:
+        inputs = [parse_type(spec.inputs[position].type) for position in call.inputs]
+        made.append(RETRACTABLE[call.function](call, inputs) if spec.retracts else accumulator(call, inputs))
+    return made
 
 
 def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     """The main table and, for an aggregate, its accumulators, bound to their columns."""
     fields = catalogue.key_fields(spec)
+    if isinstance(spec, RankSpec | OverSpec):
+        return rank_table(spec), []
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
     made = accumulators(spec)
@@ -84,11 +99,41 @@ def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
         for number, each in enumerate(made)
         for part, column in enumerate(each.columns)
     ]
+    columns += image_columns(columns, retracts=spec.retracts, changes=spec.changes)
     table = keyed(fields, columns)
     remaining = iter(table.values)
     for each in made:
         each.bind([next(remaining) for _ in each.columns])
     return table, made
+
+
+def images(spec: AggregateSpec, table: Keyed) -> Images | None:
+    """What the main table holds of groups that come and go; None where they only come."""
+    if not spec.retracts and not spec.changes:
+        return None
+    return Images(spec, table.values, [column.kind for column in table.layout.schema.values])
+
+
+def before_images(spec: AggregateSpec, found: Images) -> list[Accumulator]:
+    """Accumulators that read how groups stood before the batch."""
+    made = accumulators(spec)
+    remaining = iter(found.before)
+    for each in made:
+        each.bind([next(remaining) for _ in each.columns])
+    return made
+
+
+def single(spec: RankSpec) -> bool:
+    """Whether one row a key suffices."""
+    return spec.function == "row_number" and spec.limit == 1 and not spec.retracts and not spec.changes
+
+
+def rank_table(spec: RankSpec | OverSpec) -> Keyed:
+    """How the rows of each key are stored: the one row itself, or all of them in one value, with their number."""
+    fields = catalogue.key_fields(spec)
+    if isinstance(spec, RankSpec) and single(spec):
+        return keyed(fields, [(column, False) for column in Slots(spec.columns, spec.order).columns()])
+    return keyed(fields, [(Column("slots", "bytes"), False), (Column("count", "word"), False)])
 
 
 def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
@@ -120,7 +165,9 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
 
 def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of `read_rows` for the main table: the key, and what the state says of it."""
-    return catalogue.key_fields(spec) if isinstance(spec, DeduplicateSpec) else output_fields(spec)
+    if isinstance(spec, AggregateSpec):
+        return output_fields(spec)[: len(spec.keys) + len(spec.calls)]
+    return catalogue.key_fields(spec)
 
 
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -130,6 +177,8 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
     """
     if table == MAIN:
         main, made = main_table(spec)
+        found = images(spec, main) if isinstance(spec, AggregateSpec) else None
+        rows = rows if found is None else found.there(rows)
         yield from decode_rows(main, made, state_fields(spec), rows)
         return
     if isinstance(spec, AggregateSpec):

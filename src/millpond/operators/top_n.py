@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from millpond.errors import StateDamagedError
 from millpond.kernels import ranking
 from millpond.kernels.pointers import address
-from millpond.layout import Column, Rows
+from millpond.layout import Rows
 from millpond.operators.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.protocol import MAIN, PIECE, MakeTable
 from millpond.operators.slots import Slots
 from millpond.operators.spec import RankSpec, output_fields
-from millpond.operators.tables import Keyed, keyed
+from millpond.operators.tables import rank_table, single
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
@@ -40,19 +40,6 @@ class _Block(NamedTuple):
     groups: NDArray[np.int64]
     starts: NDArray[np.int64]
     members: NDArray[np.int64]
-
-
-def rank_table(spec: RankSpec) -> Keyed:
-    """How the rows of each key are stored: the one row itself, or all of them in one value, with their number."""
-    fields = [spec.columns[position] for position in spec.keys]
-    if single(spec):
-        return keyed(fields, [(column, False) for column in Slots(spec.columns, spec.order).columns()])
-    return keyed(fields, [(Column("slots", "bytes"), False), (Column("count", "word"), False)])
-
-
-def single(spec: RankSpec) -> bool:
-    """Whether one row a key suffices."""
-    return spec.function == "row_number" and spec.limit == 1 and not spec.retracts and not spec.changes
 
 
 class TopNOperator:
@@ -96,7 +83,7 @@ class TopNOperator:
         rows = self._slots.pack(columns)
         signs = np.empty(0, dtype=np.int8)
         if self.spec.retracts:
-            signs = np.sign(np.asarray(batch.column(batch.num_columns - 1)).astype(np.int8))
+            signs = np.sign(batch.column(batch.num_columns - 1).to_numpy())
         self._table.prepare(keys, self._version)
         put = self._put_single if single(self.spec) else self._put
         for start in range(0, batch.num_rows, BLOCK):
