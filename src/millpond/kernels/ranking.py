@@ -594,3 +594,41 @@ def put_best(slab, slab_stride, place, groups, winners, rows, stride, skipped, v
                 put_word(target, w, word(source, w))
         put_word(target, BORN, now)
         put_word(target, GONE, np.uint64(0))
+
+
+@kernel("int64(int64[::1], int64[::1], uint64, int64, uint64, int64[:, ::1], int64, int64[::1])")
+def order_rows(hashes, positions, rows, stride, heap, descriptor, keys, starts):
+    """Order rows that are ordered by hash already by all their columns, and find where each key begins.
+
+    Args:
+        hashes: of the rows, in order. positions: row numbers in that order; put in order within equal hashes.
+        rows, stride, heap: address of row 0, bytes from one to the next, and their long values.
+        descriptor: the columns, those of the key first. keys: how many of them are the key.
+        starts: filled with the first place of each key, and the number of rows at the end.
+
+    Returns:
+        The number of keys.
+    """
+    columns = np.uint64(descriptor.ctypes.data)
+    spare = np.empty(len(positions), np.int64)
+    found = 0
+    low = 0
+    n = len(positions)
+    while low < n:
+        high = low + 1
+        while high < n and hashes[high] == hashes[low]:
+            high += 1
+        if high - low > 1:
+            sort_rows(positions, low, high, spare, rows, stride, heap, columns, len(descriptor))
+        for i in range(low, high):
+            if i == low or (
+                compare_rows(
+                    step(rows, positions[i - 1] * stride), heap, step(rows, positions[i] * stride), heap, columns, 0, keys
+                )
+                != 0
+            ):
+                starts[found] = i
+                found += 1
+        low = high
+    starts[found] = n
+    return found

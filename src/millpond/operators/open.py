@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from millpond.operators.aggregate import AggregateOperator
 from millpond.operators.deduplicate import DeduplicateOperator
+from millpond.operators.over_rows import OverRowsOperator
 from millpond.operators.protocol import MakeTable, Operator
-from millpond.operators.spec import DeduplicateSpec, OperatorSpec, RankSpec
+from millpond.operators.spec import DeduplicateSpec, OperatorSpec, OverSpec, RankSpec
 from millpond.operators.top_n import TopNOperator
 
 
@@ -20,6 +21,8 @@ def open_operator(spec: OperatorSpec, make_table: MakeTable, *, owns_global: boo
     """
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table)
+    if isinstance(spec, OverSpec):
+        return OverRowsOperator(spec, make_table)
     if isinstance(spec, RankSpec):
         return TopNOperator(spec, make_table)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

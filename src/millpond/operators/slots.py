@@ -45,7 +45,7 @@ class Slots:
         self.layout = RowLayout(TableSchema(columns, ()))
         self.places = [Place.of(offset, index) for index, offset in enumerate(self.layout.offsets)]
         self.blobs: NDArray[np.int64] = np.array(self.layout.bytes_columns, dtype=np.int64)
-        first = [(int(firsts[each.column]), each) for each in order]
+        first = [(place, each) for each in order for place in range(firsts[each.column], firsts[each.column + 1])]
         named = {position for position, _ in first}
         rest = [(position, Order(0)) for position in range(len(stored)) if position not in named]
         described = [self._describe(position, stored[position], each) for position, each in first + rest]
@@ -68,9 +68,8 @@ class Slots:
         nulls = [Column(f"nulls{number}", "word") for number in range(self.layout.null_words)]
         return [*head, *nulls, *self.layout.schema.keys]
 
-    def pack(self, arrays: Sequence[pa.Array]) -> Rows:
+    def pack(self, arrays: Sequence[pa.Array], count: int) -> Rows:
         """Rows of these columns."""
-        count = len(arrays[0])
         words: Words = np.empty((count, self.layout.width), dtype=np.uint64)
         edges.put_header(words, np.zeros(count, dtype=np.int64), self.layout.key_start)
         heaps: list[Bytes] = []

@@ -80,7 +80,7 @@ class TopNOperator:
             for leaf in flatten(columns[position], dtype)
         ]
         keys = key_rows(hashes_of(batch), leaves, self._main.keys, self._main.layout.key_stop)
-        rows = self._slots.pack(columns)
+        rows = self._slots.pack(columns, batch.num_rows)
         signs = np.empty(0, dtype=np.int8)
         if self.spec.retracts:
             signs = np.sign(batch.column(batch.num_columns - 1).to_numpy())

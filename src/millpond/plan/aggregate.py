@@ -131,7 +131,7 @@ def read_aggregate(catalyst: Catalyst, node: Node) -> Reading:
         for expression in result.walk():
             if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
                 reading.aggregates.append(expression)
-                reading.calls.append(_read_call(catalyst, reading, expression))
+                reading.calls.append(read_function(catalyst, reading, expression))
     return reading
 
 
@@ -189,7 +189,12 @@ def _check_event_time(grouping: Expression) -> None:
             raise Unsupported(Reason("MP-EVENT-TIME", part.name))
 
 
-def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
+def read_function(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
+    """Read one `AggregateExpression`; its arguments become inputs of the reading.
+
+    Raises:
+        Unsupported: the function, or its arguments, cannot run here.
+    """
     aggregate = expression.expression("aggregateFunction")
     assert aggregate is not None
     name = FUNCTIONS.get(aggregate.kind)

@@ -105,6 +105,11 @@ class Expression(_Tree):
         """Whether the value is a constant."""
         return bool(self.java.foldable())
 
+    @cached_property
+    def constant(self) -> Any:
+        """The value of a constant."""
+        return self.java.eval(None)
+
     @property
     def name(self) -> str:
         """The name of a named expression; otherwise its SQL text."""
@@ -176,6 +181,10 @@ class Node(_Tree):
     def expressions(self) -> list[Expression]:
         """The expressions that the node itself holds."""
         return [Expression(expression) for expression in _items(self.java.expressions())]
+
+    def expression(self, method: str) -> Expression:
+        """A field of the JVM object that is an expression."""
+        return Expression(getattr(self.java, method)())
 
     def list(self, method: str) -> list[Expression]:
         """A field of the JVM object that is a sequence of expressions."""
@@ -280,6 +289,11 @@ class Catalyst:
         option = self._class("scala.Option").apply(metadata)
         alias = self._class(f"{_EXPRESSIONS}.Alias")
         return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
+
+    def null(self, like: Expression) -> Expression:
+        """A null of the type of `like`, declared as that is."""
+        java = self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType())
+        return Expression(java) if like.nullable else self.not_null(Expression(java))
 
     def not_null(self, expression: Expression) -> Expression:
         """`expression`, declared never null."""

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
-from millpond.plan.aggregate import Derived, quoted, rewrite
+from millpond.operators.spec import OP
+from millpond.plan.aggregate import Derived, Reading, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
+from millpond.plan.changes import filtered
 from millpond.plan.decide import Decided, Decision, Operator
 from millpond.plan.workers import ArrowFunction, map_in_arrow
 
@@ -41,7 +43,10 @@ def transplant(
     """
     complete = decision.output_mode == "complete"
     surgeon = _Surgeon(Catalyst(df.sparkSession), partitions, pipes, writes, complete=complete)
-    return surgeon.catalyst.dataframe(surgeon.visit(decision.root))
+    rewritten = surgeon.visit(decision.root)
+    if decision.all_changes:
+        return with_kinds(surgeon.catalyst, rewritten, surgeon.kind_of(rewritten), split=filtered(decision.root))
+    return surgeon.catalyst.dataframe(rewritten)
 
 
 class _Surgeon:
@@ -59,6 +64,7 @@ class _Surgeon:
         self.pipes = pipes
         self.writes = writes
         self.complete = complete
+        self._kinds: set[int] = set()  # identities of the columns that say what kind of change a row is
 
     def visit(self, decided: Decided) -> Node:
         children = [self.visit(child) for child in decided.children]
@@ -68,25 +74,42 @@ class _Surgeon:
         if all(new is old.node for new, old in zip(children, decided.children, strict=True)):
             return decided.node
         node = self.catalyst.with_children(decided.node, children)
+        kind = self.kind_of(children[0]) if node.kind == "Project" else None
+        if kind is not None:  # changes travel through what computes columns of single rows
+            return self.catalyst.project([*node.list("projectList"), kind], children[0])
         limits = node.kind == "GlobalLimit" and self.complete and operator is None
         return self.catalyst.stateless_limit(node) if limits else node
+
+    def kind_of(self, node: Node) -> Expression | None:
+        """The column by which a node's rows say what kind of change they are."""
+        return next((column for column in node.output if column.expr_id in self._kinds), None)
 
     def _replace(self, node: Node, operator: Operator, child: Node) -> Node:
         assert operator.reading is not None
         assert operator.spec is not None
         assert operator.index is not None
         reading = operator.reading
-        columns = reading.keys + reading.inputs
-        prepared = self._prepare(child, reading.raw, columns, reading.hash)
+        columns, raw = reading.keys + reading.inputs, reading.raw
+        if getattr(operator.spec, "retracts", False):
+            kind = self.kind_of(child)
+            assert kind is not None
+            columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
+        prepared = self._prepare(child, raw, columns, reading.hash)
         types = [reading.raw[key.raw[0]].data_type for key in reading.keys]
         names = [key.field.name for key in reading.keys]
-        if node.kind == "Deduplicate":
+        if node.kind in ("Deduplicate", "Window"):
             names = [column.field.name for column in reading.inputs]
-            types = [raw.data_type for raw in reading.raw]
+            types = [expression.data_type for expression in reading.raw]
+            for index, result in enumerate(node.list("windowExpressions") if node.kind == "Window" else []):
+                names.append(f"window{index}")
+                types.append(result.data_type)
         else:
             names += [f"call{index}" for index in range(len(reading.aggregates))]
             types += [aggregate.data_type for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
+        changes = getattr(operator.spec, "changes", False)
+        if changes:
+            schema.add(OP.name, ByteType())
         schema.add(FIGURE_COLUMN, LongType())
         if self.writes is None:
             sent = prepared.withColumn("__mark", F.lit(False))
@@ -100,7 +123,12 @@ class _Surgeon:
             *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
         )
         results = observed.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
-        return self._reattach(node, reading.aggregates, self.catalyst.analyzed(results))
+        piped_back = self.catalyst.analyzed(results)
+        kinds = []
+        if changes:
+            kinds = [self.catalyst.alias(piped_back.output[-1], OP.name)]
+            self._kinds.add(kinds[0].expr_id)
+        return self._reattach(node, reading, piped_back, kinds)
 
     def _prepare(self, child: Node, raw: list[Expression], columns: list[Derived], hash_: str) -> DataFrame:
         """Project what the operator needs: Spark evaluates the expressions, then the key hash over their values.
@@ -131,13 +159,21 @@ class _Surgeon:
         )
         return sent.union(markers).repartitionById(self.partitions, partition)
 
-    def _reattach(self, node: Node, aggregates: list[Expression], piped: Node) -> Node:
-        """Put the node's results, computed from the pipe's output, under their old names and identities."""
+    def _reattach(self, node: Node, reading: Reading, piped: Node, more: list[Expression]) -> Node:
+        """Put the node's results, computed from the pipe's output, under their old names and identities.
+
+        `more` are columns to come after them.
+        """
         if node.kind != "Aggregate":
-            pairs = zip(piped.output, node.output, strict=True)
-            return self.catalyst.project([self._stand_in(self._as(new, old), old) for new, old in pairs], piped)
+            columns = piped.output
+            if node.kind == "Window":  # arguments of its functions, which follow the columns, end here
+                kept = len(node.children[0].output)
+                columns = columns[:kept] + columns[len(reading.inputs) :]
+            pairs = zip(columns, node.output, strict=False)
+            results = [self._stand_in(self._as(new, old), old) for new, old in pairs]
+            return self.catalyst.project(results + more, piped)
         groupings = node.list("groupingExpressions")
-        known = list(zip(groupings + aggregates, piped.output, strict=True))
+        known = list(zip(groupings + reading.aggregates, piped.output, strict=False))
 
         def replace(expression: Expression) -> Expression | None:
             return next((self._as(new, old) for old, new in known if old.means(expression)), None)
@@ -146,7 +182,7 @@ class _Surgeon:
         for result, old in zip(node.list("aggregateExpressions"), node.output, strict=True):
             value = result.children[0] if result.kind == "Alias" else result
             results.append(self._stand_in(rewrite(self.catalyst, value, replace), old))
-        return self.catalyst.project(results, piped)
+        return self.catalyst.project(results + more, piped)
 
     def _stand_in(self, new: Expression, old: Expression) -> Expression:
         return self.catalyst.stand_in(self.catalyst.fitted(new, old), old)
@@ -154,6 +190,26 @@ class _Surgeon:
     def _as(self, new: Expression, old: Expression) -> Expression:
         """The pipe's column with the nullability that the plan knew."""
         return new if old.nullable else self.catalyst.not_null(new)
+
+
+def with_kinds(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split: bool) -> DataFrame:
+    """The rows of a changelog as a user sees them: the column `_op` says `I`, `U` or `D`.
+
+    Args:
+        plan: gives the changelog.
+        kind: its column of kinds.
+        split: whether either image of an update may be missing: it then shows as a deletion and an insertion.
+    """
+    assert kind is not None
+    position = [column.expr_id for column in plan.output].index(kind.expr_id)
+    columns = [column.name for column in plan.output]
+    frame = catalyst.dataframe(plan).toDF(*(f"c{number}" for number in range(len(columns))))
+    value = F.col(f"c{position}")
+    if not split:
+        frame = frame.filter(value != -2)
+    shown = F.when(value == 1, "I").when(value == 2, "I" if split else "U").otherwise("D").alias("_op")
+    others = [F.col(f"c{number}").alias(name) for number, name in enumerate(columns) if number != position]
+    return frame.select(*others, shown)
 
 
 def named(pipe: ArrowFunction, title: str, last: int) -> ArrowFunction:
