@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millpond.operators.spec import AggregateSpec, OperatorSpec
+from millpond.operators.spec import AggregateSpec, OperatorSpec, OverSpec, RankSpec
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -18,6 +18,11 @@ class AccessPattern(NamedTuple):
 
 def access_pattern(spec: OperatorSpec) -> AccessPattern:
     """The access pattern of an operator."""
+    if isinstance(spec, RankSpec):
+        held = "all rows of a key, since rows go again" if spec.retracts else f"the first {spec.limit} of a key's rows"
+        return AccessPattern("read-modify-write", f"{held}, in order, replaced whole")
+    if isinstance(spec, OverSpec):
+        return AccessPattern("read-modify-write", f"the last {max(spec.preceding)} rows of a key, replaced whole")
     if not isinstance(spec, AggregateSpec):
         return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")
     if any(call.distinct for call in spec.calls):

@@ -166,9 +166,9 @@ class _Decider:
         operator = self._operator(node, limits) if node.streaming else None
         if operator is not None and operator.spec is not None:
             try:
-                if changing(children[0]) is not None:
+                if any([changing(child) is not None for child in children]):  # noqa: C419 — each may refuse
                     operator = replace(operator, spec=consuming(operator.spec))
-                    children = (emitting(children[0]),)
+                    children = tuple(emitting(child) for child in children)
             except Unsupported as unsupported:
                 operator = Operator(operator.title, reason=unsupported.reason)
         if operator is not None and operator.spec is None:

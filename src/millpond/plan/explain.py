@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.operators.catalogue import key_fields
-from millpond.operators.spec import AggregateCall, AggregateSpec, OperatorSpec
+from millpond.operators.spec import AggregateCall, AggregateSpec, OperatorSpec, OverSpec, RankSpec
 from millpond.plan.access_pattern import access_pattern
 from millpond.plan.decide import Decision, Operator
 from millpond.plan.repeatable import needs_sync
@@ -46,11 +46,14 @@ def _operator(operator: Operator) -> dict[str, Any]:
 
 
 def _functions(spec: OperatorSpec) -> list[str]:
-    return [_call(spec, call) for call in spec.calls] if isinstance(spec, AggregateSpec) else []
+    if isinstance(spec, RankSpec):
+        return [f"{spec.function}() <= {spec.limit}"]
+    return [_call(spec, call) for call in spec.calls] if isinstance(spec, AggregateSpec | OverSpec) else []
 
 
-def _call(spec: AggregateSpec, call: AggregateCall) -> str:
-    inputs = ", ".join(spec.inputs[position].type for position in call.inputs) or "*"
+def _call(spec: AggregateSpec | OverSpec, call: AggregateCall) -> str:
+    columns = spec.inputs if isinstance(spec, AggregateSpec) else spec.columns
+    inputs = ", ".join(columns[position].type for position in call.inputs) or "*"
     condition = " filter" if call.filter is not None else ""
     return f"{call.function}({'distinct ' if call.distinct else ''}{inputs}){condition}: {call.type}"
 

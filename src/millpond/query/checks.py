@@ -60,11 +60,17 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
     catalyst.check_streaming(plan, decision.output_mode)
 
 
-def _stand_in(catalyst: Catalyst, decided: Decided) -> Node:
-    """The plan with what Millpond alone defines replaced by projections of the same columns."""
-    children = [_stand_in(catalyst, child) for child in decided.children]
+def _stand_in(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -> Node:
+    """The plan with what Millpond alone defines replaced by projections of the same columns.
+
+    Args:
+        decided: the plan.
+        consumed: whether the changes of the topmost operator go into another one.
+    """
     node, spec = decided.node, decided.operator.spec if decided.operator is not None else None
-    if isinstance(spec, RankSpec | OverSpec) or (isinstance(spec, AggregateSpec) and spec.changes and not decided.top):
+    below = consumed if decided.operator is None else getattr(spec, "retracts", False)
+    children = [_stand_in(catalyst, child, consumed=below) for child in decided.children]
+    if isinstance(spec, RankSpec | OverSpec) or (isinstance(spec, AggregateSpec) and consumed):
         known = {column.expr_id for column in children[0].output} if node.kind == "Window" else set()
         columns = [
             column if column.expr_id in known else catalyst.stand_in(catalyst.null(column), column)
