@@ -12,10 +12,9 @@ from pathlib import Path
 
 from benchmarks.config import ENGINES, WORKLOADS, RunConfig, memory_bytes
 from benchmarks.harness import FLINK_PYTHON, run
-from benchmarks.report import plot, print_table
+from benchmarks.report import plot, print_suite, print_table
 from benchmarks.result import Result, write
-
-QUERIES = ("q0", "q1", "q2", "q14", "q15", "q16", "q17", "q21", "q22")
+from millpond.workloads.queries import QUERIES
 
 
 def size(text: str) -> int:
@@ -46,6 +45,17 @@ def engines(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def queries(text: str) -> list[str]:
+    """Query names, separated by commas; `all` for every one."""
+    names = list(QUERIES) if text.strip() == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in QUERIES:
+            raise argparse.ArgumentTypeError(f"no query '{name}'; there are {', '.join(QUERIES)}, and all")
+    if not names:
+        raise argparse.ArgumentTypeError("name at least one query")
+    return list(dict.fromkeys(names))
+
+
 def setting(text: str) -> tuple[str, str]:
     """`KEY=VALUE`."""
     key, equals, value = text.partition("=")
@@ -62,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("workload", choices=WORKLOADS)
-    add("--query", choices=QUERIES, help="which query of nexmark")
+    add("--query", type=queries, metavar="A,B", help="which queries of nexmark, or all; several print one table")
     add("--engines", type=engines, default=["millpond", "spark"], metavar="A,B", help=", ".join(ENGINES))
     add("--rows-per-batch", type=count, default=1_000_000, metavar="N")
     add("--keys", type=count, default=None, metavar="K", help="default: 5 m, read_write 10 m")
@@ -102,15 +112,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def configs(arguments: argparse.Namespace) -> list[RunConfig]:
-    """One run per engine."""
+    """One run per query and engine."""
+    names: list[str] = arguments.query or [""]
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))).resolve()
     keys = arguments.keys or (10_000_000 if arguments.workload == "read_write" else 5_000_000)
     return [
         RunConfig(
             engine=engine,
             workload=arguments.workload,
-            query=arguments.query or "",
-            work=str(work / engine),
+            query=query,
+            work=str(work / query / engine if len(names) > 1 else work / engine),
             rows_per_batch=arguments.rows_per_batch,
             keys=keys,
             seconds=arguments.seconds,
@@ -134,6 +145,7 @@ def configs(arguments: argparse.Namespace) -> list[RunConfig]:
             checkpoint_seconds=arguments.checkpoint_seconds,
             settings=dict(arguments.set),
         )
+        for query in names
         for engine in arguments.engines
     ]
 
@@ -146,6 +158,8 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error("--query belongs to nexmark")
     if arguments.key_type == "string" and arguments.workload != "rmw":
         p.error("--key-type string belongs to rmw")
+    if len(arguments.query or ()) > 1 and arguments.plot is not None:
+        p.error("--plot draws one query")
     if arguments.seconds <= 0:
         p.error("--seconds must be positive")
     for name in ("zipf", "warmup_batches", "max_batches", "drop_cache", "store_latency"):
@@ -156,7 +170,7 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the engines one after another, print the table, write JSON and plot. 1 if an engine failed."""
+    """Run query by query, engine by engine, print the table, write JSON and plot. 1 if an engine failed."""
     p = parser()
     arguments = p.parse_args(argv)
     check(p, arguments)
@@ -166,11 +180,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for config in configs(arguments):
         print(f"{config.name} on {config.engine} …", file=sys.stderr, flush=True)
         results.append(run(config, keep=arguments.keep))
-        if results[-1].error is not None:
-            print(f"{config.engine}: {results[-1].error}", file=sys.stderr, flush=True)
+        for trouble in (results[-1].error, results[-1].refused):
+            if trouble is not None:
+                print(f"{config.engine}: {trouble}", file=sys.stderr, flush=True)
         if arguments.json is not None:
             write(arguments.json, results)
-    print_table(results)
+    if len({result.query for result in results}) > 1:
+        print_suite(results)
+    else:
+        print_table(results)
     if arguments.plot is not None:
         plot(results, arguments.plot)
     return 1 if any(r.error is not None for r in results) else 0

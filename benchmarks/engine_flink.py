@@ -103,7 +103,8 @@ def main(arguments: list[str]) -> int:
     from pyflink.common import Configuration, Types, WatermarkStrategy
     from pyflink.datastream import StreamExecutionEnvironment
     from pyflink.datastream.connectors.number_seq import NumberSequenceSource
-    from pyflink.table import StreamTableEnvironment, TableDescriptor
+    from pyflink.table import Schema, StreamTableEnvironment, TableDescriptor
+    from pyflink.util.exceptions import TableException
     from pyflink.version import __version__
 
     chosen = Configuration()
@@ -114,12 +115,20 @@ def main(arguments: list[str]) -> int:
     # The SQL connector `datagen` keeps a whole sequence in memory; this source does not.
     sequence = NumberSequenceSource(0, config["last"] - 1)
     stream = environment.from_source(sequence, WatermarkStrategy.no_watermarks(), "numbers", Types.LONG())
-    tables.create_temporary_view("sequence", tables.from_data_stream(stream).alias("m"))
+    schema = Schema.new_builder().column_by_expression("m", "f0")
+    if config["time"]:
+        schema.column_by_expression("dateTime", config["time"])
+        schema.watermark("dateTime", "`dateTime` - INTERVAL '4' SECOND")
+    tables.create_temporary_view("sequence", tables.from_data_stream(stream, schema.build()))
     send("session")
     for statement in config["statements"]:
         tables.execute_sql(statement)
     sink = TableDescriptor.for_connector("blackhole").build()
-    result = tables.sql_query(config["select"]).execute_insert(sink)
+    try:
+        result = tables.sql_query(config["select"]).execute_insert(sink)
+    except TableException as refusal:
+        send("refused", reason=str(refusal).splitlines()[0])
+        return 0
     client = result.get_job_client()
     rest = Rest(port, str(client.get_job_id()))
     send("started", version=f"Flink {__version__}")

@@ -1,7 +1,8 @@
 """What runs in the process of the engines `spark` and `millpond`: one streaming query, observed until it is measured.
 
 Started by the harness as `python -m benchmarks.engine_spark CONFIG.json EVENTS.jsonl`. Events are one JSON object a
-line: `started`, `measuring`, `measured`, `stopped`, each with its time; the batches come with `measured`.
+line: `started`, `measuring`, `measured`, `stopped`, each with its time; the batches come with `measured`. An engine
+that does not run the query sends `refused` instead, with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from benchmarks.config import RunConfig
-from benchmarks.workloads import build
+from benchmarks.workloads import build, output_mode
+from millpond.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,7 +86,7 @@ def start(spark: SparkSession, config: RunConfig) -> StreamingQuery:
         writer = frame.writeStream
     return (
         writer.format("noop")
-        .outputMode("update")
+        .outputMode(output_mode(config))
         .option("checkpointLocation", str(Path(config.work) / "checkpoint"))
         .trigger(processingTime="0 seconds")
         .start()
@@ -128,12 +130,19 @@ def observe(query: StreamingQuery, config: RunConfig, events: Events, left_out: 
 
 def main(arguments: list[str]) -> int:
     """Run one engine; `--restarted` measures the first batches of a restart instead."""
+    from pyspark.errors import AnalysisException
+
     config = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=RunConfig)
     events = Events(Path(arguments[1]))
     restarted = "--restarted" in arguments
     spark = session(config)
     events.send("session")
-    query = start(spark, config)
+    try:
+        query = start(spark, config)
+    except (AnalysisException, UnsupportedError) as refusal:
+        events.send("refused", reason=str(refusal).splitlines()[0])  # Spark adds the whole plan
+        spark.stop()
+        return 0
     events.send("started", version=f"Spark {spark.version}")
     if restarted:
         while query.isActive and len(found := batches(query)) < 3:

@@ -2,66 +2,38 @@
 
 from __future__ import annotations
 
+import re
+
+from benchmarks import flink_queries
 from benchmarks.config import RunConfig
 from benchmarks.workloads import PADDING, POOL, Stream
 from millpond.workloads.draws import stream_id
-from millpond.workloads.nexmark import NexmarkConfig
+from millpond.workloads.nexmark import AUCTION, BID, PERSON, NexmarkConfig
+from millpond.workloads.queries import QUERIES
 
-_BID_COLUMNS = ("auction", "bidder", "price", "channel", "url", "dateTime", "extra")
-_DAY = "DATE_FORMAT(`dateTime`, 'yyyy-MM-dd')"
-_RANKS = ("price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000")
-_CHANNEL_ID = "REGEXP_EXTRACT(url, '(&|^)channel_id=([^&]*)', 2)"
-
-
+_COLUMNS = {"bid": BID.names, "auction": AUCTION.names, "person": PERSON.names}
+_FUNCTIONS = {"bid": "BIDS", "auction": "AUCTIONS", "person": "PERSONS"}
 # Divides by any sensible parallelism.
 LAST = 720_720 * 10**6
 
 
-def _by_rank(aggregate: str) -> str:
-    return ", ".join([aggregate, *(f"{aggregate} FILTER (WHERE {rank})" for rank in _RANKS)])
-
-
-_COUNTS = _by_rank("COUNT(*)")
-_DISTINCT = f"{_by_rank('COUNT(DISTINCT bidder)')}, {_by_rank('COUNT(DISTINCT auction)')}"
-_QUERIES = {
-    "q0": "SELECT auction, bidder, price, `dateTime`, extra FROM bid",
-    "q1": "SELECT auction, bidder, 0.908 * price, `dateTime`, extra FROM bid",
-    "q2": "SELECT auction, price FROM bid WHERE MOD(auction, 123) = 0",
-    "q14": (
-        "SELECT auction, bidder, 0.908 * price,"
-        " CASE WHEN HOUR(`dateTime`) >= 8 AND HOUR(`dateTime`) <= 18 THEN 'dayTime'"
-        " WHEN HOUR(`dateTime`) <= 6 OR HOUR(`dateTime`) >= 20 THEN 'nightTime' ELSE 'otherTime' END,"
-        " `dateTime`, extra,"
-        " CHAR_LENGTH(extra) - CHAR_LENGTH(REPLACE(extra, 'c', '')) FROM bid"
-        " WHERE 0.908 * price > 1000000 AND 0.908 * price < 50000000"
-    ),
-    "q15": f"SELECT {_DAY}, {_COUNTS}, {_DISTINCT} FROM bid GROUP BY {_DAY}",
-    "q16": (
-        f"SELECT channel, {_DAY}, MAX(DATE_FORMAT(`dateTime`, 'HH:mm')), {_COUNTS}, {_DISTINCT}"
-        f" FROM bid GROUP BY channel, {_DAY}"
-    ),
-    "q17": (
-        f"SELECT auction, {_DAY}, {_COUNTS}, MIN(price), MAX(price), AVG(price), SUM(price)"
-        f" FROM bid GROUP BY auction, {_DAY}"
-    ),
-    "q21": (
-        "SELECT auction, bidder, price, channel, CASE WHEN LOWER(channel) = 'apple' THEN '0'"
-        " WHEN LOWER(channel) = 'google' THEN '1' WHEN LOWER(channel) = 'facebook' THEN '2'"
-        f" WHEN LOWER(channel) = 'baidu' THEN '3' ELSE {_CHANNEL_ID} END FROM bid"
-        f" WHERE {_CHANNEL_ID} IS NOT NULL OR LOWER(channel) IN ('apple', 'google', 'facebook', 'baidu')"
-    ),
-    "q22": (
-        "SELECT auction, bidder, price, channel, SPLIT_INDEX(url, '/', 3), SPLIT_INDEX(url, '/', 4),"
-        " SPLIT_INDEX(url, '/', 5) FROM bid"
-    ),
-}
-
-
-def _numbers(config: RunConfig) -> str:
-    """Flink cuts the sequence `m` into one range per subtask; `n` deals the events out one by one, as Spark does."""
+def _number(config: RunConfig, place: str) -> str:
+    """Flink cuts the sequence into one range per subtask; this deals the events out one by one, as Spark does."""
     share = LAST // config.partitions
-    number = f"COALESCE(MOD(m, {share}) * {config.partitions} + m / {share}, 0)"
-    return f"CREATE TEMPORARY VIEW numbers AS SELECT {number} AS n FROM `sequence`"
+    return f"COALESCE(MOD({place}, {share}) * {config.partitions} + {place} / {share}, 0)"
+
+
+def _event_time(config: RunConfig) -> bool:
+    return config.workload == "nexmark" and QUERIES[config.query].event_time
+
+
+def time(config: RunConfig) -> str | None:
+    """The event time of the sequence's column `f0`, if the query needs one: the sequence then has a watermark on it."""
+    if not _event_time(config):
+        return None
+    stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
+    milliseconds = f"{stream.base_time_ms} + {_number(config, 'f0')} * 1000 / {stream.rate}"
+    return f"CAST(TO_TIMESTAMP_LTZ({milliseconds}, 3) AS TIMESTAMP(3))"
 
 
 def _function(name: str, class_: str) -> str:
@@ -87,7 +59,7 @@ def _key(config: RunConfig) -> str:
 
 
 def select(config: RunConfig) -> str:
-    """The query, over the table `numbers`."""
+    """The query, over the table `numbers` and the views on it."""
     if config.workload == "rmw":
         amount = f"MOD(DRAW({stream_id(config.seed, Stream.VALUE)}, n), 1000000)"
         rows = f"SELECT {_key(config)} AS k, {amount} AS amount FROM numbers"
@@ -97,15 +69,43 @@ def select(config: RunConfig) -> str:
         padding = f"CUT({config.seed}, {POOL}, {start}, {PADDING})"
         rows = f"SELECT {_key(config)} AS id, {padding} AS padding FROM numbers"
         return f"SELECT id, COUNT(*), LAST_VALUE(padding) FROM ({rows}) GROUP BY id"
-    query = _QUERIES[config.query]
-    columns = sum(1 << i for i, name in enumerate(_BID_COLUMNS) if name in query)
+    return flink_queries.QUERIES[config.query]
+
+
+def _view(config: RunConfig, name: str) -> str:
+    """One kind of events as a view over `numbers`: the columns that the query names are made, the others are null."""
+    query, columns = flink_queries.QUERIES[config.query], _COLUMNS[name]
+    asked = sum(1 << i for i, column in enumerate(columns) if re.search(rf"\b{column}\b", query))
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
-    arguments = f"{stream.seed}, {stream.rate}, {stream.base_time_ms}, {columns}, n"
-    names = ", ".join(f"`{name}`" for name in _BID_COLUMNS)
-    bids = f"(SELECT bid.* FROM numbers, LATERAL TABLE(BIDS({arguments})) AS bid({names}))"
-    return query.replace("FROM bid", f"FROM {bids}")
+    arguments = f"{stream.seed}, {stream.rate}, {stream.base_time_ms}, {asked}, n"
+    timed = "numbers" if _event_time(config) else "made"
+    chosen = ", ".join(f"{timed if column == 'dateTime' else 'made'}.`{column}`" for column in columns)
+    names = ", ".join(f"`{column}`" for column in columns)
+    function = f"LATERAL TABLE({_FUNCTIONS[name]}({arguments})) AS made({names})"
+    return f"CREATE TEMPORARY VIEW {name} AS SELECT {chosen} FROM numbers, {function}"
+
+
+def functions() -> list[str]:
+    """The statements that make the Java functions known."""
+    classes = {
+        "DRAW": "Draw",
+        "CUT": "Cut",
+        "BIDS": "Bids",
+        "AUCTIONS": "Auctions",
+        "PERSONS": "Persons",
+        "SIDE": "Side",
+    }
+    return [_function(name, class_) for name, class_ in classes.items()]
+
+
+def views(config: RunConfig) -> list[str]:
+    """The statements that make persons, auctions and bids of the table `numbers`."""
+    arriving = "CREATE TEMPORARY VIEW arriving AS SELECT bidder, PROCTIME() AS arrived FROM bid"
+    return [*(_view(config, name) for name in _COLUMNS), arriving] if config.workload == "nexmark" else []
 
 
 def statements(config: RunConfig) -> list[str]:
-    """What comes before the query: its functions and its view of the table `sequence` of 0 … `LAST` − 1."""
-    return [_function("DRAW", "Draw"), _function("CUT", "Cut"), _function("BIDS", "Bids"), _numbers(config)]
+    """What comes before the query: its functions and its views of the table `sequence` of 0 … `LAST` − 1."""
+    columns = ", `dateTime`" if _event_time(config) else ""
+    numbers = f"CREATE TEMPORARY VIEW numbers AS SELECT {_number(config, 'm')} AS n{columns} FROM `sequence`"
+    return [*functions(), numbers, *views(config)]

@@ -33,6 +33,10 @@ class EngineFailed(Exception):
     """The engine's process ended without having measured; the message ends with its log's last lines."""
 
 
+class EngineRefused(Exception):
+    """The engine does not run this query; the message says why, in the engine's words."""
+
+
 class EngineRun:
     """One start of an engine's process, and the events it has sent.
 
@@ -80,10 +84,13 @@ class EngineRun:
         """Wait for an event, calling `each` meanwhile.
 
         Raises:
+            EngineRefused: the engine does not run this query.
             EngineFailed: the process ended first, or said nothing for too long.
         """
         deadline = time.monotonic() + timeout
         while kind not in self.poll():
+            if "refused" in self.events:
+                raise EngineRefused(str(self.events["refused"]["reason"]))
             if not self.tree.running() and kind not in self.poll():
                 raise EngineFailed(
                     f"ended with status {self.tree.process.returncode} before '{kind}'; {self.log}:\n{self.tail()}"
@@ -113,6 +120,7 @@ def _flink_job(config: RunConfig) -> dict[str, Any]:
         "jar": str(jar),
         "statements": flink_sql.statements(config),
         "select": flink_sql.select(config),
+        "time": flink_sql.time(config),
         "last": flink_sql.LAST,
         "left_out_rows": config.left_out * config.rows_per_batch,
         "managed_memory": f"{memory_bytes(config.slot_memory) * config.cores >> 20}m",
@@ -148,7 +156,7 @@ def state_folders(config: RunConfig) -> list[Path]:
 
 
 def run(config: RunConfig, *, keep: bool = False) -> Result:
-    """Measure one engine. What goes wrong in it becomes `Result.error`.
+    """Measure one engine. What goes wrong in it becomes `Result.error`, what it does not run `Result.refused`.
 
     Args:
         keep: leave the run's folder; else it is removed, logs included, unless the run failed.
@@ -167,6 +175,8 @@ def run(config: RunConfig, *, keep: bool = False) -> Result:
                 result.extra["memory_limit"] = f"no control group ({error}); page cache dropped every second instead"
                 config = msgspec.structs.replace(config, drop_cache=config.drop_cache or 1.0)
         _measure(config, result, group)
+    except EngineRefused as refusal:
+        result.refused = str(refusal)
     except EngineFailed as error:
         result.error = str(error)
     finally:
@@ -282,7 +292,9 @@ def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
             commit = sum(o["commitTimeMs"] for o in operators) / max(1, min(config.partitions, config.cores))
     else:
         commit = progress.get("observedMetrics", {}).get("millpond", {}).get("commit_lag_ms")
-    return Batch(start, float(progress["durationMs"]["triggerExecution"]), int(progress["numInputRows"]), commit)
+    # Spark counts a row as often as the query scans the source: once for each kind of events, and for each use.
+    rows = min(int(progress["numInputRows"]), config.rows_per_batch)
+    return Batch(start, float(progress["durationMs"]["triggerExecution"]), rows, commit)
 
 
 def _restart(config: RunConfig, result: Result, group: MemoryGroup | None) -> Restart:

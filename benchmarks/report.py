@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +31,16 @@ def _mega(value: int) -> str:
     return f"{value / 1e6:,.0f}" if value else "–"
 
 
+def measured(result: Result) -> bool:
+    """Whether there are figures."""
+    return result.error is None and result.refused is None
+
+
+def outcome(result: Result) -> str:
+    """What stands in place of the figures where there are none."""
+    return "refused" if result.refused is not None else "failed"
+
+
 def table(results: list[Result]) -> Table:
     """One row per engine."""
     first = results[0]
@@ -43,8 +54,8 @@ def table(results: list[Result]) -> Table:
         found.add_column(name, justify="right", no_wrap=True)
     base = next((r.rows_per_second for r in results if r.engine == "spark"), 0.0)
     for r in results:
-        if r.error is not None:
-            found.add_row(r.engine, "failed")
+        if not measured(r):
+            found.add_row(r.engine, outcome(r))
             continue
         found.add_row(
             r.engine,
@@ -61,11 +72,69 @@ def table(results: list[Result]) -> Table:
     return found
 
 
+def geometric_mean(ratios: list[float]) -> float | None:
+    """The mean that treats twice and half as fast alike; None of none."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def suite(results: list[Result]) -> Table:
+    """One row per query: rows/s and the batch time's 99th percentile per engine; the first engine over each other.
+
+    The last row has the geometric means, each over the queries that both engines ran.
+    """
+    engines = list(dict.fromkeys(r.engine for r in results))
+    queries = list(dict.fromkeys(r.query for r in results))
+    found = Table(title=f"{results[0].workload}, {results[0].rows_per_batch:,} rows a batch", title_justify="left")
+    found.add_column("query", no_wrap=True)
+    for engine in engines:
+        found.add_column(f"{engine}\nrows/s", justify="right", no_wrap=True)
+        found.add_column("batch ms\np99", justify="right", no_wrap=True)
+    for other in engines[1:]:
+        found.add_column(f"{engines[0]}\n÷ {other}", justify="right", no_wrap=True)
+    by_run = {(r.query, r.engine): r for r in results}
+    ratios: dict[str, list[float]] = {other: [] for other in engines[1:]}
+    for query in queries:
+        runs = {engine: by_run[query, engine] for engine in engines if (query, engine) in by_run}
+        cells = [cell for engine in engines for cell in _figures(runs.get(engine))]
+        for other in ratios:
+            ratio = _ratio(runs.get(engines[0]), runs.get(other))
+            ratios[other] += [] if ratio is None else [ratio]
+            cells.append(_number(ratio, 2))
+        found.add_row(query, *cells)
+    if ratios:
+        means = [_number(geometric_mean(some), 2) for some in ratios.values()]
+        found.add_section()
+        found.add_row("geometric mean", *[""] * (2 * len(engines)), *means)
+    return found
+
+
+def _figures(result: Result | None) -> tuple[str, str]:
+    if result is None:
+        return "–", "–"
+    if not measured(result):
+        return outcome(result), "–"
+    return _number(result.rows_per_second), _number(result.batch_ms.p99 if result.batch_ms is not None else None)
+
+
+def _ratio(ours: Result | None, theirs: Result | None) -> float | None:
+    if ours is None or theirs is None or not ours.rows_per_second or not theirs.rows_per_second:
+        return None
+    return ours.rows_per_second / theirs.rows_per_second
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def print_suite(results: list[Result]) -> None:
+    """Print the table of several queries."""
+    _console().print(suite(results))
+
+
 def print_table(results: list[Result]) -> None:
     """Print the table, and a line per restart."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    console = _console()
     console.print(table(results))
     for r in results:
         if r.restart is not None:
@@ -83,7 +152,7 @@ def plot(results: list[Result], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (bars, lines) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained", width_ratios=(1, 2))
-    good = [r for r in results if r.error is None]
+    good = [r for r in results if measured(r)]
     colours = [_COLOURS.get(r.engine, "#57606a") for r in good]
     drawn = bars.bar([r.engine for r in good], [r.rows_per_second for r in good], color=colours)
     bars.bar_label(drawn, [f"{r.rows_per_second / 1000:,.0f} k" for r in good])

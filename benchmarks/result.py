@@ -87,6 +87,7 @@ class Result(msgspec.Struct, kw_only=True):
         puts: objects written to the store during the measured batches (new names seen).
         extra: what only this engine reports.
         error: why there are no figures.
+        refused: why the engine does not run this query at all, in its own words.
     """
 
     engine: str
@@ -118,6 +119,7 @@ class Result(msgspec.Struct, kw_only=True):
     extra: dict[str, Any] = {}
     machine: Machine | None = None
     error: str | None = None
+    refused: str | None = None
 
 
 def write(path: Path, results: list[Result]) -> None:

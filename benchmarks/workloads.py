@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.config import RunConfig
 from millpond.workloads.draws import bits_sql, draw_sql, letters
 from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import bids, numbers
+from millpond.workloads.nexmark_spark import numbers
 from millpond.workloads.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -85,9 +85,14 @@ def read_write(source: DataFrame) -> DataFrame:
 
 
 def nexmark(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """One NEXMark query over the bids of the stream."""
+    """One NEXMark query over the events of the stream."""
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
-    return QUERIES[config.query](bids(numbers(spark, config.rows_per_batch, config.partitions), stream))
+    return QUERIES[config.query].over(numbers(spark, config.rows_per_batch, config.partitions), stream)
+
+
+def output_mode(config: RunConfig) -> str:
+    """The output mode in which the workload's query runs."""
+    return QUERIES[config.query].mode if config.workload == "nexmark" else "update"
 
 
 def build(spark: SparkSession, config: RunConfig) -> DataFrame:

@@ -5,8 +5,8 @@ import tempfile
 from pyspark.sql import SparkSession
 
 import millpond
-from millpond.workloads.nexmark_spark import bids, numbers
-from millpond.workloads.queries import q16
+from millpond.workloads.nexmark_spark import numbers
+from millpond.workloads.queries import QUERIES
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    channels = q16(bids(numbers(spark, rows_per_batch=20_000, partitions=2)))
+    channels = QUERIES["q16"].over(numbers(spark, rows_per_batch=20_000, partitions=2))
     with tempfile.TemporaryDirectory() as checkpoint:
         query = (
             millpond.writeStream(channels.where("channel = 'Google'"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from millpond.errors import MillpondError
+from millpond.errors import MillpondError, UsageError
 
 app = typer.Typer(help="A state engine for PySpark Structured Streaming.", no_args_is_help=True, add_completion=False)
 state = typer.Typer(help="Look at the state of a query, without Spark.", no_args_is_help=True)
@@ -101,6 +104,22 @@ def demo() -> None:
     from millpond.demo import run_demo
 
     raise typer.Exit(run_demo())
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="WORKLOAD [OPTIONS]",
+)
+def bench(context: typer.Context) -> None:
+    """Measure Millpond and other engines side by side (`--help` tells the workloads and options)."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "benchmarks" / "__main__.py").is_file():
+        raise UsageError(
+            "The benchmarks are part of Millpond's source tree, which this installation does not come from.",
+            action="Clone the repository, run `make setup` there, and use its `millpond`.",
+        )
+    sys.path.insert(0, str(root))
+    raise typer.Exit(import_module("benchmarks.cli").main(context.args))
 
 
 def _version(known: list[int], wanted: int | None) -> int:

@@ -36,8 +36,8 @@ class Settings:
         batch_rows: rows of one Arrow batch between Spark and the pipe.
         exchange: how rows reach their partition: `spark` through its shuffle, `local` through files of the host where
             all tasks run, `auto` as the master's URL says.
-        changes: what update mode shows of rows that change: `upsert` their new images, `all` also rows that are gone, and
-            a column `_op` that tells them apart.
+        changes: what update mode shows of rows that change: `upsert` their new images, `all` also rows that are gone,
+            and a column `_op` that tells them apart.
     """
 
     enabled: bool = True

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FIGURE_COLUMN = "__figure"
-_BITS = 3
+_BITS = 4
 
-SUMMED = ("input_rows", "output_rows", "state_rows", "state_bytes", "cache_hits", "cache_misses")
-"""Figures added up over partitions: rows in and out in this batch; rows and bytes of the state; keys that
-were looked for and were in memory; those that were sought in files."""
+SUMMED = ("input_rows", "output_rows", "late_rows", "state_rows", "state_bytes", "cache_hits", "cache_misses")
+"""Figures added up over partitions: rows in and out in this batch, and dropped as late; rows and bytes of the state;
+keys that were looked for and were in memory; those that were sought in files."""
 
 GREATEST = ("commit_lag_ms",)
 """Figures of which the greatest counts: how long the batch waited for the commit of the one before."""

@@ -4,8 +4,13 @@ import argparse
 
 import pytest
 from benchmarks.config import memory_bytes
+from typer.testing import CliRunner
 
+import millpond.cli
 from benchmarks import cli
+from millpond.cli import app
+from millpond.errors import UsageError
+from millpond.workloads.queries import QUERIES
 
 
 @pytest.mark.parametrize(
@@ -13,7 +18,9 @@ from benchmarks import cli
     [
         (["rmv"], "invalid choice: 'rmv'"),
         (["nexmark"], "nexmark needs --query"),
-        (["nexmark", "--query", "q3"], "invalid choice: 'q3'"),
+        (["nexmark", "--query", "q24"], "no query 'q24'; there are q0, q1, "),
+        (["nexmark", "--query", ","], "name at least one query"),
+        (["nexmark", "--query", "all", "--plot", "p.png"], "--plot draws one query"),
         (["rmw", "--query", "q17"], "--query belongs to nexmark"),
         (["rmw", "--engines", "spork"], "no engine 'spork'; there are millpond, spark, flink-rocksdb, flink-forst"),
         (["rmw", "--engines", ","], "name at least one engine"),
@@ -64,3 +71,32 @@ def test_preloading_batches_are_left_out(tmp_path) -> None:
     arguments = ["rmw", "--preload", "--keys", "3m", "--rows-per-batch", "200k", "--work", str(tmp_path)]
     run = cli.configs(cli.parser().parse_args(arguments))[0]
     assert (run.preload_batches, run.left_out) == (15, 15)
+
+
+def test_one_run_per_query_and_engine(tmp_path) -> None:
+    arguments = [
+        "nexmark",
+        "--query",
+        "q5-append, q17,q5-append",
+        "--engines",
+        "spark,millpond",
+        "--work",
+        str(tmp_path),
+    ]
+    runs = cli.configs(cli.parser().parse_args(arguments))
+    assert [(run.query, run.engine) for run in runs] == [
+        *(("q5-append", "spark"), ("q5-append", "millpond"), ("q17", "spark"), ("q17", "millpond")),
+    ]
+    assert len({run.work for run in runs}) == 4
+    assert cli.queries("all") == list(QUERIES)
+
+
+def test_millpond_bench_is_this_command_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = CliRunner().invoke(app, ["bench", "rmw", "--engines", "spork"])
+    assert found.exit_code == 2
+    assert "no engine 'spork'" in found.output + capfd.readouterr().err
+    monkeypatch.setattr(millpond.cli, "__file__", "/nowhere/site-packages/millpond/cli.py")
+    with pytest.raises(UsageError, match="source tree"):
+        CliRunner().invoke(app, ["bench", "rmw"], catch_exceptions=False)

@@ -1,5 +1,6 @@
 """Figures from outside: process trees, limits, results, and one small run of each kind."""
 
+import io
 import json
 import os
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 from benchmarks.config import RunConfig
 from benchmarks.harness import EngineFailed, local_folder, to_batch
 from benchmarks.limits import MemoryGroup, drop_page_cache
-from benchmarks.report import plot, table
+from benchmarks.report import plot, suite, table
 from benchmarks.result import Batch, Machine, Restart, Result, Spread, read, write
+from rich.console import Console
 
 from benchmarks import cli
 from millpond.workloads.process import ProcessTree, Sample, tree_bytes
@@ -160,6 +162,35 @@ def test_results_survive_json(tmp_path: Path) -> None:
     assert first["batch_ms"].keys() == {"p50", "p99", "max"}
 
 
+def test_rows_count_once_however_often_the_source_is_scanned() -> None:
+    config = RunConfig(engine="spark", workload="nexmark", query="q8", work="/tmp/x", rows_per_batch=500)
+    assert to_batch(progress(), config).rows == 500
+
+
+def test_a_table_of_queries_compares_what_both_ran() -> None:
+    def result(query: str, engine: str, rate: float, **changes: str) -> Result:
+        batch_ms = Spread.of([10.0]) if rate else None
+        return Result(
+            engine=engine, workload="nexmark", query=query, rows_per_second=rate, batch_ms=batch_ms, **changes
+        )
+
+    results = [
+        *(result("q0", "millpond", 100.0), result("q0", "spark", 50.0)),
+        *(result("q5", "millpond", 80.0), result("q5", "spark", 10.0)),
+        *(result("q15", "millpond", 70.0), result("q15", "spark", 0.0, refused="no DISTINCT")),
+        *(result("q9", "millpond", 0.0, error="it broke"), result("q9", "spark", 0.0, refused="no ROW_NUMBER")),
+    ]
+    console = Console(width=120, file=io.StringIO())
+    console.print(suite(results))
+    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in console.file.getvalue().splitlines()]
+    cells = {line[0]: line[1:] for line in lines}
+    assert cells["q0"] == ["100", "10", "50", "10", "2.00"]
+    assert cells["q15"] == ["70", "10", "refused", "–", "–"]
+    assert cells["q9"] == ["failed", "–", "refused", "–", "–"]
+    assert cells["geometric mean"][-1] == "4.00"
+    assert table(results[4:6]).row_count == 2
+
+
 def test_spread() -> None:
     assert Spread.of([]) is None
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 2.98, 3.0)
@@ -185,6 +216,16 @@ def test_a_small_run(tmp_path: Path, engine: str) -> None:
     assert result.rows_per_second > 0
     assert result.state_store_bytes > 0
     assert not (tmp_path / "w" / engine).exists()
+
+
+def test_a_refusal_is_a_result(tmp_path: Path) -> None:
+    json_file = tmp_path / "r.json"
+    arguments = ["nexmark", "--query", "q19", "--engines", "spark", "--driver-memory", "1g", "--json", str(json_file)]
+    assert cli.main([*arguments, "--work", str(tmp_path / "w")]) == 0
+    result = read(json_file)[0]
+    assert result.error is None
+    assert "ROW_NUMBER" in str(result.refused)
+    assert "\n" not in str(result.refused)
 
 
 def test_a_failing_engine_is_an_error_in_the_result(tmp_path: Path) -> None:

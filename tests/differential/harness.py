@@ -88,6 +88,8 @@ def compare(
     query: Query,
     mode: str,
     rounds: Sequence[Sequence[pa.Table]],
+    *,
+    ddl: str = DDL,
     **conf: str,
 ) -> Batches:
     """Run both engines over the batches, with a restart between rounds, and compare everything.
@@ -98,6 +100,7 @@ def compare(
         query: builds the query.
         mode: output mode.
         rounds: the batches, grouped by run.
+        ddl: their columns.
         conf: settings of Millpond, without their prefix.
 
     Returns:
@@ -117,10 +120,14 @@ def compare(
         with ThreadPoolExecutor(1) as beside:
             natively = beside.submit(
                 lambda: run(
-                    query(stream(native, folder / "in"), native), mode, folder / "native", ours=False, into=expected
+                    query(stream(native, folder / "in", ddl), native),
+                    mode,
+                    folder / "native",
+                    ours=False,
+                    into=expected,
                 )
             )
-            schemas = run(query(stream(ours, folder / "in"), ours), mode, folder / "ours", ours=True, into=actual)
+            schemas = run(query(stream(ours, folder / "in", ddl), ours), mode, folder / "ours", ours=True, into=actual)
         assert schemas == natively.result()
     assert_equal(actual, expected)
     return actual

@@ -43,7 +43,6 @@ def table(number: int, rows: int) -> pa.Table:
 
 TOP = "select {cols} from (select *, {rank} over (partition by {by} order by {order}) rn from {{events}}) where {cond}"
 LOWER = "select k, g, max(v) m, count(*) n, sum(d) d from {events} group by k, g"
-PER_KEY = LOWER.replace("{events}", "{{events}}")
 
 
 def top(cond: str, *, cols: str = "*", rank: str = "row_number()", by: str = "k", order: str = "v desc, id") -> str:
@@ -83,6 +82,9 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }
 
 
+Query = Callable[[DataFrame], DataFrame]
+
+
 @pytest.fixture
 def session(spark: SparkSession) -> SparkSession:
     own = spark.newSession()
@@ -109,7 +111,12 @@ def keyed(names: list[str], keys: list[str]) -> Callable[[tuple[Any, ...]], tupl
 
 
 def check(
-    session: SparkSession, folder: Path, query: Callable[[DataFrame], DataFrame], keys: list[str], mode: str, changes: str
+    session: SparkSession,
+    folder: Path,
+    query: Callable[[DataFrame], DataFrame],
+    keys: list[str],
+    mode: str,
+    changes: str,
 ) -> None:
     """Run three batches with a restart, and hold what a reader accumulates against the batch query."""
     session.conf.set("spark.millpond.changes", changes)
@@ -184,7 +191,9 @@ def test_over_rows(session: SparkSession, tmp_path: Path, mode: str) -> None:
             df = session.sql(text, events=stream(session, tmp_path / "in", DDL))
             run(df, mode, tmp_path / "state", ours=True, into=out)
             seen += [row for rows in out.values() for row in rows]
-            wanted = [plain(row) for row in session.sql(text, events=so_far(session, tmp_path / "in", number + 1)).collect()]
+            wanted = [
+                plain(row) for row in session.sql(text, events=so_far(session, tmp_path / "in", number + 1)).collect()
+            ]
             assert len(seen) == len(wanted)
             for left, right in zip(sorted(seen, key=order), sorted(wanted, key=order), strict=True):
                 assert same(left, right), (left, right)
@@ -201,14 +210,20 @@ def test_over_rows(session: SparkSession, tmp_path: Path, mode: str) -> None:
         ("select *, sum(v) over (partition by k order by v) rn from {events}", "update", "MP-WINDOW"),
         (f"select g, max(m) from ({LOWER}) group by g", "update", "MP-RETRACT"),
         (f"select g, count(distinct m) from ({LOWER}) group by g", "update", "MP-RETRACT"),
-        (f"select k, count(*) from ({LOWER} union all select k, g, v, 1L, d from {{events}}) group by k", "update", "MP-CHANGES"),
+        (
+            f"select k, count(*) from ({LOWER} union all select k, g, v, 1L, d from {{events}}) group by k",
+            "update",
+            "MP-CHANGES",
+        ),
         (f"select k, sum(m) from (select k, m * rand() m from ({LOWER})) group by k", "update", "MP-CHANGES"),
     ],
 )
 def test_what_is_refused(session: SparkSession, tmp_path: Path, text: str, mode: str, code: str) -> None:
     write(tmp_path / "in", 0, table(0, 3))
     df = session.sql(text, events=stream(session, tmp_path / "in", DDL))
-    reasons = [operator.get("reason", {}).get("code") for operator in millpond.explain(df, mode, as_dict=True)["operators"]]
+    reasons = [
+        operator.get("reason", {}).get("code") for operator in millpond.explain(df, mode, as_dict=True)["operators"]
+    ]
     assert code in reasons
     session.conf.set("spark.millpond.onUnsupported", "spark")
     with pytest.raises(AnalysisException):  # Spark's own words

@@ -10,7 +10,7 @@ import pyarrow as pa
 from millpond.files.segment import decode_rows
 from millpond.layout import TableSchema, Words
 from millpond.operators.open import open_operator
-from millpond.operators.protocol import Operator
+from millpond.operators.protocol import Operator, Times
 from millpond.operators.spec import (
     GLOBAL_HASH,
     AggregateCall,
@@ -76,6 +76,7 @@ class Rig:
         self._budget = budget
         self._pool = ThreadPoolExecutor(1)
         self._deltas: list[dict[str, bytes]] = []
+        self._names: list[str] = []
         self.operator: Operator
         self._open()
 
@@ -86,25 +87,26 @@ class Rig:
         def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
             table = RmwTable(schema, initial, no_runs(schema), budget, self._pool)
             for delta in self._deltas:
-                for rows in decode_rows(delta[name], table.layout, name) if delta[name] else ():
+                for rows in decode_rows(delta[name], table.layout, name) if delta.get(name) else ():
                     table.load(rows)
             self._made.append(table)
             return table
 
-        self.operator = open_operator(self.spec, make)
+        self.operator = open_operator(self.spec, make, self._names)
 
     def restart(self) -> None:
         """Forget everything that is in memory and read the deltas again."""
         self.close()
         self._open()
 
-    def batch(self, *pieces: pa.RecordBatch) -> pa.Table:
+    def batch(self, *pieces: pa.RecordBatch, times: Times = Times()) -> pa.Table:  # noqa: B008
         """Run one batch; its output."""
-        self.operator.begin(self.version)
+        self.operator.begin(self.version, times)
         for piece in pieces:
             self.operator.process(piece)
         sealed = self.operator.finish()
         self._deltas.append({name: b"".join(bytes(p) for p in delta.pieces) for name, delta in sealed.items()})
+        self._names = list(self.operator.tables)
         self.version += 1
         out = list(self.operator.output())
         again = list(self.operator.output())

@@ -129,12 +129,13 @@ def test_without_keys(mode: str) -> None:
 
 def test_global_group_lives_in_one_partition() -> None:
     from millpond.operators.open import open_operator
+    from millpond.operators.protocol import Times
 
     shape = spec("", "v int", [AggregateCall("count", (), "bigint")])
     rig = Rig(shape)
     made = rig.operator.tables["main"]
     operator = open_operator(shape, lambda *_: made, owns_global=False)
-    operator.begin(0)
+    operator.begin(0, Times())
     operator.finish()
     assert list(operator.output()) == []
 

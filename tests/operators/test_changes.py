@@ -15,8 +15,8 @@ from millpond.operators.spec import (
     OP,
     AggregateCall,
     AggregateSpec,
-    Order,
     OperatorSpec,
+    Order,
     RankSpec,
     input_fields,
     output_fields,
@@ -85,7 +85,11 @@ class Chain:
 
 
 def arrow(shape: OperatorSpec, rows: list[Row]) -> pa.RecordBatch:
-    keys = [f.name for f in shape.keys] if isinstance(shape, AggregateSpec) else [shape.columns[k].name for k in shape.keys]
+    keys = (
+        [f.name for f in shape.keys]
+        if isinstance(shape, AggregateSpec)
+        else [shape.columns[k].name for k in shape.keys]
+    )
     hashes = [hash_of(tuple(row[k] for k in keys), 4) if keys else 0 for row in rows]
     columns = input_fields(shape)
     arrays = [pa.array(hashes, pa.int64())]
@@ -152,7 +156,9 @@ def test_aggregate_over_aggregate(data: st.DataObject) -> None:
     held: dict[str, str] = {}
     names = [field.name for field in output_fields(upper) if field != OP]
     key_names = [field.name for field in upper.keys]
-    for batch, restart in data.draw(st.lists(st.tuples(st.lists(rows_of(dtype), max_size=12), st.booleans()), max_size=4)):
+    for batch, restart in data.draw(
+        st.lists(st.tuples(st.lists(rows_of(dtype), max_size=12), st.booleans()), max_size=4)
+    ):
         if restart:
             chain.restart()
         seen += batch
@@ -191,14 +197,14 @@ def test_aggregate_over_aggregate(data: st.DataObject) -> None:
 @given(st.data())
 def test_aggregate_over_the_first_rows_and_first_rows_over_an_aggregate(data: st.DataObject) -> None:
     limit = data.draw(st.integers(1, 3))
-    rank = RankSpec(fields("k int; g string; v int; s string"), (1,), (Order(2, True),), "row_number", limit, changes=True)
-    total = AggregateSpec(
-        fields("k int"), fields("v int"), (call("count", (), "bigint"), call("sum", (0,), "bigint")), "update", retracts=True
-    )
-    best = RankSpec(
-        fields("k int; count_0 bigint; sum_1 bigint"), (), (Order(2, True, True), Order(0)), "row_number", 2, retracts=True, changes=True
-    )
-    first, second, third = Rig(rank), Rig(AggregateSpec(*[getattr(total, n) for n in ("keys", "inputs", "calls", "output_mode", "retracts")], True)), Rig(best)
+    columns = fields("k int; g string; v int; s string")
+    rank = RankSpec(columns, (1,), (Order(2, True),), "row_number", limit, changes=True)
+    calls = (call("count", (), "bigint"), call("sum", (0,), "bigint"))
+    total = AggregateSpec(fields("k int"), fields("v int"), calls, "update", retracts=True, changes=True)
+    columns = fields("k int; count_0 bigint; sum_1 bigint")
+    order = (Order(2, True, True), Order(0))
+    best = RankSpec(columns, (), order, "row_number", 2, retracts=True, changes=True)
+    first, second, third = Rig(rank), Rig(total), Rig(best)
     seen: list[tuple[int, Row]] = []
     relation: Counter[str] = Counter()
     batches = st.lists(st.tuples(st.lists(rows_of("int"), max_size=12), st.booleans()), max_size=4)
@@ -213,7 +219,9 @@ def test_aggregate_over_the_first_rows_and_first_rows_over_an_aggregate(data: st
             relation[repr((row["k"], row["count_0"], row["sum_1"], row["__rank"]))] += 1 if row[OP.name] > 0 else -1
         kept: list[Row] = []
         for members in grouped([row | {"version": version} for version, row in seen], ["g"]).values():
-            members.sort(key=lambda r: (r["v"] is not None, -(r["v"] or 0), r["version"], r["k"], r["s"] is not None, r["s"]))
+            members.sort(
+                key=lambda r: (r["v"] is not None, -(r["v"] or 0), r["version"], r["k"], r["s"] is not None, r["s"])
+            )
             kept += members[:limit]
         sums = []
         for (k,), members in grouped(kept, ["k"]).items():

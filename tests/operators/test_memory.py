@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
-from millpond.operators.protocol import MakeTable
+from millpond.operators.protocol import MakeTable, Times
 from millpond.operators.spec import AggregateCall, DeduplicateSpec
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.rmw import RmwTable
@@ -58,7 +58,7 @@ def test_results_do_not_depend_on_memory(tmp_path: Path) -> None:
         operator = open_operator(shape, make)
         truth: dict[str, list[tuple[int, str]]] = {}
         for version in range(6):
-            operator.begin(version)
+            operator.begin(version, Times())
             for _ in range(3):
                 picked = rng.integers(0, keys, 5000)
                 numbers = rng.integers(0, 5, len(picked))
@@ -86,7 +86,7 @@ def test_a_key_passes_once_though_it_was_evicted(tmp_path: Path) -> None:
         operator = open_operator(shape, make)
         seen: set[int] = set()
         for version in range(12):
-            operator.begin(version)
+            operator.begin(version, Times())
             wanted: list[tuple[str, int]] = []
             for _ in range(2):
                 picked = rng.integers(0, len(names), 4000).tolist()

@@ -103,7 +103,10 @@ def test_many_rows() -> None:
     held: dict[int, list[int]] = defaultdict(list)
     for batch in range(3):
         keys = rng.zipf(1.4, 30_000) % 5000
-        rows = [{"k": int(k), "t": 100_000 * batch + i, "v": int(v)} for i, (k, v) in enumerate(zip(keys, rng.integers(0, 99, 30_000), strict=True))]
+        rows = [
+            {"k": int(k), "t": 100_000 * batch + i, "v": int(v)}
+            for i, (k, v) in enumerate(zip(keys, rng.integers(0, 99, 30_000), strict=True))
+        ]
         wanted = {}
         for row in rows:
             held[row["k"]].append(row["v"])

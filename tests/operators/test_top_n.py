@@ -102,7 +102,7 @@ def shown(row: tuple[Any, ...]) -> str:
 
 
 def image(shape: RankSpec, row: Row, rank: int) -> str:
-    return shown(tuple(row[column.name] for column in shape.columns) + (rank,))
+    return shown((*(row[column.name] for column in shape.columns), rank))
 
 
 def key_of(shape: RankSpec, row: Row) -> Any:

@@ -54,6 +54,11 @@ class Passes:
 
 
 @dataclass
+class Remove:
+    keys: list[tuple[Value, ...]]
+
+
+@dataclass
 class Evict:
     share: float
 
@@ -83,7 +88,7 @@ class Rig:
         self.shelf = Shelf(self.folder)
         self.table = self._open(RunSet(self.layout), 0)
 
-    def _open(self, runs: RunSet, flushed: int) -> RmwTable:
+    def _open(self, runs: RunSet, flushed: int, keys: int = 0) -> RmwTable:
         return RmwTable(
             self.layout.schema,
             np.zeros(self.layout.width, np.uint64),
@@ -93,6 +98,7 @@ class Rig:
             HashRange(),
             store=self.shelf,
             flushed=flushed,
+            keys=keys,
         )
 
     def hash(self, key: tuple[Value, ...]) -> int:
@@ -131,6 +137,19 @@ class Rig:
         self.table.narrow(HashRange())
         return changed
 
+    def remove(self, step: Remove) -> set[tuple[int, tuple[Value, ...]]]:
+        names = [(self.hash(key), key) for key in step.keys]
+        blank = (None,) * len(self.layout.schema.values)
+        keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
+        located = self.table.upsert(keys, 0, "created")
+        assert located.created.tolist() == [
+            name not in self.state and name not in names[:i] for i, name in enumerate(names)
+        ]
+        self.table.remove(located.rows)
+        for name in names:
+            self.state.pop(name, None)
+        return set(names)
+
     def _write(self, rows: np.ndarray, entries: list[tuple[Value, ...]]) -> None:
         table, cut = self.table, len(self.layout.schema.keys)
         source = encode((Entry(0, (None,) * cut, value) for value in entries), self.layout)
@@ -144,15 +163,17 @@ class Rig:
             if column.kind == "bytes":
                 table.put_bytes(rows, at, source.words[:, at : at + 2], source.heap)
 
-    def batch(self, steps: list[Upsert | Passes | Evict | Flush]) -> None:
+    def batch(self, steps: list[Upsert | Remove | Passes | Evict | Flush]) -> None:
         table = self.table
         table.begin(self.version)
-        changed = set()
+        changed, gone = set(), set()
         for step in steps:
-            if isinstance(step, Upsert):
-                changed |= self.upsert(step)
-            elif isinstance(step, Passes):
-                changed |= self.passes(step)
+            if isinstance(step, Upsert | Passes):
+                now = self.upsert(step) if isinstance(step, Upsert) else self.passes(step)
+                changed, gone = changed | now, gone - now
+            elif isinstance(step, Remove):
+                now = self.remove(step)
+                changed, gone = changed - now, gone | now
             elif isinstance(step, Evict):
                 table._room.evict(table._outbox, step.share)
             elif isinstance(step, Flush):
@@ -162,9 +183,10 @@ class Rig:
         assert entries_of(before, self.layout) == want
         delta = table.seal()
         data = b"".join(bytes(piece) for piece in delta.pieces)
-        sealed = list(decode_rows(data, self.layout, "delta"))
-        assert delta.rows == len(want)
-        assert entries_of(sealed, self.layout) == want
+        sealed = [entry for rows in decode_rows(data, self.layout, "delta") for entry in decode(rows, self.layout)]
+        assert delta.rows == len(sealed) == len(want) + len(gone)
+        assert {(entry.hash, entry.key): entry.value for entry in sealed if not entry.dead} == want
+        assert {(entry.hash, entry.key) for entry in sealed if entry.dead} == gone
         assert entries_of(list(table.touched(5)), self.layout) == want
         self.version += 1
         self.log.append((self.version, data))
@@ -174,7 +196,7 @@ class Rig:
         manifest = self.table.manifest()
         self.table.close()
         runs = [self.shelf.written[ref.name] for ref in manifest.runs]
-        self.table = self._open(RunSet(self.layout, runs), manifest.flushed)
+        self.table = self._open(RunSet(self.layout, runs), manifest.flushed, manifest.keys)
         for version, data in self.log:
             if version > manifest.flushed:
                 for rows in decode_rows(data, self.layout, "delta"):
@@ -185,6 +207,7 @@ class Rig:
         hashes = np.concatenate([piece.words[:, 0] for piece in pieces]) if pieces else np.empty(0, np.uint64)
         assert (hashes[1:] >= hashes[:-1]).all()
         assert entries_of(pieces, self.layout) == self.state
+        assert self.table.manifest().keys == self.table.stats()["keys"] == len(self.state)
 
 
 def entries_of(pieces: list[Rows], shape: RowLayout) -> dict[tuple[int, tuple[Value, ...]], tuple[Value, ...]]:
@@ -218,6 +241,7 @@ def scripts(draw: st.DrawFn) -> tuple[RowLayout, str, list[list[object]]]:
         upserts
         | upserts
         | upserts
+        | st.builds(Remove, st.lists(values(columns.keys, small=True), min_size=1, max_size=12))
         | st.builds(Passes, upserts, cuts)
         | st.builds(Evict, st.sampled_from([0.3, 0.7, 1.0]))
         | st.builds(Flush)

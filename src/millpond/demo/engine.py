@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import bids, numbers
-from millpond.workloads.queries import q17
+from millpond.workloads.nexmark_spark import numbers
+from millpond.workloads.queries import QUERIES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,7 +116,7 @@ def run(plan: Plan) -> None:
     folder = Path(plan.folder)
     spark = session(plan)
     events = numbers(spark, plan.rows_per_batch, plan.cores)
-    results = q17(bids(events, NexmarkConfig(rate=plan.rate)))
+    results = QUERIES["q17"].over(events, NexmarkConfig(rate=plan.rate))
     rows = folder / "rows"
 
     def keep(batch: DataFrame, number: int) -> None:

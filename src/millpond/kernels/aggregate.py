@@ -111,6 +111,24 @@ def moments(words: Array, rows: Array, start: int, offset: int, values: Array, v
         words[row, offset + 2] = float_bits(squares + delta * (delta - step))
 
 
+@njit(_NONE(WORDS, INTS_IN, I64, FLOATS_IN, FLOATS_IN, FLOATS_IN), cache=True, nogil=True)
+def combine_moments(words: Array, rows: Array, offset: int, counts: Array, means: Array, squares: Array) -> None:
+    """Combine `moments` of two sets: Chan, Golub and LeVeque's formula in the order of operations that Spark uses."""
+    for i in range(rows.size):
+        if counts[i] == 0.0:
+            continue
+        row = rows[i]
+        count = bits_float(words[row, offset])
+        mean = bits_float(words[row, offset + 1])
+        total = count + counts[i]
+        delta = means[i] - mean
+        step = delta / total
+        words[row, offset] = float_bits(total)
+        words[row, offset + 1] = float_bits(mean + step * counts[i])
+        squared = bits_float(words[row, offset + 2])
+        words[row, offset + 2] = float_bits(squared + squares[i] + delta * step * count * counts[i])
+
+
 @njit(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, boolean, boolean, BYTES), cache=True, nogil=True)
 def extreme_ints(
     words: Array,

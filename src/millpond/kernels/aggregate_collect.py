@@ -45,6 +45,27 @@ def _size(values: Array, i: int, width: int) -> int:
     return width if width > 0 else 4 + np.int64(values[i, 0] & _LENGTH)
 
 
+@njit(I64(WORDS, INTS_IN, I64, INTS, INTS), cache=True, nogil=True)
+def _short(words: Array, rows: Array, offset: int, out_rows: Array, out_sizes: Array) -> int:
+    """Find the rows whose blob has no room for what the upper half of the word of used bytes says, and clear that."""
+    used_word = offset + 2
+    count = 0
+    for i in range(rows.size):
+        row = rows[i]
+        used = words[row, used_word] & _LENGTH
+        need = np.int64(words[row, used_word] >> _32) + np.int64(used)
+        if words[row, used_word] == used:
+            continue
+        words[row, used_word] = used
+        room = np.int64(words[row, offset] & _LENGTH)
+        if need + HEADER > room:
+            out_rows[count] = row
+            grown = max(need + HEADER, room + (room >> 1))
+            out_sizes[count] = (grown + _CHUNK - 1) // _CHUNK * _CHUNK
+            count += 1
+    return count
+
+
 @njit(I64(WORDS, INTS_IN, I64, I64, WORDS_IN, BYTES_IN, I64, INTS, INTS), cache=True, nogil=True)
 def find_short(
     words: Array,
@@ -73,20 +94,16 @@ def find_short(
         if nullable and valid[start + i] == 0:
             continue
         words[rows[i], used_word] += np.uint64(_size(values, start + i, width)) << _32
-    count = 0
+    count: int = _short(words, rows, offset, out_rows, out_sizes)
+    return count
+
+
+@njit(I64(WORDS, INTS_IN, I64, INTS_IN, INTS, INTS), cache=True, nogil=True)
+def find_short_by(words: Array, rows: Array, offset: int, sizes: Array, out_rows: Array, out_sizes: Array) -> int:
+    """As `find_short`, where so many bytes are to be added to the blob of each row of the block."""
     for i in range(rows.size):
-        row = rows[i]
-        used = words[row, used_word] & _LENGTH
-        need = np.int64(words[row, used_word] >> _32) + np.int64(used)
-        if words[row, used_word] == used:
-            continue
-        words[row, used_word] = used
-        room = np.int64(words[row, offset] & _LENGTH)
-        if need + HEADER > room:
-            out_rows[count] = row
-            grown = max(need + HEADER, room + (room >> 1))
-            out_sizes[count] = (grown + _CHUNK - 1) // _CHUNK * _CHUNK
-            count += 1
+        words[rows[i], offset + 2] += np.uint64(sizes[i]) << _32
+    count: int = _short(words, rows, offset, out_rows, out_sizes)
     return count
 
 
@@ -149,6 +166,19 @@ def append_bytes(
             for k in range(4, length):
                 heap[at + 4 + k] = np.uint8((second >> np.uint64(8 * (k - 4))) & np.uint64(255))
         words[row, offset + 2] += np.uint64(4 + length)
+
+
+@njit(types.void(WORDS, BYTES, INTS_IN, I64, INTS_IN, INTS_IN, BYTES_IN), cache=True, nogil=True)
+def append_blobs(
+    words: Array, heap: Array, rows: Array, offset: int, sizes: Array, starts: Array, other_heap: Array
+) -> None:
+    """Append the contents of other blobs, given by how many bytes are used and where in their heap they start."""
+    for i in range(rows.size):
+        row = rows[i]
+        if sizes[i]:
+            at = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
+            copy_bytes(heap, at, other_heap, starts[i] + HEADER, sizes[i])
+            words[row, offset + 2] += np.uint64(sizes[i])
 
 
 @njit(types.void(WORDS_IN, I64, I64, INTS), cache=True, nogil=True)
@@ -229,6 +259,24 @@ def sketch(
         shift = np.uint64(6 * (index % 10))
         if zeros > ((word >> shift) & np.uint64(63)):
             store64(heap, at, (word & ~(np.uint64(63) << shift)) | (zeros << shift))
+
+
+@njit(types.void(WORDS, BYTES, INTS_IN, I64, INTS_IN, BYTES_IN, I64), cache=True, nogil=True)
+def combine_sketches(
+    words: Array, heap: Array, rows: Array, offset: int, starts: Array, other_heap: Array, size: int
+) -> None:
+    """Raise the registers of blobs of `size` bytes to those of others, given by where in their heap they start."""
+    mask = np.uint64(63)
+    for i in range(rows.size):
+        base = np.int64(words[rows[i], offset + 1])
+        for at in range(HEADER, size, 8):
+            own = load64(heap, base + at)
+            other = load64(other_heap, starts[i] + at)
+            merged = _ZERO
+            for register in range(10):
+                shift = np.uint64(6 * register)
+                merged |= max((own >> shift) & mask, (other >> shift) & mask) << shift
+            store64(heap, base + at, merged)
 
 
 @njit(types.void(WORDS_IN, BYTES_IN, I64, I64, types.float64[::1], types.float64[::1]), cache=True, nogil=True)

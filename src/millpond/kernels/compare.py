@@ -143,7 +143,9 @@ def sort_rows(positions, low, high, spare, rows, stride, heap, columns, count):
             moved = positions[i]
             at = step(rows, moved * stride)
             j = i
-            while j > start and compare_rows(at, heap, step(rows, positions[j - 1] * stride), heap, columns, 0, count) < 0:
+            while (
+                j > start and compare_rows(at, heap, step(rows, positions[j - 1] * stride), heap, columns, 0, count) < 0
+            ):
                 positions[j] = positions[j - 1]
                 j -= 1
             positions[j] = moved

@@ -43,6 +43,10 @@ def _add(words: Array, row: int, offset: int, low: int, high: int, limit_low: in
     old_high = words[row, offset + 1]
     if old_high == _TOP and old_low == _ZERO:
         return False
+    if high == _TOP and low == _ZERO:  # another sum that has left it
+        words[row, offset] = _ZERO
+        words[row, offset + 1] = _TOP
+        return False
     new_low = old_low + low
     new_high = old_high + high + (_ONE if new_low < low else _ZERO)
     if ((old_high ^ new_high) & (high ^ new_high)) & _TOP or not _within(new_low, new_high, limit_low, limit_high):

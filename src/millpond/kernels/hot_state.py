@@ -45,12 +45,18 @@ TOUCHED_ROWS = 25
 DIRTY_ROWS = 26
 WALK = 27  # slot at which a walk goes on
 COPIED = 28  # bytes of long values that an eviction copied
+DEAD = 29  # tombstones among the rows
+LOST = 30  # lowest stamp of an unchanged row that expires and was evicted, since this was looked at
+EXPIRY = 31  # the word of a row's time of expiry, 0 if rows do not expire
 SIZE = 32
 
-TOMBSTONE = 1
+NOTHING_LOST = 1 << 62
+
+TOMBSTONE = 1  # the key was removed: its row holds no values, and runs may hold older ones
 DIRTY = 2  # changed since it was last copied into a run
 TOUCHED = 4  # changed in this batch
 FRESH = 8  # made ahead of the upsert that is to find it new
+FILED = 16  # in the list of rows that expire soon
 FLAGS = 0xFFFF
 STAMP_SHIFT = 16
 

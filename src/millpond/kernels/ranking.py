@@ -272,9 +272,7 @@ def decide(
             if fate != GOES:
                 position += 1
                 if function != ROW_NUMBER:
-                    tied = last_row != 0 and (
-                        compare_rows(last_row, last_heap, entry, at, columns, 0, ordering) == 0
-                    )
+                    tied = last_row != 0 and (compare_rows(last_row, last_heap, entry, at, columns, 0, ordering) == 0)
                     if not tied:
                         rank = position
                         dense += 1
@@ -524,7 +522,6 @@ def long_slots(words, heap, blob, stride, blobs, rows, slots):
 def read_slots(words, heap, blob, stride, blobs, rows, slots, out, out_heap):
     """Copy slots out of their keys' rows: their words and, into a heap of their own, their long values."""
     tail = np.int64(0)
-    width = stride >> 3
     for i in range(len(rows)):
         row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
         base = step(heap, np.int64(word(row, blob + 1)))
@@ -541,8 +538,10 @@ def read_slots(words, heap, blob, stride, blobs, rows, slots, out, out_heap):
                 tail += size
 
 
-@kernel("int64(uint64, int64, uint64, int64, int64[::1], int64[::1], int64[::1], uint64, int64, uint64,"
-        " int64[:, ::1], int64, int64, int64[::1])")
+@kernel(
+    "int64(uint64, int64, uint64, int64, int64[::1], int64[::1], int64[::1], uint64, int64, uint64,"
+    " int64[:, ::1], int64, int64, int64[::1])"
+)
 def best(
     slab, slab_stride, arena, place, groups, starts, members, rows, stride, heap, descriptor, ordering, version, winners
 ):
@@ -565,9 +564,7 @@ def best(
         for m in range(starts[g] + 1, starts[g + 1]):
             challenger = members[m]
             if (
-                compare_rows(
-                    step(rows, challenger * stride), heap, step(rows, top * stride), heap, columns, 0, count
-                )
+                compare_rows(step(rows, challenger * stride), heap, step(rows, top * stride), heap, columns, 0, count)
                 < 0
             ):
                 top = challenger
@@ -613,6 +610,7 @@ def order_rows(hashes, positions, rows, stride, heap, descriptor, keys, starts):
     spare = np.empty(len(positions), np.int64)
     found = 0
     low = 0
+    before = rows
     n = len(positions)
     while low < n:
         high = low + 1
@@ -621,14 +619,11 @@ def order_rows(hashes, positions, rows, stride, heap, descriptor, keys, starts):
         if high - low > 1:
             sort_rows(positions, low, high, spare, rows, stride, heap, columns, len(descriptor))
         for i in range(low, high):
-            if i == low or (
-                compare_rows(
-                    step(rows, positions[i - 1] * stride), heap, step(rows, positions[i] * stride), heap, columns, 0, keys
-                )
-                != 0
-            ):
+            at = step(rows, positions[i] * stride)
+            if i == low or compare_rows(before, heap, at, heap, columns, 0, keys) != 0:
                 starts[found] = i
                 found += 1
+            before = at
         low = high
     starts[found] = n
     return found

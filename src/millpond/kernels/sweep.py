@@ -7,20 +7,28 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.arena import chunk_of, give_back
+from millpond.kernels.expiry import stamp_of
 from millpond.kernels.hot_state import (
     COPIED,
     COUNT,
+    DEAD,
     DIRTY,
     DIRTY_ROWS,
     ENTRIES,
+    EXPIRY,
+    FILED,
+    FLAGS,
     FREE,
+    FRESH,
     HEAP,
     HEAP_TOP,
+    LOST,
     SCALE,
     SLAB,
     SLOTS,
     STAMP_SHIFT,
     STRIDE,
+    TOMBSTONE,
     TOUCHED,
     WALK,
     WIDTH,
@@ -39,11 +47,21 @@ _TOUCHED_RANK = np.uint64(1 << 48)
 
 @helper
 def _rank(meta):
-    """Rows of low rank are evicted first: by stamp, those changed in this batch last."""
+    """Rows of low rank are evicted first: by stamp, those changed in this batch or about to expire last."""
     rank = meta >> np.uint64(STAMP_SHIFT)
-    if meta & np.uint64(TOUCHED) != np.uint64(0):
+    if meta & np.uint64(TOUCHED | FILED) != np.uint64(0):
         rank |= _TOUCHED_RANK
     return rank
+
+
+@helper
+def _free(state, free, at, row, meta):
+    """Let the row at an address be used again; its entry is gone from the index."""
+    put_word(at, 1, np.uint64(0))
+    free[state[FREE]] = np.uint32(row)
+    state[FREE] += 1
+    state[COUNT] -= 1
+    state[DEAD] -= np.int64(meta & np.uint64(TOMBSTONE))
 
 
 @helper
@@ -149,7 +167,12 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
         if dirty:
             for w in range(width):
                 out[copied, w] = word(at, w)
-            out[copied, 1] = meta & ~np.uint64(DIRTY)
+            stamp = meta & ~np.uint64(FLAGS)
+            if state[EXPIRY] != 0:  # looking for a row may have moved its stamp beyond the time at which it expires
+                stamp = np.uint64(stamp_of(np.int64(word(at, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
+            out[copied, 1] = stamp | (meta & np.uint64(FLAGS & ~(DIRTY | FILED)))
+        elif state[EXPIRY] != 0 and meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0):
+            state[LOST] = min(state[LOST], stamp_of(np.int64(word(at, state[EXPIRY]))))
         for c in range(len(blobs)):
             length = np.int64(word(at, blobs[c]) & _LENGTH)
             if np.uint64(length) > _INLINE:
@@ -162,14 +185,50 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
         if dirty:
             copied += 1
             state[DIRTY_ROWS] -= 1
-        put_word(at, 1, np.uint64(0))
-        free[state[FREE]] = np.uint32(row)
-        state[FREE] += 1
-        state[COUNT] -= 1
+        _free(state, free, at, row, meta)
         slot += 1
     state[WALK] = slot
     state[COPIED] = used
     return copied
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], uint32[::1], int64)")
+def drop_dead(state, blobs, lists, free, flags):
+    """Free the rows of tombstones, but for those that have any of some flags.
+
+    Args:
+        state, blobs, lists, free: the table, as for `evict`.
+        flags: of tombstones that stay.
+    """
+    entries = np.uint64(state[ENTRIES])
+    scale = np.uint64(state[SCALE])
+    slot = np.int64(0)
+    to = np.int64(0)
+    while True:
+        _prefetch_ahead(state, entries, slot)
+        entry = word(entries, slot)
+        if entry == EMPTY:
+            if slot >= state[SLOTS]:
+                return
+            slot += 1
+            continue
+        row = np.int64(entry & ROW_MASK) - 1
+        at = step(state[SLAB], row * state[STRIDE])
+        meta = word(at, 1)
+        put_word(entries, slot, EMPTY)
+        slot += 1
+        if meta & np.uint64(TOMBSTONE) == np.uint64(0) or meta & np.uint64(flags) != np.uint64(0):
+            to = max(to, np.int64(((entry >> BITS) * scale) >> BITS))
+            put_word(entries, to, entry)
+            to += 1
+            continue
+        for c in range(len(blobs)):
+            length = np.int64(word(at, blobs[c]) & _LENGTH)
+            if np.uint64(length) > _INLINE:
+                give_back(state, lists, np.int64(word(at, blobs[c] + 1)), length)
+        if meta & np.uint64(DIRTY) != np.uint64(0):
+            state[DIRTY_ROWS] -= 1
+        _free(state, free, at, row, meta)
 
 
 @kernel("void(int64[::1], uint32[::1], int64)")

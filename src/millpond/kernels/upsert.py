@@ -15,6 +15,7 @@ from numba import njit, types
 from millpond.kernels.arena import give_back, keep
 from millpond.kernels.hot_state import (
     COUNT,
+    DEAD,
     DIRTY,
     DIRTY_ROWS,
     FLAGS,
@@ -30,6 +31,7 @@ from millpond.kernels.hot_state import (
     SLAB,
     STAMP_SHIFT,
     STRIDE,
+    TOMBSTONE,
     TOUCHED,
     TOUCHED_ROWS,
     WIDTH,
@@ -241,6 +243,10 @@ def upsert(
             if ahead:
                 meta ^= np.uint64(FRESH)
             rows[position] = row
+            if meta & np.uint64(TOMBSTONE) != np.uint64(0) and touch != TOUCH_NONE:
+                meta ^= np.uint64(TOMBSTONE)
+                state[DEAD] -= 1
+                ahead = True
             created[position] = fresh or ahead
             if touch == TOUCH_ALL or ahead or (fresh and defer == 0):
                 touched[touched_rows] = np.uint32(row)
@@ -323,9 +329,50 @@ def overwrite(state, references, lists, rows, sources, stride, heap):
         meta = word(at, 1)
         if meta & np.uint64(DIRTY) == np.uint64(0):
             state[DIRTY_ROWS] += 1
-        put_word(at, 1, (word(source, 1) & ~np.uint64(FLAGS)) | (meta & np.uint64(TOUCHED)) | np.uint64(DIRTY))
+        new = word(source, 1)
+        state[DEAD] += np.int64(new & np.uint64(TOMBSTONE)) - np.int64(meta & np.uint64(TOMBSTONE))
+        new &= ~np.uint64(FLAGS & ~TOMBSTONE)
+        put_word(at, 1, new | (meta & np.uint64(TOUCHED)) | np.uint64(DIRTY))
         drop_values(state, references, lists, at, state[KEY_STOP])
         _copy_values(state, references, lists, at, source, heap)
+
+
+@kernel("int64(int64[::1], uint8[::1], int64[::1], uint32[::1], int64[::1])")
+def remove(state, references, lists, touched, rows):
+    """Make tombstones of given rows: they are touched, and hold the values of a fresh row again.
+
+    Args:
+        state, references, lists, touched: the table, as for `upsert`.
+        rows: row ids.
+
+    Returns:
+        How many of them were not tombstones before.
+    """
+    key_nulls = np.uint64(state[KEY_NULLS])
+    removed = 0
+    for i in range(len(rows)):
+        at = step(state[SLAB], rows[i] * state[STRIDE])
+        meta = word(at, 1)
+        if meta & np.uint64(TOMBSTONE) != np.uint64(0):
+            continue
+        drop_values(state, references, lists, at, state[KEY_STOP])
+        put_word(at, 2, word(state[INITIAL], 2) | (word(at, 2) & key_nulls))
+        for w in range(3, state[KEY_START]):
+            put_word(at, w, word(state[INITIAL], w))
+        for w in range(state[KEY_STOP], state[WIDTH]):
+            put_word(at, w, word(state[INITIAL], w))
+        _touch(state, touched, at, rows[i], (meta & ~np.uint64(FLAGS & ~(TOUCHED | DIRTY))) | np.uint64(TOMBSTONE))
+        removed += 1
+    state[DEAD] += removed
+    return removed
+
+
+@kernel("void(int64[::1], uint32[::1], int64[::1])")
+def touch_rows(state, touched, rows):
+    """Say that the batch changed some rows, given by their ids."""
+    for i in range(len(rows)):
+        at = step(state[SLAB], rows[i] * state[STRIDE])
+        _touch(state, touched, at, rows[i], word(at, 1))
 
 
 @kernel("void(int64[::1], uint64[::1], int64[::1])")

@@ -1,7 +1,9 @@
 """Accumulators over numbers: count, sum, average, variance. Each call of an aggregate keeps a few words per key.
 
 The life of an `Accumulator`: made from the call, told where its state columns stand (`bind`), then for every Arrow
-batch `load` followed by `update` for each block of rows just located, and `result` for rows to be shown.
+batch `load` followed by `update` for each block of rows just located, and `result` for rows to be shown. Partial
+states of one key that were folded apart, as panes of a window or sessions that grow together, come into one by
+`combine`.
 """
 
 # ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from millpond.errors import ArithmeticOverflowError, NumericRangeError
 from millpond.kernels import aggregate, decimals
 from millpond.layout import Kind, Rows
-from millpond.operators.decode import floats, ints, not_null, to_arrow
+from millpond.operators.decode import floats, ints, not_null, to_arrow, wide
 from millpond.operators.encode import ALL, Mask, Operand, Place, both
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType, parse_type
@@ -67,6 +69,24 @@ class Accumulator(ABC):
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
         """Fold the block of the batch that begins at `start`; `rows` are the row ids of its keys."""
 
+    def combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        """Fold partial states into the states of rows, as if what they were made of came after what is there.
+
+        Args:
+            table: the table. rows: row ids, also several times the same, none of them a row that `source` lies in.
+            source: a row of the table's layout for each of them; its heap may be the table's own.
+
+        Raises:
+            ArithmeticOverflowError: a sum overflows in ANSI mode.
+        """
+        for start in range(0, len(rows), BLOCK):
+            stop = start + BLOCK
+            self._combine(table, rows[start:stop], Rows(source.words[start:stop], source.heap))
+
+    @abstractmethod
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        """`combine` for one block."""
+
     @abstractmethod
     def result(self, rows: Rows) -> pa.Array:
         """The call's result for every row."""
@@ -90,6 +110,9 @@ class Count(Accumulator):
         else:
             aggregate.count_rows(table.words, rows, self.places[0].offset)
 
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        _add_counts(table, rows, source, self.places[0])
+
     def result(self, rows: Rows) -> pa.Array:
         return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
 
@@ -104,8 +127,16 @@ class SumInts(Accumulator):
         self._valid = both(counts, operands[0].valid)
 
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        self._add(table, rows, start, self._values, self._valid)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        self._add(table, rows, 0, ints(source, self.places[0].offset), not_null(source, self.places[0]))
+
+    def _add(
+        self, table: RmwTable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
+    ) -> None:
         place = self.places[0]
-        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, self._values, self._valid)
+        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
         if not self.ansi:
             aggregate.sum_ints(*at)
         elif not aggregate.sum_ints_checked(*at):
@@ -126,10 +157,16 @@ class SumFloats(Accumulator):
         self._valid = both(counts, operands[0].valid)
 
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        self._add(table, rows, start, self._values, self._valid)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        self._add(table, rows, 0, floats(source, self.places[0].offset), not_null(source, self.places[0]))
+
+    def _add(
+        self, table: RmwTable, rows: NDArray[np.int64], start: int, values: NDArray[np.float64], valid: Mask
+    ) -> None:
         place = self.places[0]
-        aggregate.sum_floats(
-            table.words, rows, start, place.offset, place.null_word, place.null_bit, self._values, self._valid
-        )
+        aggregate.sum_floats(table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
 
     def result(self, rows: Rows) -> pa.Array:
         place = self.places[0]
@@ -150,9 +187,15 @@ class SumDecimals(Accumulator):
         self._valid = both(counts, operands[0].valid)
 
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        self._add(table, rows, start, self._values, self._valid)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        self._add(table, rows, 0, wide(source, self.places[0].offset), not_null(source, self.places[0]))
+
+    def _add(self, table: RmwTable, rows: NDArray[np.int64], start: int, values: NDArray[Any], valid: Mask) -> None:
         place = self.places[0]
-        kernel = decimals.sum_long if self._values.ndim == 2 else decimals.sum_short
-        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, self._values, self._valid)
+        kernel = decimals.sum_long if values.ndim == 2 else decimals.sum_short
+        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
         if not kernel(*at, *self._limit) and self.ansi:
             raise overflow_in_sum()
 
@@ -172,6 +215,10 @@ class Average(SumFloats):
         super().update(table, rows, start)
         _count(table, rows, start, self.places[1], self._valid)
 
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        super()._combine(table, rows, source)
+        _add_counts(table, rows, source, self.places[1])
+
     def result(self, rows: Rows) -> pa.Array:
         counts = ints(rows, self.places[1].offset)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -187,6 +234,10 @@ class AverageDecimals(SumDecimals):
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
         super().update(table, rows, start)
         _count(table, rows, start, self.places[1], self._valid)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        super()._combine(table, rows, source)
+        _add_counts(table, rows, source, self.places[1])
 
     def result(self, rows: Rows) -> pa.Array:
         offset = self.places[0].offset
@@ -215,6 +266,10 @@ class Moments(Accumulator):
 
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
         aggregate.moments(table.words, rows, start, self.places[0].offset, self._values, self._valid)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        moments = (floats(source, place.offset) for place in self.places)
+        aggregate.combine_moments(table.words, rows, self.places[0].offset, *moments)
 
     def result(self, rows: Rows) -> pa.Array:
         counts, _, squares = (floats(rows, place.offset) for place in self.places)
@@ -263,3 +318,8 @@ def _count(table: RmwTable, rows: NDArray[np.int64], start: int, place: Place, v
         aggregate.count_valid(table.words, rows, start, place.offset, valid)
     else:
         aggregate.count_rows(table.words, rows, place.offset)
+
+
+def _add_counts(table: RmwTable, rows: NDArray[np.int64], source: Rows, place: Place) -> None:
+    counts = ints(source, place.offset)
+    aggregate.sum_ints(table.words, rows, 0, place.offset, place.null_word, place.null_bit, counts, ALL)

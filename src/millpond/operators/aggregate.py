@@ -1,35 +1,18 @@
-"""Grouped aggregation: rows find their group in the main table and are folded into its accumulators, block by block."""
+"""Grouped aggregation without event time: every group stays, and is shown when it changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from millpond.kernels import aggregate, mix
+from millpond.files.blocks import HashRange
 from millpond.layout import Rows
-from millpond.operators.accumulators import BLOCK
-from millpond.operators.encode import (
-    ALL,
-    NO_HEAP,
-    Leaf,
-    Mask,
-    both,
-    flatten,
-    hashes_of,
-    key_rows,
-    normalised,
-    operand,
-    portions,
-)
-from millpond.operators.protocol import MAIN, MakeTable
-from millpond.operators.spec import GLOBAL_HASH, AggregateSpec, output_fields
-from millpond.operators.retractable import Retractable
-from millpond.operators.tables import Distinct, Keyed, before_images, decode_rows, distincts, images, main_table
-from millpond.operators.types import parse_type
+from millpond.operators.groups import Groups
+from millpond.operators.protocol import MakeTable, Times
+from millpond.operators.spec import AggregateSpec, output_fields
+from millpond.operators.tables import decode_rows
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
@@ -37,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AggregateOperator:
-    """An `AggregateSpec` on one partition.
+    """An `AggregateSpec` without `time` on one partition.
 
     Args:
         spec: keys, inputs and calls.
@@ -46,158 +29,56 @@ class AggregateOperator:
             batch, even before there is any input).
     """
 
+    late_rows = 0
+
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, *, owns_global: bool = True) -> None:
         self.spec = spec
-        self._main, self._calls = main_table(spec)
-        self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
-        self.tables: dict[str, RmwTable] = {MAIN: self._table}
-        self._sides: list[_Side] = []
-        self._mask_of: dict[int, _Side] = {}
-        for distinct, keyed, calls in distincts(spec):
-            table = make_table(distinct.table, keyed.layout.schema, keyed.initial)
-            side = _Side(spec, distinct, keyed, table)
-            self.tables[distinct.table] = table
-            self._sides.append(side)
-            self._mask_of |= dict.fromkeys(calls, side)
-        self._images = images(spec, self._main)
-        self._before = before_images(spec, self._images) if self._images is not None and spec.changes else []
-        self._key_types = self._main.types
-        self._input_types = [parse_type(field.type) for field in spec.inputs]
-        self._used = {position for call in spec.calls for position in call.inputs}
-        self._filters = {call.filter for call in spec.calls if call.filter is not None}
+        self._groups = Groups(spec, make_table)
         self._global = owns_global and not spec.keys
-        self._version = 0
 
-    def begin(self, version: int) -> None:
+    @property
+    def tables(self) -> Mapping[str, RmwTable]:
+        """The operator's tables by name."""
+        return self._groups.tables
+
+    def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
-        self._version = version
-        for table in self.tables.values():
-            table.begin(version)
+        self._groups.begin(version)
         if self._global:
-            header = np.array([GLOBAL_HASH], dtype=np.int64)
-            (row,), (created,) = self._table.upsert(key_rows(header, [], [], self._main.layout.key_stop), version)
-            if self._images is not None:
-                self._images.open_global(self._table, row, version, created=created)
+            self._groups.show_global()
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return self._groups.table.passes(rows)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._groups.narrow(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
-        for portion in portions(batch, self._table.portion, self._table.ahead):
-            self._fold(portion)
-
-    def _fold(self, batch: pa.RecordBatch) -> None:
-        count = batch.num_rows
-        hashes = hashes_of(batch)
-        first = 1  # columns are taken by position: names may repeat
-        leaves = [
-            leaf
-            for position, dtype in enumerate(self._key_types)
-            for leaf in flatten(batch.column(first + position), dtype)
-        ]
-        first += len(self._key_types)
-        operands = {p: operand(batch.column(first + p), self._input_types[p]) for p in self._used | self._filters}
-        filters = {p: both(operands[p].valid, operands[p].values.astype(np.uint8)) for p in self._filters}
-        keys = key_rows(hashes, leaves, self._main.keys, self._main.layout.key_stop)
-        for side in self._sides:
-            columns = {p: batch.column(first + p) for p in side.distinct.inputs}
-            condition = side.distinct.filter
-            side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
-        signs = self._signs(batch)
-        for number, (call, spec) in enumerate(zip(self._calls, self.spec.calls, strict=True)):
-            inputs = [operands[position] for position in spec.inputs]
-            counts = ALL if spec.filter is None else filters[spec.filter]
-            if number in self._mask_of:  # the side table has looked at the filter and the nulls
-                counts = self._mask_of[number].mask
-                inputs = [normalised(column) for column in inputs]
-            if isinstance(call, Retractable):
-                call.signs = signs
-            call.load(inputs, counts)
-        self._table.prepare(keys, self._version)
-        for start in range(0, count, BLOCK):
-            stop = min(start + BLOCK, count)
-            for side in self._sides:
-                side.fill(start, stop, self._version)
-            rows = self._table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
-            if self._images is not None:
-                self._images.update(self._table, rows, start, self._version, signs)
-            for call in self._calls:
-                call.update(self._table, rows, start)
-
-    def _signs(self, batch: pa.RecordBatch) -> NDArray[np.int8]:
-        """Which rows come (1) and which go (−1)."""
-        if self.spec.retracts:
-            return np.sign(batch.column(batch.num_columns - 1).to_numpy())
-        return np.ones(batch.num_rows if self._images is not None else 0, dtype=np.int8)
+        self._groups.fold(batch)
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: seal all tables."""
-        return {name: table.seal() for name, table in self.tables.items()}
+        return self._groups.seal()
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """The groups that the batch changed, or in complete mode all groups; with `changes`, what changed of them."""
-        complete = self.spec.output_mode == "complete"
-        for rows in self._table.scan() if complete else self._table.touched():
-            if self._images is None:
+        groups, images = self._groups, self._groups.images
+        for rows in groups.scan() if self.spec.output_mode == "complete" else groups.touched():
+            if images is None:
                 yield from self._decoded(rows)
             elif self.spec.changes:
-                yield from self._images.changes(rows, self._decoded)
+                yield from images.changes(rows, self._decoded)
             else:
-                yield from self._decoded(self._images.there(rows))
+                yield from self._decoded(images.there(rows))
 
     def _decoded(self, rows: Rows, before: bool = False) -> Iterator[pa.RecordBatch]:
+        groups = self._groups
         fields = output_fields(self.spec)[: len(self.spec.keys) + len(self.spec.calls)]
-        yield from decode_rows(self._main, self._before if before else self._calls, fields, rows)
+        yield from decode_rows(groups.main, groups.before if before else groups.calls, fields, rows)
 
-
-class _Side:
-    """The side table of distinct inputs: tells for every row whether its inputs are new to its group."""
-
-    def __init__(self, spec: AggregateSpec, distinct: Distinct, keyed: Keyed, table: RmwTable) -> None:
-        self.distinct = distinct
-        self.mask: Mask = ALL
-        self._keyed = keyed
-        self._table = table
-        self._types = {p: parse_type(spec.inputs[p].type) for p in distinct.inputs}
-        layout = keyed.layout
-        groups = layout.offsets[len(main_table(spec)[0].keys)]
-        self._start, self._stop = groups, layout.key_stop
-        self._references = np.zeros(layout.width, dtype=np.uint8)
-        self._references[[offset + 1 for offset in layout.bytes_columns[: layout.key_bytes]]] = 1
-        self._rows = Rows(np.empty((0, 0), dtype=np.uint64), NO_HEAP)
-        self._groups = np.empty(0, dtype=np.int64)
-        self._selected: NDArray[np.int64] | None = None
-
-    def load(
-        self,
-        hashes: NDArray[np.int64],
-        groups: list[Leaf],
-        columns: dict[int, pa.Array],
-        counts: Mask,
-        version: int,
-    ) -> None:
-        """Take up a batch: the rows of the side table that its rows ask for."""
-        leaves = list(groups)
-        for position in self.distinct.inputs:
-            flat = flatten(columns[position], self._types[position])
-            counts = both(counts, flat[0].valid)
-            leaves += flat
-        words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop)
-        self._selected = np.flatnonzero(counts) if counts.size else None
-        if self._selected is not None:
-            words, hashes = words[self._selected], hashes[self._selected]
-        mix.mix_rows(words, heap, self._start, self._stop, self._references)
-        self._rows, self._groups = Rows(words, heap), hashes
-        self._table.prepare(self._rows, version)
-        self.mask = np.zeros(len(counts) if counts.size else len(hashes), dtype=np.uint8)
-
-    def fill(self, start: int, stop: int, version: int) -> None:
-        """Set the mask for the rows of a block."""
-        selected = self._selected
-        low, high = (start, stop) if selected is None else np.searchsorted(selected, [start, stop])
-        if low == high:
-            return
-        rows, created = self._table.upsert(Rows(self._rows.words[low:high], self._rows.heap), version, touch="created")
-        new = created.view(np.uint8)
-        place = self._keyed.values[0]
-        at = (place.offset, place.null_word, place.null_bit)
-        aggregate.assign_words(self._table.words, rows, 0, *at, self._groups[low:high], ALL, new)
-        self.mask[slice(start, stop) if selected is None else selected[low:high]] = new
+    def close(self) -> None:
+        """Give all memory back."""
+        self._groups.close()

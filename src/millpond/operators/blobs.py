@@ -15,7 +15,7 @@ from millpond.kernels import aggregate_collect as kernels
 from millpond.layout import Bytes, Rows, Words
 from millpond.operators.accumulators import BLOCK, Accumulator, StateColumn
 from millpond.operators.catalogue import sketch_precision
-from millpond.operators.decode import LIMIT, OversizeError, to_arrow
+from millpond.operators.decode import LIMIT, OversizeError, ints, to_arrow
 from millpond.operators.encode import ALL, NO_HEAP, Mask, Operand, both
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
@@ -50,6 +50,14 @@ class Blobs:
         count = kernels.find_short(table.words, rows, start, offset, values, valid, width, self._rows, self._sizes)
         if count:
             self.grow(table, self._rows[:count], offset, self._sizes[:count])
+
+    def append(self, table: RmwTable, rows: NDArray[np.int64], offset: int, source: Rows) -> None:
+        """Append the contents of the blobs of as many rows of the same layout."""
+        sizes, starts = ints(source, offset + 2), ints(source, offset + 1)
+        count = kernels.find_short_by(table.words, rows, offset, sizes, self._rows, self._sizes)
+        if count:
+            self.grow(table, self._rows[:count], offset, self._sizes[:count])
+        kernels.append_blobs(table.words, table.heap.data, rows, offset, sizes, starts, source.heap)
 
     @staticmethod
     def grow(table: RmwTable, rows: NDArray[np.int64], offset: int, sizes: NDArray[np.int64]) -> None:
@@ -87,6 +95,9 @@ class Collect(Accumulator):
             self._blobs.make_room(table, rows, start, offset, width=0, valid=self._valid, values=column.values)
             heap = table.heap.data
             kernels.append_bytes(table.words, heap, rows, start, offset, column.values, column.heap, self._valid)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        self._blobs.append(table, rows, self.places[0].offset, source)
 
     def result(self, rows: Rows) -> pa.Array:
         offset = self.places[0].offset
@@ -138,11 +149,23 @@ class Sketch(Accumulator):
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
         offset = self.places[0].offset
         used = rows[self._valid[start : start + len(rows)].astype(np.bool_)] if self._valid.size else rows
-        fresh = np.unique(used[table.words[used, offset] == 0])
-        if len(fresh):
-            Blobs.grow(table, fresh, offset, np.full(len(fresh), self._size, dtype=np.int64))
+        self._start(table, used)
         heap = table.heap.data
         kernels.sketch(table.words, heap, rows, start, offset, self._hashes, self._valid, self._precision)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        offset = self.places[0].offset
+        started = source.words[:, offset] != 0
+        rows, starts = rows[started], ints(source, offset + 1)[started]
+        self._start(table, rows)
+        kernels.combine_sketches(table.words, table.heap.data, rows, offset, starts, source.heap, self._size)
+
+    def _start(self, table: RmwTable, rows: NDArray[np.int64]) -> None:
+        """Give the rows that have no registers yet their own."""
+        offset = self.places[0].offset
+        fresh = np.unique(rows[table.words[rows, offset] == 0])
+        if len(fresh):
+            Blobs.grow(table, fresh, offset, np.full(len(fresh), self._size, dtype=np.int64))
 
     def result(self, rows: Rows) -> pa.Array:
         inverse, empty = np.empty(rows.count), np.empty(rows.count)

@@ -6,7 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, Field, OperatorSpec
+from millpond.operators.spec import (
+    AggregateCall,
+    AggregateSpec,
+    Field,
+    OperatorSpec,
+    SessionSpec,
+    key_fields,
+)
 from millpond.operators.types import leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -17,6 +24,9 @@ KEY_TYPE = "MP-KEY-TYPE"
 """Reason code: a grouping key, or the input of a distinct aggregate, of a type that is not compared here."""
 KEY_COLUMNS = "MP-KEYS"
 """Reason code: more than 64 key columns, structs counted with all their fields."""
+
+SESSION_DISTINCT = "MP-SESSION-DISTINCT"
+"""Reason code: an aggregate over distinct inputs in sessions, of which two cannot be merged here."""
 
 MAX_KEY_COLUMNS = 64
 
@@ -123,20 +133,17 @@ def supported_spec(spec: OperatorSpec) -> str | None:
     width = key_width(keys)
     if width > MAX_KEY_COLUMNS:
         return KEY_COLUMNS
-    if not isinstance(spec, AggregateSpec):
+    if not isinstance(spec, AggregateSpec | SessionSpec):
         return None
     for call in spec.calls:
         inputs = [spec.inputs[position] for position in call.inputs]
         if reason := supported(call, [field.type for field in inputs]):
             return reason
+        if is_distinct(call) and isinstance(spec, SessionSpec):
+            return SESSION_DISTINCT
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
     return None
-
-
-def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
-    """The columns that make up an operator's key."""
-    return spec.keys if isinstance(spec, AggregateSpec) else tuple(spec.columns[k] for k in spec.keys)
 
 
 def key_width(fields: Sequence[Field]) -> int:

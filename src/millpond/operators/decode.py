@@ -55,6 +55,11 @@ def floats(rows: Rows, offset: int) -> NDArray[np.float64]:
     return np.ascontiguousarray(rows.words[:, offset]).view(np.float64)
 
 
+def wide(rows: Rows, offset: int) -> NDArray[np.uint64]:
+    """A column of two words as uint64[n, 2]."""
+    return np.ascontiguousarray(rows.words[:, offset : offset + 2])
+
+
 def to_arrow(values: NDArray[Any], valid: Mask, dtype: DataType) -> pa.Array:
     """Values in machine form (int64[n], float64[n], uint64[n, 2] for decimals) as an Arrow array of `dtype`."""
     count = len(values)

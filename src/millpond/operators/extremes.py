@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from millpond.kernels import aggregate, aggregate_bytes, decimals
 from millpond.layout import Rows
 from millpond.operators.accumulators import BLOCK, Accumulator, StateColumn
-from millpond.operators.decode import atom
+from millpond.operators.decode import atom, floats, ints, not_null, wide
 from millpond.operators.encode import ALL, Mask, Operand, Place, both
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
@@ -78,6 +78,14 @@ class ValueColumn:
         at = (place.offset, place.null_word, place.null_bit)
         kernel(table.words, rows, start, *at, values, column.valid, won)
 
+    def column(self, source: Rows) -> Operand:
+        """The column in rows of the table's layout."""
+        offset, machine = self.place.offset, self.dtype.machine
+        valid = not_null(source, self.place)
+        if machine in ("bytes", "wide"):
+            return Operand(wide(source, offset), valid, source.heap)
+        return Operand(floats(source, offset) if machine == "float" else ints(source, offset), valid)
+
     def _write(self, table: RmwTable, count: int, column: Operand, valid: Mask) -> None:
         if count == 0:
             return
@@ -106,6 +114,10 @@ class Extreme(Accumulator):
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
         self._kept.keep_extreme(table, rows, start, self._column, self._valid, greatest=self._greatest)
 
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        column = self._kept.column(source)
+        self._kept.keep_extreme(table, rows, 0, column, column.valid, greatest=self._greatest)
+
     def result(self, rows: Rows) -> pa.Array:
         return atom(rows, self.places[0], self.type)
 
@@ -130,24 +142,37 @@ class ExtremeBy(Accumulator):
         self._valid = both(counts, self._by.valid)
 
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
-        self._ordering.keep_extreme(
-            table, rows, start, self._by, self._valid, greatest=self._greatest, ties=True, won=self._won
-        )
-        self._value.assign(table, rows, start, self._column, self._won)
+        self._keep(table, rows, start, self._column, self._by, self._valid)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        by = self._ordering.column(source)
+        self._keep(table, rows, 0, self._value.column(source), by, by.valid)
+
+    def _keep(
+        self, table: RmwTable, rows: NDArray[np.int64], start: int, column: Operand, by: Operand, valid: Mask
+    ) -> None:
+        self._ordering.keep_extreme(table, rows, start, by, valid, greatest=self._greatest, ties=True, won=self._won)
+        self._value.assign(table, rows, start, column, self._won)
 
     def result(self, rows: Rows) -> pa.Array:
         return atom(rows, self.places[0], self.type)
 
 
 class FirstLast(Accumulator):
-    """`first`, `any_value`, `last`, with or without nulls."""
+    """`first`, `any_value`, `last`, with or without nulls.
+
+    A word tells whether any row has counted, where a null would not tell: always for the first, and for a last value,
+    which may be null, of rows that pass a filter.
+    """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
         self._last = call.function == "last"
+        self._ignore_nulls = bool(call.options.get("ignore_nulls", False))
         self._kept = ValueColumn(inputs[0])
         self._won = np.empty(BLOCK, dtype=np.uint8)
-        self.columns = (self._kept.state,) if self._last else (self._kept.state, StateColumn("word"))
+        counted = not self._last or (call.filter is not None and not self._ignore_nulls)
+        self.columns = (self._kept.state, StateColumn("word")) if counted else (self._kept.state,)
 
     def bind(self, places: Sequence[Place]) -> None:
         super().bind(places)
@@ -155,17 +180,29 @@ class FirstLast(Accumulator):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._column = operands[0]
-        ignore = self.call.options.get("ignore_nulls", False)
-        self._counts = both(counts, operands[0].valid) if ignore else counts
+        self._counts = both(counts, operands[0].valid) if self._ignore_nulls else counts
 
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+        self._keep(table, rows, start, self._column, self._counts)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        column, counts = self._kept.column(source), ALL
+        if len(self.columns) > 1:
+            counts = (source.words[:, self.places[1].offset] != 0).view(np.uint8)
+        elif self._ignore_nulls:
+            counts = column.valid
+        self._keep(table, rows, 0, column, counts)
+
+    def _keep(self, table: RmwTable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
         if self._last:
             stop = start + len(rows)
-            won = self._counts[start:stop] if self._counts.size else np.ones(len(rows), dtype=np.uint8)
+            won = counts[start:stop] if counts.size else np.ones(len(rows), dtype=np.uint8)
+            if len(self.columns) > 1:
+                table.words[rows[won.astype(np.bool_)], self.places[1].offset] = 1
         else:
             won = self._won
-            aggregate.first_rows(table.words, rows, start, self.places[1].offset, self._counts, won)
-        self._kept.assign(table, rows, start, self._column, won)
+            aggregate.first_rows(table.words, rows, start, self.places[1].offset, counts, won)
+        self._kept.assign(table, rows, start, column, won)
 
     def result(self, rows: Rows) -> pa.Array:
         return atom(rows, self.places[0], self.type)

@@ -75,7 +75,9 @@ class Images:
             self.snapshot(table, np.array([row], dtype=np.int64), version)
             table.words[row, self._rows_before.offset] = 0 if created else 1
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int, version: int, signs: NDArray[np.int8]) -> None:
+    def update(
+        self, table: RmwTable, rows: NDArray[np.int64], start: int, version: int, signs: NDArray[np.int8]
+    ) -> None:
         """Note rows of a block before they are folded in.
 
         Args:

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from millpond.operators.aggregate import AggregateOperator
 from millpond.operators.deduplicate import DeduplicateOperator
 from millpond.operators.over_rows import OverRowsOperator
 from millpond.operators.protocol import MakeTable, Operator
-from millpond.operators.spec import DeduplicateSpec, OperatorSpec, OverSpec, RankSpec
+from millpond.operators.session import SessionOperator
+from millpond.operators.spec import DeduplicateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec, WithinSpec
 from millpond.operators.top_n import TopNOperator
+from millpond.operators.windows import WindowedAggregate
+from millpond.operators.within import WithinOperator
 
 
-def open_operator(spec: OperatorSpec, make_table: MakeTable, *, owns_global: bool = True) -> Operator:
+def open_operator(
+    spec: OperatorSpec, make_table: MakeTable, existing: Iterable[str] = (), *, owns_global: bool = True
+) -> Operator:
     """Open an operator on one partition.
 
     Args:
         spec: what it computes.
-        make_table: opens a table of the partition by name, schema and the words of a fresh row. The table `MAIN` holds
-            the partition's range of hashes; the others, whose hashes are mixed, the whole range.
+        make_table: opens a table of the partition by name, schema and the words of a fresh row. The table `MAIN` (each
+            slice of it) holds the partition's range of hashes; the others, whose hashes are mixed, the whole range.
+        existing: the names of the tables that the state has.
         owns_global: for an aggregate without keys, whether the partition's range holds `spec.GLOBAL_HASH`.
     """
     if isinstance(spec, DeduplicateSpec):
-        return DeduplicateOperator(spec, make_table)
+        return DeduplicateOperator(spec, make_table, existing)
     if isinstance(spec, OverSpec):
         return OverRowsOperator(spec, make_table)
     if isinstance(spec, RankSpec):
         return TopNOperator(spec, make_table)
+    if isinstance(spec, SessionSpec):
+        return SessionOperator(spec, make_table)
+    if isinstance(spec, WithinSpec):
+        return WithinOperator(spec, make_table)
+    if spec.time is not None:
+        return WindowedAggregate(spec, make_table, existing)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

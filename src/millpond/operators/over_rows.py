@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.files.blocks import HashRange
 from millpond.kernels import ranking
 from millpond.kernels.pointers import address
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import Rows, Words
 from millpond.operators.encode import ALL, NO_HEAP, Mask, Operand, both, flatten, hashes_of, key_rows, operand
-from millpond.operators.protocol import MAIN, PIECE, MakeTable
+from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.slots import Slots
 from millpond.operators.spec import AggregateSpec, Order, OverSpec, output_fields
 from millpond.operators.tables import main_table, rank_table
@@ -40,7 +41,9 @@ class _Frames:
 
 
 class OverRowsOperator:
-    """An `OverSpec` on one partition. A batch is held in memory until it is complete, since its rows are put in order."""
+    """An `OverSpec` on one partition. A batch is held in memory until it is complete: its rows are put in order."""
+
+    late_rows = 0
 
     def __init__(self, spec: OverSpec, make_table: MakeTable) -> None:
         self.spec = spec
@@ -59,11 +62,18 @@ class OverRowsOperator:
         self._out: list[pa.RecordBatch] = []
         self._version = 0
 
-    def begin(self, version: int) -> None:
+    def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._version = version
         self._batches, self._out = [], []
         self._table.begin(version)
+
+    def passes(self, rows: int) -> int:
+        """One: what a batch brings is held until it is complete."""
+        return 1
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Take up rows of the batch: the column `__hash`, then those of the spec."""
@@ -80,7 +90,7 @@ class OverRowsOperator:
 
     def _compute(self, batch: pa.RecordBatch) -> None:
         rows = self._rows.pack(batch.columns[1:], batch.num_rows)
-        hashes, positions = order_by_hash(hashes_of(batch).view(np.uint64))
+        hashes, positions = order_by_hash(hashes_of(batch).view(np.uint64).copy())
         starts = np.empty(batch.num_rows + 1, dtype=np.int64)
         at = (address(rows.words), self._rows.stride, address(rows.heap))
         descriptor = self._rows.descriptor
@@ -133,7 +143,9 @@ class OverRowsOperator:
         which = np.arange(len(of)) - old_starts[of]
         heap = address(self._table.heap.data)
         out: Words = np.empty((len(of), self._kept.layout.width), dtype=np.uint64)
-        ranking.read_slots(table, heap, self._place, self._kept.stride, self._kept.blobs, of, which, out, NO_HEAP.copy())
+        ranking.read_slots(
+            table, heap, self._place, self._kept.stride, self._kept.blobs, of, which, out, NO_HEAP.copy()
+        )
         (old,) = self._kept.unpack(Rows(out, NO_HEAP), [], self._kept.fields) if self._inputs else (None,)
         taken = pa.array(source)
         operands = {}
@@ -194,6 +206,10 @@ class OverRowsOperator:
         for rows in self._out:
             for start in range(0, rows.num_rows, PIECE):
                 yield rows.slice(start, PIECE)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._table.close()
 
 
 def _filter(position: int | None) -> tuple[int, ...]:

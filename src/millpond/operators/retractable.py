@@ -58,6 +58,9 @@ class Count(Retractable):
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
         retract.count(table.words, rows, start, self.places[0].offset, self._counts, self.signs)
 
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        _add(table, rows, self.places[0].offset, source.words[:, self.places[0].offset])
+
     def result(self, rows: Rows) -> pa.Array:
         return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
 
@@ -74,6 +77,11 @@ class _Wide(Retractable):
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
         kernel = retract.sum_pairs if self._values.ndim == 2 else retract.sum_words
         kernel(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        at = self.places[0].offset
+        retract.sum_pairs(table.words, rows, 0, at, self._sums(source), ALL, np.ones(len(rows), dtype=np.int8))
+        _add(table, rows, at + 2, source.words[:, at + 2] - np.uint64(1))  # a sum was counted as one value
 
     def _sums(self, rows: Rows) -> Words:
         offset = self.places[0].offset
@@ -150,6 +158,14 @@ class SumFloats(Retractable):
     def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
         retract.sum_floats(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
 
+    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+        at, ones = self.places[0].offset, np.ones(len(rows), dtype=np.int8)
+        for part in (at, at + 1):
+            retract.sum_floats(table.words, rows, 0, at, floats(source, part), ALL, ones)
+        _add(table, rows, at + 2, source.words[:, at + 2] - np.uint64(2))  # two sums were counted as two values
+        for counter in range(at + 3, at + 6):
+            _add(table, rows, counter, source.words[:, counter])
+
     def result(self, rows: Rows) -> pa.Array:
         offset = self.places[0].offset
         numbers, nans, above, below = (ints(rows, offset + 2 + number) for number in range(4))
@@ -160,6 +176,11 @@ class SumFloats(Retractable):
             if self.call.function == "avg":
                 total = total / numbers
         return to_arrow(total, (numbers != 0).view(np.uint8), self.type)
+
+
+def _add(table: RmwTable, rows: NDArray[np.int64], offset: int, numbers: NDArray[np.uint64]) -> None:
+    """Add to a word of rows, which may be named several times."""
+    np.add.at(table.words[:, offset], rows, numbers)
 
 
 def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
@@ -191,5 +212,3 @@ RETRACTABLE: dict[str, Callable[[AggregateCall, Sequence[DataType]], Retractable
     "sum": _sum,
     "avg": _average,
 }
-
-

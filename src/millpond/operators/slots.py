@@ -97,9 +97,7 @@ class Slots:
             edges.put_ints(*at, np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64), leaf.valid)
         return 0
 
-    def unpack(
-        self, rows: Rows, more: Sequence[pa.Array], fields: Sequence[Field]
-    ) -> Iterator[pa.RecordBatch]:
+    def unpack(self, rows: Rows, more: Sequence[pa.Array], fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
         """Rows as Arrow, with more columns beside them; one batch, or more where a column exceeds 32-bit offsets."""
         try:
             columns = key_columns(rows, self.places, self.types)

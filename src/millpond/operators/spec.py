@@ -37,25 +37,97 @@ class AggregateCall(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
 
 
+class Windows(msgspec.Struct, frozen=True):
+    """Event-time windows of one size: one begins at `offset` and every `slide` before and after; in microseconds.
+
+    Attributes:
+        shared: whether state is kept by pane, a stretch of `slide`, and windows are put together from it when they
+            close; else by window.
+    """
+
+    size: int
+    slide: int
+    offset: int
+    shared: bool = False
+
+    @property
+    def overlap(self) -> int:
+        """How many windows share a pane."""
+        return self.size // self.slide
+
+
+class EventTime(msgspec.Struct, frozen=True):
+    """The column by whose time state is closed.
+
+    Attributes:
+        column: its position: among an aggregate's keys, or a deduplication's columns. A timestamp, or a struct whose
+            last field is the end of a window.
+        windows: if the column is a window that the operator assigns: it arrives as the beginning of a pane, a bigint in
+            microseconds.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+    """
+
+    column: int
+    windows: Windows | None = None
+    lag_ms: int = 0
+
+
 class AggregateSpec(msgspec.Struct, frozen=True, tag="aggregate"):
     """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call.
 
-    `retracts` and `changes` are as for `RankSpec`.
+    With `time`, which in append mode there has to be, late rows are dropped and groups are closed by the watermark.
+    `retracts` and `changes` are as for `RankSpec`, and not with `time`.
     """
 
     keys: tuple[Field, ...]
     inputs: tuple[Field, ...]
     calls: tuple[AggregateCall, ...]
-    output_mode: str  # "update" | "complete"
+    output_mode: str  # "append" | "update" | "complete"
+    time: EventTime | None = None
     retracts: bool = False
     changes: bool = False
 
 
 class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
-    """The first row of each key; input and output columns are `columns`, the key those at positions `keys`."""
+    """The first row of each key; input and output columns are `columns`, the key those at positions `keys`.
+
+    With `time`, late rows are dropped; keys are forgotten when the watermark passes it, if it is one of them.
+    """
 
     columns: tuple[Field, ...]
     keys: tuple[int, ...]
+    time: EventTime | None = None
+
+
+class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
+    """Grouping by `keys` and sessions: windows that rows of a key are in together whose own windows meet.
+
+    The pipe's input columns are `keys`, then the start and the end of the row's own window, two timestamps, then
+    `inputs`; its output `keys`, `window`, then one per call.
+
+    Attributes:
+        window: the column of sessions, a struct of two timestamps.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's; None if it has none.
+    """
+
+    keys: tuple[Field, ...]
+    window: Field
+    inputs: tuple[Field, ...]
+    calls: tuple[AggregateCall, ...]
+    output_mode: str  # "append" | "complete"
+    lag_ms: int | None = None
+
+
+class WithinSpec(msgspec.Struct, frozen=True, tag="within"):
+    """The first row of each key; a key is forgotten when the watermark reaches that row's time and `delay_ms`.
+
+    Input and output columns are `columns`, the key those at positions `keys`. Rows that are late by `time` are dropped.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    time: EventTime
+    delay_ms: int
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -106,7 +178,7 @@ class OverSpec(msgspec.Struct, frozen=True, tag="over"):
     preceding: tuple[int, ...]
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec | RankSpec | OverSpec
+OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | RankSpec | OverSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
@@ -115,23 +187,60 @@ GLOBAL_HASH = 0
 OP = Field("__op", "tinyint")
 """The kind of a change: 1 a new row, 2 a row's new image, −1 a row that is gone, −2 an image before its new one."""
 RANK = Field("__rank", "int")
+PANE_TYPE = "bigint"
+"""The type in which a window that the operator assigns arrives and is stored: the beginning of its pane."""
+
+
+def lag_of(spec: OperatorSpec) -> int | None:
+    """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+    if isinstance(spec, SessionSpec):
+        return spec.lag_ms
+    if isinstance(spec, RankSpec | OverSpec):
+        return None
+    return None if spec.time is None else spec.time.lag_ms
+
+
+def closes(spec: OperatorSpec) -> bool:
+    """Whether the watermark closes state of the operator, so that batches without rows have something to do."""
+    complete = isinstance(spec, SessionSpec) and spec.output_mode == "complete"
+    return lag_of(spec) is not None and not complete
 
 
 def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's output."""
-    if isinstance(spec, DeduplicateSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return spec.columns
     if isinstance(spec, RankSpec):
         return (*spec.columns, RANK, *([OP] if spec.changes else []))
     results = tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
     if isinstance(spec, OverSpec):
         return spec.columns + results
+    if isinstance(spec, SessionSpec):
+        return (*spec.keys, spec.window, *results)
     return (*spec.keys, *results, *([OP] if spec.changes else []))
 
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
-    if isinstance(spec, DeduplicateSpec | OverSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec | OverSpec):
         return spec.columns
-    columns = spec.columns if isinstance(spec, RankSpec) else spec.keys + spec.inputs
+    if isinstance(spec, SessionSpec):
+        return key_fields(spec) + window_bounds(spec) + spec.inputs
+    columns = spec.columns if isinstance(spec, RankSpec) else key_fields(spec) + spec.inputs
     return (*columns, *([OP] if spec.retracts else []))
+
+
+def window_bounds(spec: SessionSpec) -> tuple[Field, Field]:
+    """The columns of a row's own window: its start and its end."""
+    kind = "timestamp_ntz" if "timestamp_ntz" in spec.window.type else "timestamp"
+    return Field("__start", kind), Field("__end", kind)
+
+
+def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
+    """The columns that make up an operator's key, as they arrive and are stored (of sessions, without an ordinal)."""
+    if isinstance(spec, DeduplicateSpec | WithinSpec | RankSpec | OverSpec):
+        return tuple(spec.columns[k] for k in spec.keys)
+    if isinstance(spec, SessionSpec) or spec.time is None or spec.time.windows is None:
+        return spec.keys
+    at = spec.time.column
+    return (*spec.keys[:at], Field(spec.keys[at].name, PANE_TYPE), *spec.keys[at + 1 :])

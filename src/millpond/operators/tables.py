@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
-from millpond.operators import catalogue
 from millpond.operators.accumulators import Accumulator
 from millpond.operators.calls import accumulator
-from millpond.operators.decode import OversizeError, key_columns
-from millpond.operators.encode import Place
+from millpond.operators.catalogue import is_distinct
+from millpond.operators.decode import OversizeError, ints, key_columns, to_arrow
+from millpond.operators.encode import ALL, Place
 from millpond.operators.images import Images, image_columns
 from millpond.operators.protocol import MAIN
 from millpond.operators.retractable import RETRACTABLE
@@ -25,9 +25,19 @@ from millpond.operators.spec import (
     OperatorSpec,
     OverSpec,
     RankSpec,
+    SessionSpec,
+    WithinSpec,
+    key_fields,
     output_fields,
 )
 from millpond.operators.types import DataType, leaves, parse_type
+
+ORDINAL = Field("__ordinal", "bigint")
+"""What tells the sessions of a key from each other."""
+
+SESSION = tuple((Column(name, "word"), False) for name in ("start", "end", "expiry", "sessions"))
+"""Value columns of a session: start and end (microseconds), the time at which it is closed (milliseconds), and in the
+session with ordinal 0 how many there are of its key."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Keyed:
         layout: of the table.
         initial: the words of a fresh row.
         keys, values: the places of the key and the value columns.
+        window: the type of the windows that the rows are sessions of; then the last key column is an ordinal, and the
+            values begin with `SESSION`.
     """
 
     fields: tuple[Field, ...]
@@ -46,6 +58,7 @@ class Keyed:
     initial: Words
     keys: tuple[Place, ...]
     values: tuple[Place, ...]
+    window: DataType | None = None
 
     @property
     def types(self) -> tuple[DataType, ...]:
@@ -62,7 +75,7 @@ class Distinct:
     filter: int | None
 
 
-def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]]) -> Keyed:
+def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]], window: DataType | None = None) -> Keyed:
     """Lay out a table with these keys and value columns, each with whether a fresh row has null there."""
     keys = []
     for position, field in enumerate(fields):
@@ -74,34 +87,41 @@ def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]]) -> Ke
     for (_, null), place in zip(columns, places[len(keys) :], strict=True):
         if null:
             initial[place.null_word] |= place.null_bit
-    return Keyed(tuple(fields), layout, initial, tuple(places[: len(keys)]), tuple(places[len(keys) :]))
+    return Keyed(tuple(fields), layout, initial, tuple(places[: len(keys)]), tuple(places[len(keys) :]), window)
 
 
-def accumulators(spec: AggregateSpec) -> list[Accumulator]:
+def accumulators(spec: AggregateSpec | SessionSpec) -> list[Accumulator]:
     """The accumulators of the calls, not bound yet."""
     made: list[Accumulator] = []
+    retracts = isinstance(spec, AggregateSpec) and spec.retracts
     for call in spec.calls:
         inputs = [parse_type(spec.inputs[position].type) for position in call.inputs]
-        made.append(RETRACTABLE[call.function](call, inputs) if spec.retracts else accumulator(call, inputs))
+        made.append(RETRACTABLE[call.function](call, inputs) if retracts else accumulator(call, inputs))
     return made
 
 
 def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     """The main table and, for an aggregate, its accumulators, bound to their columns."""
-    fields = catalogue.key_fields(spec)
+    fields = key_fields(spec)
     if isinstance(spec, RankSpec | OverSpec):
         return rank_table(spec), []
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
+    if isinstance(spec, WithinSpec):
+        return keyed(fields, [(Column("expiry", "word"), False)]), []
     made = accumulators(spec)
     columns = [
         (Column(f"{number}.{part}", column.kind), column.null)
         for number, each in enumerate(made)
         for part, column in enumerate(each.columns)
     ]
-    columns += image_columns(columns, retracts=spec.retracts, changes=spec.changes)
-    table = keyed(fields, columns)
-    remaining = iter(table.values)
+    if isinstance(spec, SessionSpec):
+        table = keyed((*fields, ORDINAL), [*SESSION, *columns], parse_type(spec.window.type))
+        remaining = iter(table.values[len(SESSION) :])
+    else:
+        columns += image_columns(columns, retracts=spec.retracts, changes=spec.changes)
+        table = keyed(fields, columns)
+        remaining = iter(table.values)
     for each in made:
         each.bind([next(remaining) for _ in each.columns])
     return table, made
@@ -130,7 +150,7 @@ def single(spec: RankSpec) -> bool:
 
 def rank_table(spec: RankSpec | OverSpec) -> Keyed:
     """How the rows of each key are stored: the one row itself, or all of them in one value, with their number."""
-    fields = catalogue.key_fields(spec)
+    fields = key_fields(spec)
     if isinstance(spec, RankSpec) and single(spec):
         return keyed(fields, [(column, False) for column in Slots(spec.columns, spec.order).columns()])
     return keyed(fields, [(Column("slots", "bytes"), False), (Column("count", "word"), False)])
@@ -144,12 +164,12 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
     """
     users: dict[tuple[tuple[int, ...], int | None], list[int]] = {}
     for number, call in enumerate(spec.calls):
-        if catalogue.is_distinct(call):
+        if is_distinct(call):
             inputs = tuple(dict.fromkeys(call.inputs))
             users.setdefault((inputs, call.filter), []).append(number)
     made = []
     for number, ((inputs, mask), calls) in enumerate(users.items()):
-        fields = [*spec.keys, *(spec.inputs[position] for position in inputs)]
+        fields = [*key_fields(spec), *(spec.inputs[position] for position in inputs)]
         table = keyed(fields, [(Column("group", "word"), False)])
         made.append((Distinct(f"distinct{number}", inputs, mask), table, calls))
     return made
@@ -167,7 +187,7 @@ def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of `read_rows` for the main table: the key, and what the state says of it."""
     if isinstance(spec, AggregateSpec):
         return output_fields(spec)[: len(spec.keys) + len(spec.calls)]
-    return catalogue.key_fields(spec)
+    return output_fields(spec) if isinstance(spec, SessionSpec) else key_fields(spec)
 
 
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -192,7 +212,16 @@ def decode_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Keys and results of rows as Arrow."""
     try:
-        columns = key_columns(rows, table.keys, table.types) + [call.result(rows) for call in calls]
+        if table.window is None:
+            columns = key_columns(rows, table.keys, table.types)
+        else:
+            columns = key_columns(rows, table.keys[:-1], table.types[:-1])
+            bounds = [ints(rows, table.values[bound].offset) for bound in (0, 1)]
+            children = [
+                to_arrow(values, ALL, inner) for values, (_, inner) in zip(bounds, table.window.fields, strict=True)
+            ]
+            columns.append(pa.Array.from_buffers(table.window.arrow, rows.count, [None], children=children))
+        columns += [call.result(rows) for call in calls]
     except OversizeError:
         middle = rows.count // 2
         if not middle:

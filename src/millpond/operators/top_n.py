@@ -15,11 +15,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
+from millpond.files.blocks import HashRange
 from millpond.kernels import ranking
 from millpond.kernels.pointers import address
 from millpond.layout import Rows
 from millpond.operators.encode import flatten, hashes_of, key_rows, portions
-from millpond.operators.protocol import MAIN, PIECE, MakeTable
+from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.slots import Slots
 from millpond.operators.spec import RankSpec, output_fields
 from millpond.operators.tables import rank_table, single
@@ -45,6 +46,8 @@ class _Block(NamedTuple):
 class TopNOperator:
     """A `RankSpec` on one partition."""
 
+    late_rows = 0
+
     def __init__(self, spec: RankSpec, make_table: MakeTable) -> None:
         self.spec = spec
         self._main = rank_table(spec)
@@ -62,10 +65,18 @@ class TopNOperator:
         self._scratch = np.zeros(4 * BLOCK, dtype=np.int64)
         self._version = 0
 
-    def begin(self, version: int) -> None:
+    def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._version = version
         self._table.begin(version)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return self._table.passes(rows)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._table.narrow(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Take up rows of the batch: the column `__hash`, then those of the spec."""
@@ -209,3 +220,7 @@ class TopNOperator:
             if spec.changes:
                 more.append(pa.array(kinds[start:stop]))
             yield from slots.unpack(Rows(out, values), more, output_fields(spec))
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._table.close()

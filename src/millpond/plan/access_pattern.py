@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millpond.operators.spec import AggregateSpec, OperatorSpec, OverSpec, RankSpec
+from millpond.operators.spec import (
+    AggregateSpec,
+    OperatorSpec,
+    OverSpec,
+    RankSpec,
+    SessionSpec,
+    WithinSpec,
+    lag_of,
+)
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -23,6 +31,12 @@ def access_pattern(spec: OperatorSpec) -> AccessPattern:
         return AccessPattern("read-modify-write", f"{held}, in order, replaced whole")
     if isinstance(spec, OverSpec):
         return AccessPattern("read-modify-write", f"the last {max(spec.preceding)} rows of a key, replaced whole")
+    if isinstance(spec, SessionSpec):
+        why = "one row per open session, updated in place; those that meet are merged, closed ones found by their end"
+        return AccessPattern("read-modify-write", why)
+    if isinstance(spec, WithinSpec):
+        why = "each key is looked up once per row and kept until the watermark has passed it"
+        return AccessPattern("read-modify-write", why)
     if not isinstance(spec, AggregateSpec):
         return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")
     if any(call.distinct for call in spec.calls):
@@ -31,4 +45,6 @@ def access_pattern(spec: OperatorSpec) -> AccessPattern:
         why = "one row per key, updated in place; collected values grow with it"
     else:
         why = "every function is associative and commutative: one row per key, updated in place"
+    if lag_of(spec) is not None:
+        why += "; kept by slices of event time, each dropped whole when the watermark passes it"
     return AccessPattern("read-modify-write", why)

@@ -6,30 +6,34 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from millpond.operators.catalogue import (
     KEY_COLUMNS,
     MAX_KEY_COLUMNS,
+    SESSION_DISTINCT,
+    is_distinct,
     key_supported,
     key_width,
     sketch_precision,
     supported,
 )
-from millpond.operators.spec import GLOBAL_HASH, AggregateCall, AggregateSpec, Field
-from millpond.plan.catalyst import (
-    SESSION_WINDOW,
-    TIME_WINDOW,
-    WATERMARK_DELAY,
-    Catalyst,
-    Expression,
-    Node,
-    sketch_tables,
+from millpond.operators.spec import (
+    GLOBAL_HASH,
+    PANE_TYPE,
+    AggregateCall,
+    AggregateSpec,
+    EventTime,
+    Field,
+    SessionSpec,
 )
+from millpond.plan.catalyst import SESSION_WINDOW, WATERMARK_DELAY, Catalyst, Expression, Node, sketch_tables
 from millpond.plan.reasons import Reason
+from millpond.plan.session import Session
 from millpond.plan.support import FUNCTIONS, SMALL
+from millpond.plan.windows import Assigned, assigned
 
 _PATH_LIKE = str.maketrans(".`", "__")
-_EVENT_TIME = {WATERMARK_DELAY, TIME_WINDOW, SESSION_WINDOW}
-"""Field metadata by which Spark knows columns of event time."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,10 @@ class Reading:
         calls: the aggregate functions, each computed once.
         aggregates: the expression that each call was read from.
         hash: SQL over the key columns that gives the key hash.
+        time: the key by whose time groups are closed.
+        assigned: how that key is assigned, if the operator does it instead of Spark.
+        session: the grouping by sessions, if there is one.
+        bounds: the pipe's input columns for it, the start and the end of each row's own window.
     """
 
     raw: list[Expression] = field(default_factory=list)
@@ -65,15 +73,38 @@ class Reading:
     calls: list[AggregateCall] = field(default_factory=list)
     aggregates: list[Expression] = field(default_factory=list)
     hash: str = f"{GLOBAL_HASH}L"
+    time: EventTime | None = None
+    assigned: Assigned | None = None
+    session: Session | None = None
+    bounds: list[Derived] = field(default_factory=list)
 
-    def spec(self, output_mode: str) -> AggregateSpec:
+    @property
+    def columns(self) -> list[Derived]:
+        """The pipe's input columns."""
+        return self.keys + self.bounds + self.inputs
+
+    def results(self, groupings: list[Expression]) -> list[tuple[str, Expression]]:
+        """The columns that stand before the calls in the pipe's output: their names, and which groupings they are."""
+        names = [key.field.name for key in self.keys]
+        if self.session is None:
+            return list(zip(names, groupings, strict=True))
+        at = self.session.position
+        keys = groupings[:at] + groupings[at + 1 :]
+        return [*zip(names, keys, strict=True), (self.session.window.name, groupings[at])]
+
+    def spec(self, output_mode: str) -> AggregateSpec | SessionSpec:
         """The operator's plain description."""
-        return AggregateSpec(
-            tuple(key.field for key in self.keys),
-            tuple(column.field for column in self.inputs),
-            tuple(self.calls),
-            output_mode,
-        )
+        if self.session is not None:
+            keys, inputs = ([column.field for column in columns] for columns in (self.keys, self.inputs))
+            return self.session.spec(keys, inputs, self.calls, output_mode)
+        keys, time = [key.field for key in self.keys], self.time
+        if self.assigned is not None and time is not None:
+            keys[time.column] = Field(keys[time.column].name, self.assigned.type)
+            # What counts distinct inputs only would count those of two panes twice.
+            shared = self.assigned.expanded and output_mode == "append" and not any(map(is_distinct, self.calls))
+            time = replace(time, windows=replace(self.assigned.windows, shared=shared))
+        inputs = tuple(column.field for column in self.inputs)
+        return AggregateSpec(tuple(keys), inputs, tuple(self.calls), output_mode, time)
 
     def set_hash(self, keys: list[str]) -> None:
         """Hash these columns; without any, all rows belong together.
@@ -113,25 +144,52 @@ class Unsupported(Exception):  # control flow within this package, not an error 
         self.reason = reason
 
 
-def read_aggregate(catalyst: Catalyst, node: Node) -> Reading:
+def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
     """Read an `Aggregate`.
+
+    Args:
+        catalyst: of the query's session. node: the aggregate.
+        closing: whether the watermark closes groups (in complete mode it does not).
 
     Raises:
         Unsupported: with the reason why it stays on Spark.
     """
     reading = Reading()
     names: set[str] = set()
-    for grouping in node.list("groupingExpressions"):
-        _check_event_time(grouping)
+    hashed: list[str] = []
+    for position, grouping in enumerate(node.list("groupingExpressions")):
         check_key(grouping)
-        column = Field(unique(_label(node, grouping), names), grouping.type)
-        reading.keys.append(Derived(column, (reading.add_raw(grouping),), "{0}"))
-    reading.set_hash([key.field.name for key in reading.keys])
+        name = unique(_label(node, grouping), names)
+        if SESSION_WINDOW in metadata(grouping):
+            reading.session = Session(position, Field(name, grouping.type), WATERMARK_DELAY in metadata(grouping))
+            raw = (reading.add_raw(grouping),)
+            reading.bounds = [Derived(bound, raw, sql) for bound, sql in reading.session.bounds]
+            continue
+        if not (closing and WATERMARK_DELAY in metadata(grouping)):
+            reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
+            hashed.append(name)
+            continue
+        found = assigned(node, grouping)
+        reading.time = EventTime(position, None if found is None else found.windows)
+        reading.assigned = found
+        if found is None:
+            reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
+            hashed.append(name)
+            continue
+        reading.keys.append(Derived(Field(name, PANE_TYPE), (reading.add_raw(found.time),), found.pane))
+        if found.windows.overlap == 1:  # else the rows of all windows of a pane have to meet
+            hashed.append(name)
+    reading.set_hash(hashed)
     for result in node.list("aggregateExpressions"):
         for expression in result.walk():
             if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
                 reading.aggregates.append(expression)
                 reading.calls.append(read_function(catalyst, reading, expression))
+    if reading.session is not None:
+        if reading.time is not None:
+            raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
+        for call in filter(is_distinct, reading.calls):
+            raise Unsupported(Reason(SESSION_DISTINCT, call.function))
     return reading
 
 
@@ -181,12 +239,9 @@ def check_key(expression: Expression) -> None:
         raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
 
 
-def _check_event_time(grouping: Expression) -> None:
-    for part in grouping.walk():
-        if part.kind in ("TimeWindow", "SessionWindow", "WindowTime"):
-            raise Unsupported(Reason("MP-EVENT-TIME", grouping.name))
-        if part.kind == "AttributeReference" and _EVENT_TIME & part.metadata.keys():
-            raise Unsupported(Reason("MP-EVENT-TIME", part.name))
+def metadata(expression: Expression) -> dict[str, Any]:
+    """The field metadata of a named expression; nothing for others."""
+    return expression.metadata if expression.kind in ("AttributeReference", "Alias") else {}
 
 
 def read_function(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:

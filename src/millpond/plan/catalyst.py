@@ -190,6 +190,10 @@ class Node(_Tree):
         """A field of the JVM object that is a sequence of expressions."""
         return [Expression(expression) for expression in _items(getattr(self.java, method)())]
 
+    def rows(self, method: str) -> Sequence[Sequence[Expression]]:
+        """A field of the JVM object that is a sequence of sequences of expressions."""
+        return [[Expression(one) for one in _items(row)] for row in _items(getattr(self.java, method)())]
+
     @property
     def source(self) -> str:
         """The format of a streaming source (`parquet`, `kafka`, …); empty for other nodes."""
@@ -346,6 +350,26 @@ class Catalyst:
         relation = self._class(f"{_LOGICAL}.LocalRelation")
         return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
 
+    def watching_watermark(self, like: DataFrame) -> DataFrame:
+        """A streaming DataFrame with another's columns and no partition, that has Spark run batches without data.
+
+        Spark runs one when the watermark has moved and the plan holds a stateful operator of its own whose state the
+        watermark may close. Here this is a deduplication that is multiplied by nothing: no task, no store, no source.
+        The session has to have `statefulOperator.allowMultiple` off, so that the operator sees the query's watermark.
+        """
+        tagged = self._class("org.apache.spark.sql.types.MetadataBuilder")().putLong(WATERMARK_DELAY, 0).build()
+        # The optimiser removes a limit that cannot cut anything; while it is there, Spark does not expect every store
+        # of the plan to have committed when a foreachBatch function returns, and this one never commits.
+        moment = self.streaming_rows([0], "moment").limit(1).selectExpr("timestamp_millis(moment) as moment")
+        moments = self.analyzed(moment)
+        fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
+        time = self._alias(moments.output[0], "moment", fresh, self._seq([]), tagged)
+        watching = self.dataframe(self.project([time], moments)).coalesce(1).dropDuplicates(["moment"])
+        context = self.spark.sparkContext
+        nothing = self.spark.createDataFrame(context.emptyRDD(), "nothing int").hint("shuffle_replicate_nl")
+        columns = [f"cast(null as {field.dataType.simpleString()}) as `{field.name}`" for field in like.schema]
+        return nothing.crossJoin(watching).selectExpr(*columns)
+
     def qualified(self, path: str) -> str:
         """The full URL that Spark makes of a path: of its default file system, absolute."""
         hadoop = self._class("org.apache.hadoop.fs.Path")(path)
@@ -381,22 +405,6 @@ class Catalyst:
         mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode.lower()]()
         checker = self._class("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
         checker.checkForStreaming(plan.java, mode)
-
-    def sketch_tables(self, precision: int) -> dict[str, Any]:
-        """Spark's HyperLogLog++ tables for 2^precision registers: `raw_estimates`, `biases`, `threshold`.
-
-        Empty beyond the precisions that are corrected (4 to 18).
-        """
-        if not 4 <= precision <= 18:
-            return {}
-        helper = self._class("org.apache.spark.sql.catalyst.util.HyperLogLogPlusPlusHelper")
-        arrays = self._class("java.util.Arrays")  # its text of a whole array saves a round trip per number
-        row = precision - 4
-        return {
-            "raw_estimates": json.loads(arrays.toString(helper.RAW_ESTIMATE_DATA()[row])),
-            "biases": json.loads(arrays.toString(helper.BIAS_DATA()[row])),
-            "threshold": float(helper.THRESHOLDS()[row]),
-        }
 
     def without_distincts(self, plan: Node) -> Node:
         """The plan with every DISTINCT aggregate of a streaming `Aggregate` made an ordinary one."""

@@ -10,7 +10,7 @@ import msgspec
 
 from millpond.operators.catalogue import is_distinct
 from millpond.operators.retractable import RETRACTABLE
-from millpond.operators.spec import AggregateSpec, OperatorSpec, RankSpec
+from millpond.operators.spec import AggregateSpec, OperatorSpec, RankSpec, SessionSpec
 from millpond.plan.aggregate import Unsupported
 from millpond.plan.ranking import bound_of, conjuncts
 from millpond.plan.reasons import Reason
@@ -24,7 +24,9 @@ THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
 
 def updating(spec: OperatorSpec | None) -> bool:
     """Whether rows that the operator gave out may change later."""
-    return isinstance(spec, RankSpec) or (isinstance(spec, AggregateSpec) and spec.output_mode != "append")
+    if isinstance(spec, AggregateSpec | SessionSpec):
+        return spec.output_mode != "append"
+    return isinstance(spec, RankSpec)
 
 
 def changing(decided: Decided) -> Operator | None:
@@ -39,7 +41,12 @@ def changing(decided: Decided) -> Operator | None:
             break
         (found,) = found.children
     if found.operator is not None and found.operator.spec is not None:
-        return found.operator if updating(found.operator.spec) else None
+        spec = found.operator.spec
+        if not updating(spec):
+            return None
+        if isinstance(spec, SessionSpec) or (isinstance(spec, AggregateSpec) and spec.time is not None):
+            raise Unsupported(Reason("MP-CHANGES", "windows of event time"))
+        return found.operator
     if any(updating(operator.spec) for operator in found.operators()):
         raise Unsupported(Reason("MP-CHANGES", found.node.kind))
     return None
@@ -53,8 +60,9 @@ def consuming(spec: OperatorSpec) -> OperatorSpec:
     """
     if isinstance(spec, RankSpec):
         return msgspec.structs.replace(spec, retracts=True)
-    if not isinstance(spec, AggregateSpec):
-        raise Unsupported(Reason("MP-RETRACT", "an operator that gives each row out once"))
+    if not isinstance(spec, AggregateSpec) or spec.time is not None:
+        what = "an aggregate by event time" if isinstance(spec, AggregateSpec) else "what gives each row out once"
+        raise Unsupported(Reason("MP-RETRACT", what))
     for call in spec.calls:
         if call.function not in RETRACTABLE or is_distinct(call):
             raise Unsupported(Reason("MP-RETRACT", f"{call.function}{'(distinct)' if call.distinct else ''}"))

@@ -11,7 +11,15 @@ from types import MappingProxyType
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
-from millpond.operators.spec import AggregateSpec, DeduplicateSpec, Field, OperatorSpec, RankSpec
+from millpond.operators.spec import (
+    DeduplicateSpec,
+    EventTime,
+    Field,
+    OperatorSpec,
+    RankSpec,
+    WithinSpec,
+    closes,
+)
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
@@ -21,7 +29,6 @@ from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason
 
 _OTHER_STATE = {
-    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "TransformWithState": "transformWithState",
@@ -48,6 +55,11 @@ class Operator:
     index: int | None = None
     reading: Reading | None = None
     reason: Reason | None = None
+
+    @property
+    def closes(self) -> bool:
+        """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
+        return self.spec is not None and closes(self.spec)
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,9 @@ def decide(df: DataFrame, output_mode: str = "append", changes: str = "upsert") 
     shared = any(node.kind == "WithCTE" for node in plan.walk())
     mode = output_mode.lower()
     root = _shown(_Decider(catalyst, mode, shared=shared).visit(plan), mode)
+    operators = list(root.operators())
+    if any(one.closes for one in operators) and any(one.spec is None for one in operators):
+        root = _leave(root)
     every = changes == "all" and mode == "update" and _changing(root) is not None
     return Decision(_number(emitting(root) if every else root, count()), mode, every)
 
@@ -129,11 +144,19 @@ def _shown(decided: Decided, output_mode: str) -> Decided:
     """Leave to Spark a top-N that the query shows in complete mode: there, all rows would have to be shown again."""
     children = tuple(_shown(child, output_mode) for child in decided.children)
     operator = decided.operator
-    if operator is not None and isinstance(operator.spec, RankSpec) and output_mode == "complete":
-        if not operator.spec.changes:
-            operator = Operator(operator.title, reason=Reason("MP-MODE", output_mode))
-            children = tuple(_leave_updating(child) for child in children)
+    shown = operator is not None and isinstance(operator.spec, RankSpec) and not operator.spec.changes
+    if shown and output_mode == "complete":
+        operator = Operator(describe(decided.node), reason=Reason("MP-MODE", output_mode))
+        children = tuple(_leave_updating(child) for child in children)
     return Decided(decided.node, children, operator)
+
+
+def _leave(decided: Decided) -> Decided:
+    """Leave everything to Spark: an operator of its own would not see the watermark as it passes ours."""
+    operator = decided.operator
+    if operator is not None and operator.spec is not None:
+        operator = Operator(operator.title, reason=Reason("MP-BESIDE"))
+    return Decided(decided.node, tuple(_leave(child) for child in decided.children), operator)
 
 
 def _leave_updating(decided: Decided) -> Decided:
@@ -187,6 +210,7 @@ class _Decider:
         reader = {
             "Aggregate": self._aggregate,
             "Deduplicate": self._deduplicate,
+            "DeduplicateWithinWatermark": self._within,
             "Distinct": self._distinct,
             "Window": lambda window: self._window(window, limits),
         }
@@ -201,11 +225,22 @@ class _Decider:
             return Operator(title, reason=unsupported.reason)
         return Operator(title, spec, reading=reading)
 
-    def _aggregate(self, node: Node) -> tuple[Reading, AggregateSpec]:
-        reading = read_aggregate(self.catalyst, node)
-        if self.output_mode == "append":
+    def _aggregate(self, node: Node) -> tuple[Reading, OperatorSpec]:
+        reading = read_aggregate(self.catalyst, node, closing=self.output_mode != "complete")
+        if reading.session is not None:
+            if self.output_mode == "update" or (self.output_mode == "append" and not reading.session.marked):
+                raise Unsupported(Reason("MP-MODE", self.output_mode))
+            self._check_watermarks(EventTime(0) if reading.session.marked else None)
+            return reading, reading.spec(self.output_mode)
+        if self.output_mode == "append" and reading.time is None:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
+        self._check_watermarks(reading.time)
         return reading, reading.spec(self.output_mode)
+
+    def _check_watermarks(self, time: EventTime | None) -> None:
+        single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
+        if time is not None and single:
+            raise Unsupported(Reason("MP-SINGLE"))
 
     def _window(self, node: Node, limits: Limits) -> tuple[Reading, OperatorSpec]:
         """A rank under a filter on it, or aggregates over rows."""
@@ -215,7 +250,7 @@ class _Decider:
             return read_rank(node, limits)
         return read_over(self.catalyst, node)
 
-    def _distinct(self, node: Node) -> tuple[Reading, AggregateSpec]:
+    def _distinct(self, node: Node) -> tuple[Reading, OperatorSpec]:
         """`SELECT DISTINCT` is a grouping by all columns without functions, in Spark and here."""
         reading = Reading()
         names: set[str] = set()
@@ -239,14 +274,24 @@ class _Decider:
             reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
         positions = []
         for key in keys:
-            _check_key(key)
+            check_key(key)
             positions.append(next(i for i, attribute in enumerate(node.output) if attribute.expr_id == key.expr_id))
         reading.set_hash([reading.inputs[position].field.name for position in positions])
-        for attribute in node.output:
+        for position, attribute in enumerate(node.output):
             _check_travels(attribute)
             if WATERMARK_DELAY in attribute.metadata:  # not only as a key: Spark drops late rows by any such column
-                raise Unsupported(Reason("MP-LATE", attribute.name))
-        return reading, DeduplicateSpec(tuple(column.field for column in reading.inputs), tuple(positions))
+                reading.time = EventTime(position)
+        self._check_watermarks(reading.time)
+        columns = tuple(column.field for column in reading.inputs)
+        return reading, DeduplicateSpec(columns, tuple(positions), reading.time)
+
+    def _within(self, node: Node) -> tuple[Reading, WithinSpec]:
+        reading, spec = self._deduplicate(node)
+        marked = [attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata]
+        if spec.time is None or len(marked) != 1 or not marked[0].type.startswith("timestamp"):
+            raise Unsupported(Reason("MP-EVENT-TIME", ", ".join(attribute.name for attribute in marked)))
+        delay = int(marked[0].metadata[WATERMARK_DELAY])
+        return reading, WithinSpec(spec.columns, spec.keys, spec.time, delay)
 
 
 def _check_travels(attribute: Expression) -> None:
@@ -279,6 +324,7 @@ def describe(node: Node) -> str:
         results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
         keys = ", ".join(key.name for key in node.list("partitionSpec"))
         return f"{results} over rows" + (f" of each {keys}" if keys else "")
-    if node.kind == "Deduplicate":
-        return "deduplicate by " + ", ".join(key.name for key in node.list("keys"))
+    if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
+        within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
+        return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
     return "distinct"

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 REASONS = {
     "MP-MODE": "output mode {detail} needs a watermark to close groups, which Spark's own state store handles",
     "MP-EVENT-TIME": "it groups by event time ({detail}), whose state expires with the watermark",
-    "MP-LATE": "it drops the rows that are late by the watermark of {detail}",
+    "MP-SINGLE": "spark.sql.streaming.statefulOperator.allowMultiple is false, which changes what is late",
+    "MP-BESIDE": "its state is closed by the watermark, beside a stateful operator that stays on Spark",
     "MP-FUNCTION": "the aggregate function {detail} is not supported",
+    "MP-SESSION-DISTINCT": "{detail} over distinct inputs is not supported in session windows",
     "MP-KEY-TYPE": "the key {detail} has a type that cannot be a key",
     "MP-INPUT-TYPE": "{detail} has a type that is not supported",
     "MP-KEYS": "it has more key columns than the supported 64 ({detail})",

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ByteType, LongType, StructField, StructType
+from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
-from millpond.operators.spec import OP
+from millpond.operators.spec import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec
 from millpond.plan.aggregate import Derived, Reading, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.changes import filtered
@@ -23,6 +23,8 @@ from millpond.plan.decide import Decided, Decision, Operator
 from millpond.plan.workers import ArrowFunction, map_in_arrow
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
+_DERIVED = {"boolean": BooleanType(), "bigint": LongType()}
+"""Types of the columns that the pipe's input has beside those of the query (see `plan.aggregate`)."""
 
 
 def transplant(
@@ -41,8 +43,7 @@ def transplant(
         pipes: what runs in Spark's worker for each operator, by its number; picklable.
         writes: the map side of each operator's local exchange; None where rows go through Spark's shuffle.
     """
-    complete = decision.output_mode == "complete"
-    surgeon = _Surgeon(Catalyst(df.sparkSession), partitions, pipes, writes, complete=complete)
+    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes)
     rewritten = surgeon.visit(decision.root)
     if decision.all_changes:
         return with_kinds(surgeon.catalyst, rewritten, surgeon.kind_of(rewritten), split=filtered(decision.root))
@@ -53,17 +54,17 @@ class _Surgeon:
     def __init__(
         self,
         catalyst: Catalyst,
+        decision: Decision,
         partitions: int,
         pipes: Sequence[ArrowFunction],
         writes: Sequence[ArrowFunction] | None,
-        *,
-        complete: bool,
     ) -> None:
         self.catalyst = catalyst
         self.partitions = partitions
         self.pipes = pipes
         self.writes = writes
-        self.complete = complete
+        self.complete = decision.output_mode == "complete"
+        self.watching = next((one.index for one in decision.ours if one.closes), None)
         self._kinds: set[int] = set()  # identities of the columns that say what kind of change a row is
 
     def visit(self, decided: Decided) -> Node:
@@ -89,21 +90,27 @@ class _Surgeon:
         assert operator.spec is not None
         assert operator.index is not None
         reading = operator.reading
-        columns, raw = reading.keys + reading.inputs, reading.raw
+        if reading.assigned is not None and reading.assigned.expanded:
+            (expand,) = child.children
+            child = self.catalyst.with_children(child, expand.children)
+        columns, raw = reading.columns, reading.raw
         if getattr(operator.spec, "retracts", False):
             kind = self.kind_of(child)
             assert kind is not None
             columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
         prepared = self._prepare(child, raw, columns, reading.hash)
-        types = [reading.raw[key.raw[0]].data_type for key in reading.keys]
-        names = [key.field.name for key in reading.keys]
-        if node.kind in ("Deduplicate", "Window"):
+        if isinstance(operator.spec, DeduplicateSpec | WithinSpec | RankSpec | OverSpec):
             names = [column.field.name for column in reading.inputs]
-            types = [expression.data_type for expression in reading.raw]
+            types: list[DataType] = [
+                reading.raw[column.raw[0]].data_type if column.sql == "{0}" else _DERIVED[column.field.type]
+                for column in reading.inputs
+            ]
             for index, result in enumerate(node.list("windowExpressions") if node.kind == "Window" else []):
                 names.append(f"window{index}")
                 types.append(result.data_type)
         else:
+            shown = reading.results(node.list("groupingExpressions") if node.kind == "Aggregate" else node.output)
+            names, types = [name for name, _ in shown], [key.data_type for _, key in shown]
             names += [f"call{index}" for index in range(len(reading.aggregates))]
             types += [aggregate.data_type for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
@@ -117,7 +124,8 @@ class _Surgeon:
             write = named(self.writes[operator.index], "exchange", 1)
             sent = map_in_arrow(prepared, write, "parcel binary, __hash bigint, __mark boolean")
         pipe = named(self.pipes[operator.index], operator.title, 2)
-        piped = map_in_arrow(self._exchange(sent), pipe, schema)
+        watch = operator.index == self.watching
+        piped = map_in_arrow(self._exchange(sent, watch=watch), pipe, schema)
         observed = piped.observe(
             "millpond" if operator.index == 0 else f"millpond-{operator.index}",
             *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
@@ -144,7 +152,7 @@ class _Surgeon:
         columns_ = [quoted(name) for name in named.columns]
         return named.select(*columns_, F.expr(hash_).alias("__hash"))
 
-    def _exchange(self, sent: DataFrame) -> DataFrame:
+    def _exchange(self, sent: DataFrame, *, watch: bool) -> DataFrame:
         """Add one marker row per partition and batch, and send every row to its hash's partition."""
         low = [-(-(p << KEY_GROUP_BITS) // self.partitions) << _TIME_BITS for p in range(self.partitions)]
         signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
@@ -157,7 +165,10 @@ class _Surgeon:
         partition = F.expr(
             f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {self.partitions}L, {KEY_GROUP_BITS}) as int)"
         )
-        return sent.union(markers).repartitionById(self.partitions, partition)
+        rows = sent.union(markers)
+        if watch:
+            rows = rows.union(self.catalyst.watching_watermark(sent))
+        return rows.repartitionById(self.partitions, partition)
 
     def _reattach(self, node: Node, reading: Reading, piped: Node, more: list[Expression]) -> Node:
         """Put the node's results, computed from the pipe's output, under their old names and identities.
@@ -172,7 +183,7 @@ class _Surgeon:
             pairs = zip(columns, node.output, strict=False)
             results = [self._stand_in(self._as(new, old), old) for new, old in pairs]
             return self.catalyst.project(results + more, piped)
-        groupings = node.list("groupingExpressions")
+        groupings = [grouping for _, grouping in reading.results(node.list("groupingExpressions"))]
         known = list(zip(groupings + reading.aggregates, piped.output, strict=False))
 
         def replace(expression: Expression) -> Expression | None:

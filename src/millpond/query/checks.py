@@ -48,8 +48,8 @@ def check_spark(spark: SparkSession) -> None:
 def check_stream(df: DataFrame, decision: Decision) -> None:
     """Have Spark check the query as the user wrote it, with its output mode; the errors are Spark's.
 
-    Allowed beyond Spark's rules are, where Millpond runs them, DISTINCT in aggregates, top-N, aggregates over each key's
-    last rows, and operators over those whose rows change.
+    Allowed beyond Spark's rules are, where Millpond runs them, DISTINCT in aggregates, top-N, aggregates over each
+    key's last rows, and operators over those whose rows change.
     """
     if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
         return

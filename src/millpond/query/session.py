@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
-from millpond.operators.spec import OperatorSpec, input_fields, output_fields
+from millpond.operators.spec import OperatorSpec, closes, input_fields, output_fields
 from millpond.operators.types import leaves, parse_type
 
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -18,6 +18,13 @@ _UNLIMITED = str((1 << 31) - 1)
 
 _ROWS_OF_ANY_LENGTH = 4096
 """Rows of one Arrow batch if they have strings: without a limit of bytes, 2 GB of a column have to hold them."""
+
+_WATCHING = {
+    "spark.sql.streaming.statefulOperator.allowMultiple": "false",
+    "spark.sql.streaming.internal.stateStore.partitions": "1",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
+}
+"""What the operator of Spark's own needs that watches the watermark (see `Catalyst.watching_watermark`)."""
 
 _STARTING = threading.RLock()
 """Two starts must not see, or restore, each other's settings."""
@@ -31,6 +38,7 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
         specs: the operators.
         given: the session's settings.
     """
+    closing = any(closes(spec) for spec in specs)
     fields = [field for spec in specs for field in (*input_fields(spec), *output_fields(spec))]
     of_any_length = any(leaf.machine in (None, "bytes") for f in fields for leaf in leaves(parse_type(f.type)))
     rows = min(settings.batch_rows, _ROWS_OF_ANY_LENGTH) if of_any_length else settings.batch_rows
@@ -42,7 +50,7 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
         # As for Spark's own stateful queries: re-planning between stages takes longer than a small batch's stages.
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.sql.execution.arrow.useLargeVarTypes": "false",
-    }
+    } | (_WATCHING if closing else {})
 
 
 @contextmanager

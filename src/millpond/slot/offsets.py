@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from millpond.errors import StateDamagedError, TransientError
-from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.filesystem import FileSystem, MissingFileError, open_filesystem
 from millpond.slot.task import PipeTask
+
+
+class Planned(NamedTuple):
+    """What Spark has planned for a batch, in milliseconds since the epoch: its watermark and its timestamp."""
+
+    watermark: int
+    time: int
 
 
 def latest_batch(task: PipeTask) -> int:
@@ -26,20 +34,30 @@ def latest_batch(task: PipeTask) -> int:
     return max(numbers)
 
 
+def planned(task: PipeTask, batch: int) -> Planned:
+    """What the offset log says of a batch; of the one before the first, that nothing is known of time yet.
+
+    Raises:
+        StateDamagedError: its entry is missing or cannot be read.
+    """
+    if batch < 0:
+        return Planned(0, 0)
+    try:
+        entry = json.loads(bytes(memoryview(_log(task).get(str(batch)))).decode().splitlines()[1])
+        return Planned(int(entry["batchWatermarkMs"]), int(entry["batchTimestampMs"]))
+    except (IndexError, KeyError, ValueError, MissingFileError) as error:
+        raise StateDamagedError(
+            "An entry of Spark's offset log cannot be read.", file=f"{task.offsets}/{batch}"
+        ) from error
+
+
 def check_time(task: PipeTask, batch: int, time: int | None) -> None:
     """Check that a marker's time is that of a batch, for attempts that do not know their batch.
 
     Raises:
         TransientError: the input belongs to another batch.
     """
-    entry = bytes(memoryview(_log(task).get(str(batch))))
-    try:
-        planned = json.loads(entry.decode().splitlines()[1])["batchTimestampMs"]
-    except (IndexError, KeyError, ValueError) as error:
-        raise StateDamagedError(
-            "An entry of Spark's offset log cannot be read.", file=f"{task.offsets}/{batch}"
-        ) from error
-    if time != planned:
+    if time != planned(task, batch).time:
         raise TransientError(
             f"The input is not that of batch {batch}, which runs now.",
             action="Threads started in foreachBatch must end before the function returns.",

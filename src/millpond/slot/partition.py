@@ -18,8 +18,8 @@ from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
 from millpond.layout import TableSchema, Words
 from millpond.operators.open import open_operator
-from millpond.operators.protocol import MAIN
-from millpond.operators.spec import GLOBAL_HASH
+from millpond.operators.protocol import MAIN, Times, base_name
+from millpond.operators.spec import GLOBAL_HASH, lag_of
 from millpond.slot.checksum import InputChecksum
 from millpond.slot.offsets import check_time
 from millpond.slot.parcels import in_passes, open_parcels
@@ -157,14 +157,14 @@ class Partition:
             with self._busy:
                 self._epoch += 1
                 self._applied = None
-                operator.begin(batch)
+                operator.begin(batch, self._times(batch))
             self.query.forget_batches(batch)
             seen = InputChecksum()
             for range_, rows in passes:
                 self.query.means.arrow.force(pa.total_allocated_bytes())
                 seen.add(rows)
                 if range_ is not None:
-                    operator.tables[MAIN].narrow(range_)
+                    operator.narrow(range_)
                 operator.process(rows)
             sealing = time.perf_counter()
             size = self._seal(operator, manifest, seen)
@@ -175,6 +175,7 @@ class Partition:
         self._applied = Applied(batch, seen, self._epoch, self._figures(operator))
         self._applied.metrics |= {
             "input_rows": float(seen.rows),
+            "late_rows": float(operator.late_rows),
             "process_ms": (sealing - started) * 1000,
             "seal_ms": (now - sealing) * 1000,
             "delta_bytes": float(size),
@@ -184,13 +185,24 @@ class Partition:
     def _passes(self, rows: int) -> int:
         """In how many passes to work through a batch of so many rows."""
         with self._busy:
-            return 1 if self._operator is None else self._operator.tables[MAIN].passes(rows)
+            return 1 if self._operator is None else self._operator.passes(rows)
+
+    def _times(self, batch: int) -> Times:
+        """The batch's times as they reach the operator; zeros if it does not ask for any."""
+        lag = lag_of(self.task.spec)
+        if lag is None:
+            return Times()
+        before, now = self.query.planned(batch - 1), self.query.planned(batch)
+        return Times(max(0, before.watermark - lag), max(0, now.watermark - lag), now.time)
 
     def _seal(self, operator: Operator, parent: PartitionManifest, seen: InputChecksum) -> int:
         deltas = operator.finish()
         sealed = seal(
             parent,
-            {name: (operator.tables[name].manifest(), delta.pieces) for name, delta in deltas.items()},
+            {
+                name: (table.manifest(), deltas[name].pieces if name in deltas else [])
+                for name, table in operator.tables.items()
+            },
             input_checksum=seen.value,
             input_rows=seen.rows,
         )
@@ -232,7 +244,10 @@ class Partition:
             self._epoch += 1
             try:
                 self._operator = open_operator(
-                    self.task.spec, partial(self._table, manifest, made), owns_global=owns_global
+                    self.task.spec,
+                    partial(self._table, manifest, made),
+                    manifest.tables,
+                    owns_global=owns_global,
                 )
                 for name, state in manifest.tables.items():
                     self._load(self._operator.tables[name], state.deltas)
@@ -261,7 +276,7 @@ class Partition:
             self.query.runs,
             means.budget,
             means.merges,
-            HashRange(*self.task.hash_range(self.number)) if name == MAIN else HashRange(),
+            HashRange(*self.task.hash_range(self.number)) if base_name(name) == MAIN else HashRange(),
             writers=means.writers,
         )
         made.append(table)
@@ -273,7 +288,7 @@ class Partition:
             stats = table.stats()
             for name, value in stats.items():
                 figures[name] = figures.get(name, 0.0) + value
-        return figures | {"state_rows": figures["keys"], "state_bytes": figures["bytes"]}
+        return figures | {"state_rows": figures.get("keys", 0.0), "state_bytes": figures.get("bytes", 0.0)}
 
     def _discard(self) -> None:
         with self._busy:
@@ -282,8 +297,7 @@ class Partition:
     def _close_operator(self) -> None:
         self._epoch += 1
         if self._operator is not None:
-            for table in self._operator.tables.values():
-                table.close()
+            self._operator.close()
         self._operator = self._manifest = self._applied = self.answered = None
 
     def close(self) -> None:

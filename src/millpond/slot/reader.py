@@ -19,7 +19,7 @@ from millpond.files.blocks import HashRange, sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
-from millpond.operators.protocol import MAIN
+from millpond.operators.protocol import MAIN, base_name
 from millpond.operators.spec import OperatorSpec
 from millpond.operators.tables import read_rows, table_schemas
 from millpond.stores.run_store import RunStore
@@ -127,11 +127,13 @@ class StateReader:
         manifest = self.manifest(operator, partition, version)
         spec = self.operators[operator].spec
         schema = table_schemas(spec)[table][0]
+        states = [state for name, state in manifest.tables.items() if base_name(name) == table]
         first, last = self.claim.ranges[partition]
         shift = 64 - (self.claim.key_groups - 1).bit_length()
         range_ = HashRange(first << shift, last << shift) if table == MAIN else HashRange()
-        for rows in self._rows(manifest.tables[table], RowLayout(schema), range_):
-            yield from read_rows(spec, table, rows)
+        for state in states:
+            for rows in self._rows(state, RowLayout(schema), range_):
+                yield from read_rows(spec, table, rows)
 
     def _rows(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:

@@ -12,6 +12,7 @@ from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
+from millpond.slot.offsets import Planned, planned
 from millpond.slot.parcels import exchange_folder, forget_batches
 from millpond.slot.task import PipeTask
 from millpond.stores.budget import Account, MemoryBudget
@@ -79,6 +80,7 @@ class RunningQuery:
         self._account = self.means.budget.open()
         self._account.force(self.means.cache_memory)
         self._reported: dict[str, float] = {}
+        self._planned: dict[int, Planned] = {}
         self._lock = threading.Lock()
         self.committer = Committer(self.checkpoint, self.means.slot, self.sealed, limit=task.settings.commit_timeout)
         for left in self.sealed.adopt(task.generation):
@@ -97,6 +99,14 @@ class RunningQuery:
         with self._lock:
             before, self._reported = self._reported, {name: float(value) for name, value in now.items()}
             return {name: value - before.get(name, 0.0) for name, value in self._reported.items()}
+
+    def planned(self, batch: int) -> Planned:
+        """What Spark has planned for a batch, read once for all partitions."""
+        with self._lock:
+            if batch not in self._planned:
+                kept = {known: entry for known, entry in self._planned.items() if known >= batch - 1}
+                self._planned = kept | {batch: planned(self.task, batch)}
+            return self._planned[batch]
 
     def forget_batches(self, below: int) -> None:
         """Remove, in the background, the rows that earlier batches exchanged."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.kernels.hot_state import DIRTY
+from millpond.kernels.hot_state import DIRTY, TOMBSTONE
 from millpond.layout import HASH
 from millpond.stores.hot import HotTable
 from millpond.stores.outbox import Frozen, Outbox
@@ -70,7 +70,7 @@ class Flusher:
         room = max(_LEAST_PIECE, hot.memory // 3 - self._outbox.memory)
         most = max(1, min(wanted, room) // row)
         for ids in hot.walk(most, DIRTY, self._next_hash):
-            rows = hot.copy(ids, clear=DIRTY)
+            rows = hot.copy(ids, keep=TOMBSTONE, clear=DIRTY)
             self._outbox.add(rows)
             if len(ids) == most:
                 self._next_hash = int(rows.words[-1, HASH])

@@ -12,9 +12,20 @@ from millpond.files.blocks import HashRange, shape_of
 from millpond.kernels import extract, sweep
 from millpond.kernels import hot_state as hs
 from millpond.kernels.arena import long_bytes, long_bytes_at, relocate
+from millpond.kernels.expiry import find
 from millpond.kernels.index import walk
 from millpond.kernels.pointers import address
-from millpond.kernels.upsert import BLOCK, TOUCH_NONE, data_of, overwrite, raise_stamps, settle, upsert
+from millpond.kernels.upsert import (
+    BLOCK,
+    TOUCH_NONE,
+    data_of,
+    overwrite,
+    raise_stamps,
+    remove,
+    settle,
+    touch_rows,
+    upsert,
+)
 from millpond.layout import META, Bytes, RowLayout, Rows, Words
 from millpond.stores.heap import Heap
 from millpond.stores.hot_index import HotIndex
@@ -24,6 +35,7 @@ from millpond.stores.protocol import Found, Located
 _MAX_ROWS = (1 << 32) - 2
 _LISTED = 8  # bytes that a row takes in the lists of free and of touched rows
 _INDEXED = 24  # bytes that a row takes in the index, at most, but while that grows
+_DEAD_SHARE = 8  # tombstones are freed when they are more than one row in so many
 _SAMPLE = 8192  # rows that are looked at to choose what to evict
 
 
@@ -39,6 +51,7 @@ class HotTable:
     Attributes:
         words: the slab, one row id to a line; lines may be longer than a row.
         heap: what long values point into.
+        moves: how often rows have got other ids. departures: how often rows have left.
     """
 
     def __init__(self, layout: RowLayout, initial: Words, range_: HashRange, space: int) -> None:
@@ -65,9 +78,14 @@ class HotTable:
         state[hs.INITIAL] = address(self._initial)
         state[hs.KEY_START] = layout.key_start
         state[hs.KEY_STOP] = layout.key_stop
+        state[hs.LOST] = hs.NOTHING_LOST
         state[hs.KEY_NULLS] = np.array(shape.null_mask, np.uint64).view(np.int64)
         self._note_range(range_)
         self.index = HotIndex(state)
+        self._clean_dead = 0  # tombstones that have been copied into runs, about
+        self._filed: Mapping | None = None
+        self._listed = _LISTED
+        self.moves = self.departures = 0
 
     def _note_range(self, range_: HashRange) -> None:
         state = self.state
@@ -87,6 +105,16 @@ class HotTable:
     def dirty(self) -> int:
         """Rows changed since they were last copied into a run."""
         return int(self.state[hs.DIRTY_ROWS])
+
+    @property
+    def dead(self) -> int:
+        """Tombstones among the rows."""
+        return int(self.state[hs.DEAD])
+
+    @property
+    def expiring(self) -> bool:
+        """Whether rows expire, so that their stamps are the times at which they do."""
+        return bool(self.state[hs.EXPIRY])
 
     @property
     def capacity(self) -> int:
@@ -116,11 +144,11 @@ class HotTable:
     @property
     def cost(self) -> int:
         """Bytes of memory that a row takes, on average, with its places in the lists and in the index."""
-        return self.row_bytes + _LISTED + _INDEXED + self.heap.used // max(1, self.count)
+        return self.row_bytes + self._listed + _INDEXED + self.heap.used // max(1, self.count)
 
     def growth(self, keys: int, long_bytes: int) -> int:
         """Bytes of memory that so many fresh rows, with so many bytes of long values, may take in addition."""
-        rows = max(0, keys - self.free) * (self.row_bytes + _LISTED)
+        rows = max(0, keys - self.free) * (self.row_bytes + self._listed)
         index = self.index.growth(keys) if keys > self.index.room else 0
         # Free chunks serve values of like length; half of them may not fit.
         values = max(0, long_bytes - self.heap.free // 2)
@@ -130,7 +158,7 @@ class HotTable:
     def memory(self) -> int:
         """Bytes of memory in use: rows ever used, index, arena, lists."""
         state = self.state
-        return int(state[hs.HIGH]) * (self.row_bytes + _LISTED) + self.index.memory + self.heap.used
+        return int(state[hs.HIGH]) * (self.row_bytes + self._listed) + self.index.memory + self.heap.used
 
     # Rows
 
@@ -217,6 +245,19 @@ class HotTable:
             touch,
         )
 
+    def find(self, keys: Rows) -> NDArray[np.int64]:
+        """The row ids of keys, −1 for those that are not in the table."""
+        rows = np.empty(len(keys.words), np.int64)
+        words = keys.words
+        find(self.state, self._references, address(words), words.strides[0] // 8, address(keys.heap), rows)
+        return rows
+
+    def list_filed(self) -> NDArray[np.uint32]:
+        """Room for a list of as many rows as there can be, which from now on counts as memory of each row."""
+        self._filed = Mapping((len(self.words) + 1) * 4)
+        self._listed += 4
+        return self._filed.view(np.uint32)
+
     def load(self, rows: Rows) -> None:
         """Put whole rows in, over those of the same keys; they become dirty. There must be room for all of them."""
         located, _ = self.upsert(rows, 0, TOUCH_NONE, True)
@@ -230,6 +271,18 @@ class HotTable:
             words.strides[0] // 8,
             address(rows.heap),
         )
+
+    def touch(self, rows: NDArray[np.int64]) -> None:
+        """Say that the batch changed some rows."""
+        touch_rows(self.state, self._touched_ids, np.ascontiguousarray(rows))
+
+    def remove(self, rows: NDArray[np.int64]) -> int:
+        """Make tombstones of given rows; returns how many were none before."""
+        return int(remove(self.state, self._references, self.heap.lists, self._touched_ids, np.ascontiguousarray(rows)))
+
+    def live(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Those of some rows that are not tombstones."""
+        return ids[(self.words[ids, META] & np.uint64(hs.TOMBSTONE)) == 0] if self.dead else ids
 
     def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
         """Move the stamps of the rows with given hashes forward, where there are such rows."""
@@ -262,6 +315,8 @@ class HotTable:
         extract.gather(self.state, ids, words, keep, clear)
         if clear & hs.DIRTY:
             self.state[hs.DIRTY_ROWS] -= len(ids)
+            if keep & hs.TOMBSTONE and self.dead:
+                self._clean_dead += int(np.count_nonzero(words[:, META] & np.uint64(hs.TOMBSTONE)))
         if not compact:
             return Rows(words, self.heap.data[: int(self.state[hs.HEAP_TOP])])
         return Rows(words, self._own_heap(words))
@@ -314,6 +369,7 @@ class HotTable:
         Yields:
             The dirty ones among them, in hash order, with their flags except that one.
         """
+        self.departures += 1
         self.index.settle()
         rank, ties = self._threshold(share)
         slot = 0
@@ -331,6 +387,18 @@ class HotTable:
         left = ids[(self.words[ids, META] & np.uint64(hs.TOUCHED)) != 0]
         self._touched_ids[: len(left)] = left
         self.state[hs.TOUCHED_ROWS] = len(left)
+
+    def drop_dead(self, *, dirty: bool) -> None:
+        """Free the rows of tombstones that are in runs, if there are many.
+
+        Args:
+            dirty: those too that are not in runs yet, since there are no runs with older versions of their keys.
+        """
+        if (self.dead if dirty else self._clean_dead) * _DEAD_SHARE > self.count:
+            self.index.settle()
+            kept = hs.TOUCHED if dirty else hs.TOUCHED | hs.DIRTY
+            sweep.drop_dead(self.state, self._blobs, self.heap.lists, self._free_ids, kept)
+            self._clean_dead = 0
 
     def _threshold(self, share: float) -> tuple[int, int]:
         """Rank below which rows go, and the share (of 2³²) of those that have it, so that about `share` of all go."""
@@ -355,6 +423,7 @@ class HotTable:
         high = int(self.state[hs.HIGH])
         sweep.move_rows(self.state, self._free_ids, count)
         self.state[hs.HIGH] = count
+        self.moves += 1
         self._slab.release(count * self.row_bytes, high * self.row_bytes)
         self._free.release(0, len(free) * 4)
 
@@ -367,7 +436,8 @@ class HotTable:
 
     def close(self) -> None:
         """Give all memory back."""
-        for mapping in (self._slab, self._free, self._touched):
-            mapping.close()
+        for mapping in (self._slab, self._free, self._touched, self._filed):
+            if mapping is not None:
+                mapping.close()
         self.heap.close()
         self.index.close()

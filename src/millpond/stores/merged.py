@@ -8,7 +8,7 @@ import numpy as np
 
 from millpond.compaction.merge import merge
 from millpond.files.blocks import BlockSource, HashRange, MemorySource
-from millpond.kernels.hot_state import FLAGS, TOUCHED
+from millpond.kernels.hot_state import FLAGS, TOMBSTONE, TOUCHED
 from millpond.layout import HASH, META, Rows
 from millpond.stores.hot import HotTable
 
@@ -17,7 +17,13 @@ _LEAST_ROWS = 64
 
 
 def merged(
-    hot: HotTable, sources: Sequence[BlockSource], range_: HashRange, size: int, *, touched: bool = False
+    hot: HotTable,
+    sources: Sequence[BlockSource],
+    range_: HashRange,
+    size: int,
+    *,
+    touched: bool = False,
+    dead: bool = False,
 ) -> Iterator[Rows]:
     """The newest version of each key, interval by interval of the hash axis.
 
@@ -25,6 +31,7 @@ def merged(
         hot: the newest rows. sources: runs, newest first.
         range_: the hashes wanted. size: rows in a piece, roughly.
         touched: only rows that the running batch changed.
+        dead: tombstones, with their flag, too.
     """
     size = max(size, _LEAST_ROWS * len(sources))
     lowest = range_.lo
@@ -37,9 +44,9 @@ def merged(
         cut = int(np.searchsorted(hashes, hashes[-1], "left"))
         if cut:
             highest = int(hashes[-1]) - 1
-            yield from _interval(hot, rest[:cut], sources, lowest, highest, size, touched)
+            yield from _interval(hot, rest[:cut], sources, lowest, highest, size, touched, dead)
             lowest, rest = highest + 1, rest[cut:]
-    yield from _interval(hot, rest, sources, lowest, range_.hi - 1, size, touched)
+    yield from _interval(hot, rest, sources, lowest, range_.hi - 1, size, touched, dead)
 
 
 def _interval(
@@ -50,12 +57,15 @@ def _interval(
     highest: int,
     size: int,
     touched: bool,
+    dead: bool,
 ) -> Iterator[Rows]:
-    newest = MemorySource(hot.copy(ids, keep=TOUCHED, compact=False), hot.layout, filtered=False)
-    for rows in merge([newest, *sources], hot.layout, drop_tombstones=True, lowest=lowest, highest=highest, size=size):
+    newest = MemorySource(hot.copy(ids, keep=TOUCHED | TOMBSTONE, compact=False), hot.layout, filtered=False)
+    for rows in merge(
+        [newest, *sources], hot.layout, drop_tombstones=not dead, lowest=lowest, highest=highest, size=size
+    ):
         words = rows.words
         if touched:
             words = words[(words[:, META] & np.uint64(TOUCHED)) != 0]
-        words[:, META] &= ~np.uint64(FLAGS)
+        words[:, META] &= ~np.uint64(FLAGS & ~TOMBSTONE)
         if len(words):
             yield Rows(words, rows.heap)

@@ -13,11 +13,12 @@ from millpond.errors import UsageError
 from millpond.files.blocks import HashRange
 from millpond.files.refs import TableManifest
 from millpond.files.segment import encode_rows
-from millpond.kernels.hot_state import TOUCHED
+from millpond.kernels.hot_state import TOMBSTONE, TOUCHED
 from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
-from millpond.layout import Bytes, RowLayout, Rows, TableSchema, Words
+from millpond.layout import META, Bytes, RowLayout, Rows, TableSchema, Words
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Compactor, Writer
+from millpond.stores.expiry import Expiry
 from millpond.stores.flush import Flusher
 from millpond.stores.heap import Heap
 from millpond.stores.hot import HotTable
@@ -75,6 +76,8 @@ class RmwTable:
     ) -> None:
         self.layout = RowLayout(schema)
         self._range = range_
+        self._initial = initial
+        self._background = background
         self._runs = runs
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self.words: Words = self._hot.words
@@ -131,6 +134,17 @@ class RmwTable:
         )
 
     @property
+    def range(self) -> HashRange:
+        """The hashes that the table holds."""
+        return self._range
+
+    def beside(self) -> RmwTable:
+        """An empty table of the same kind, in memory only."""
+        return RmwTable(
+            self.layout.schema, self._initial, RunSet(self.layout), self._budget, self._background, self._range
+        )
+
+    @property
     def portion(self) -> int:
         """Bytes of input that should be worked on at once, at most."""
         return 2 * self._budget.piece
@@ -139,6 +153,11 @@ class RmwTable:
     def ahead(self) -> int:
         """How many keys should be worked on together: more might drive each other out. Any, if most are in memory."""
         return _MOST_ROWS if self._at_hand else self._together
+
+    @property
+    def spare(self) -> int:
+        """How many keys may be added before the index grows."""
+        return self._hot.index.room
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash (see `narrow`) to work through a batch of so many rows.
@@ -173,14 +192,19 @@ class RmwTable:
         if self._sought:
             self._missing = self._missed / self._sought
         self._sought = self._missed = 0
-        if self._narrow:
-            self._room.narrow(self._range)
-            self._narrow = False
+        self.widen()
         if self._outbox is not None and self._flusher is not None and self._compactor is not None:
             self._outbox.adopt()
             self._flusher.step(version)
             self._compactor.step()
+        self._hot.drop_dead(dirty=not self._runs.runs)
         self._room.tidy()
+
+    def widen(self) -> None:
+        """Take back `narrow`: rows of the whole range may be asked for again."""
+        if self._narrow:
+            self._room.narrow(self._range)
+            self._narrow = False
 
     def narrow(self, range_: HashRange) -> None:
         """Hold rows of a part of the table's range only, until the next call or `begin`: no others are asked for.
@@ -252,9 +276,38 @@ class RmwTable:
         self._room.take(self.heap.size_of(values))
         self.heap.put(rows, offset, values, heap)
 
+    @property
+    def epoch(self) -> int:
+        """Row ids are valid as long as this is the same, even after an `upsert`."""
+        return self._hot.moves + self._hot.departures
+
+    def touch(self, rows: NDArray[np.int64]) -> None:
+        """Say that the batch changed some rows, which were found with `touch="created"`."""
+        self._hot.touch(rows)
+
+    def copy(self, rows: NDArray[np.int64]) -> Rows:
+        """Copies of rows with their long values."""
+        return self._hot.copy(rows.astype(np.uint32))
+
+    def remove(self, rows: NDArray[np.int64]) -> None:
+        """Remove keys: they are nowhere now, though runs may hold older versions of them.
+
+        Args:
+            rows: ids of their rows. These serve again when a removed key is upserted.
+        """
+        self._keys -= self._hot.remove(rows)
+
+    def expire_by(self, offset: int) -> Expiry:
+        """Say that a word of the values is each row's time of expiry, in milliseconds; the table must be fresh.
+
+        Every row that is made or whose time is written is then to be filed (`Expiry.file`) before the next `upsert`.
+        Stamps are times of expiry from then on, shifted: see `Expiry.stamps`.
+        """
+        return Expiry(self._hot, self._runs, self._room, self._range, offset)
+
     def touched(self, size: int | None = None) -> Iterator[Rows]:
         """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows (if not
-        given, as the memory allows).
+        given, as the memory allows). Keys that it removed are left out.
 
         Long values may stay in the table's own heap: use a piece before the table changes.
         """
@@ -268,16 +321,22 @@ class RmwTable:
     def _touched(self, size: int) -> Iterator[Rows]:
         if self._changed is not None:
             for rows in self._changed:
-                for start in range(0, rows.count, size):
-                    yield Rows(rows.words[start : start + size], rows.heap)
+                words = rows.words
+                dead = (words[:, META] & np.uint64(TOMBSTONE)) != 0
+                words = words[~dead] if dead.any() else words
+                for start in range(0, len(words), size):
+                    yield Rows(words[start : start + size], rows.heap)
             return
         if self._room.spilled:
-            spilled = [frozen.run.source for frozen in reversed(self._room.spilled)]
-            yield from merged(self._hot, spilled, self._range, size, touched=True)
+            yield from self._merged_touched(size)
             return
-        ids = self._hot.touched_ids()
+        ids = self._hot.live(self._hot.touched_ids())
         for start in range(0, len(ids), size):
             yield self._hot.copy(ids[start : start + size], compact=False)
+
+    def _merged_touched(self, size: int, *, dead: bool = False) -> Iterator[Rows]:
+        spilled = [frozen.run.source for frozen in reversed(self._room.spilled)]
+        return merged(self._hot, spilled, self._range, size, touched=True, dead=dead)
 
     def scan(self, size: int | None = None) -> Iterator[Rows]:
         """The whole state in hash order, in pieces as for `touched`; use a piece before the table changes."""
@@ -288,7 +347,9 @@ class RmwTable:
             yield from merged(self._hot, [run.source for run in self._runs.runs], self._range, size)
             return
         for ids in self._hot.walk(size):
-            yield self._hot.copy(ids, compact=False)
+            live = self._hot.live(ids)
+            if len(live):
+                yield self._hot.copy(live, compact=False)
 
     def seal(self) -> TableDelta:
         """End the batch: what it changed, encoded. `touched` may still be asked until the next `begin`."""
@@ -325,13 +386,13 @@ class RmwTable:
         return min(max(self._budget.piece // self._hot.average_bytes, _LEAST_PIECE), _PIECE)
 
     def _sealed_rows(self) -> Iterator[Rows]:
+        size = self._piece_rows()
         if self._room.spilled:
-            yield from self.touched()
+            yield from self._relieved(self._merged_touched(size, dead=True))
             return
         ids = self._hot.touched_ids()
-        size = self._piece_rows()
         for start in range(0, len(ids), size):
-            yield self._hot.copy(ids[start : start + size], clear=TOUCHED)
+            yield self._hot.copy(ids[start : start + size], keep=TOMBSTONE, clear=TOUCHED)
 
     def load(self, delta_rows: Rows) -> None:
         """Apply rows of a delta, in recovery: they replace what the table knows of their keys."""
@@ -348,8 +409,12 @@ class RmwTable:
     # The rest
 
     def hint(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
-        """Announce keys (by hash) that will be needed at given times: those in memory stay until then."""
-        self._hot.stamp(hashes, stamps)
+        """Announce keys (by hash) that will be needed at given times: those in memory stay until then.
+
+        (Rows that expire stay in the order in which they do.)
+        """
+        if not self._hot.expiring:
+            self._hot.stamp(hashes, stamps)
 
     def manifest(self) -> TableManifest:
         """The runs that hold the state together with the deltas of later versions."""

@@ -15,10 +15,11 @@ from millpond.files.blocks import BlockSource, BlockTable, HashRange, MemorySour
 from millpond.files.refs import RunRef
 from millpond.kernels.bloom import admit
 from millpond.kernels.gather import addresses, gather_rows
+from millpond.kernels.hot_state import STAMP_SHIFT
 from millpond.kernels.pointers import address
 from millpond.kernels.search import DELETED, likely_places, locate, probe, remaining, walk
 from millpond.kernels.sort import order_by_hash
-from millpond.layout import HASH, RowLayout, Rows
+from millpond.layout import HASH, META, RowLayout, Rows
 from millpond.stores.protocol import Found
 
 _USELESS = 0.9
@@ -26,6 +27,7 @@ _USELESS = 0.9
 _IDLE = 7
 _ROWS_PER_KEY = 64
 """Rows for each key sought from which probing is quicker than reading them all (measured on rows of 48 bytes)."""
+_NO_STAMP = 1 << 48
 _PART_BLOCKS = 128
 """Blocks that one step of a search brings into memory."""
 
@@ -72,6 +74,23 @@ class Run:
         self.ref = ref
         self.range = range_
         self._filter_idle = 0
+        self._due: int | None = None
+
+    @property
+    def due(self) -> int:
+        """A stamp below which no row is that expires and was not brought into memory."""
+        if self._due is None:
+            self._due = self.ref.oldest if self.ref is not None else _oldest(self.source)
+        return self._due
+
+    @due.setter
+    def due(self, stamp: int) -> None:
+        self._due = stamp
+
+    def inherit(self, inputs: Sequence[Run]) -> None:
+        """Hold the rows of other runs, or the newest of them: what is known of those holds for this one too."""
+        if any(run._due is not None for run in inputs):
+            self._due = max(self.due, min(run.due for run in inputs))
 
     @property
     def rows(self) -> int:
@@ -239,6 +258,12 @@ class Run:
         return places
 
 
+def _oldest(source: BlockSource) -> int:
+    """The lowest stamp of a run's rows, tombstones aside."""
+    pieces = merge([source], source.layout, drop_tombstones=True)
+    return min((int(rows.words[:, META].min() >> np.uint64(STAMP_SHIFT)) for rows in pieces), default=_NO_STAMP)
+
+
 def memory_run(rows: Rows, layout: RowLayout, *, filtered: bool = True) -> Run:
     """A run in memory: rows in hash order, each key once (see `sort_rows`)."""
     return Run(MemorySource(rows, layout, filtered=filtered))
@@ -277,6 +302,8 @@ class RunSet:
         at = self.runs.index(old[0])
         if self.runs[at : at + len(old)] != tuple(old):
             raise ValueError("the runs to replace are not neighbours of this set")
+        for run in new:
+            run.inherit(old)
         self.runs = (*self.runs[:at], *new, *self.runs[at + len(old) :])
 
     def lookup(self, keys: Rows, pending: NDArray[np.int64]) -> Found:

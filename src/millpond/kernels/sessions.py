@@ -1,0 +1,340 @@
+"""Session windows: rows of a key that are close in time, and what they make of the sessions that the state holds.
+
+Times are in microseconds. A session that begins where another ends is one with it.
+"""
+
+# mypy: disable-error-code="untyped-decorator,assignment,return-value,no-untyped-def,no-untyped-call"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from millpond.conf import KEY_GROUP_BITS
+from millpond.kernels.pointers import same_key, step
+
+CLOSED = -(1 << 63)
+"""The end of a session that has been shown and is to go."""
+NEVER = (1 << 63) - 1
+
+_GROUP_BITS = np.uint64(64 - KEY_GROUP_BITS)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_FEW = 32
+
+
+@njit(inline="always")
+def _row(words_at, stride, row):
+    return step(words_at, row * stride * 8)
+
+
+@njit("void(int64[::1], int64, int64, int64[::1])", cache=True, nogil=True)
+def _by_start(order, begin, stop, starts):
+    """Put rows `begin` to `stop` of an order in the order of their starts (stable)."""
+    if stop - begin > _FEW:
+        part = order[begin:stop].copy()
+        places = np.argsort(starts[part], kind="mergesort")
+        for i in range(len(part)):
+            order[begin + i] = part[places[i]]
+        return
+    for i in range(begin + 1, stop):
+        row = order[i]
+        start = starts[row]
+        j = i
+        while j > begin and starts[order[j - 1]] > start:
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = row
+
+
+@njit(
+    "int64(int64[::1], int64, int64, uint64, int64, uint64, uint64, int64, int64, uint64, int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def _by_key(order, begin, stop, words_at, stride, heap, null_mask, key_start, key_stop, references, spare):
+    """Bring the rows of one hash that have the key of the first together, in their order; returns where they end."""
+    leader = _row(words_at, stride, order[begin])
+    to = begin + 1
+    rest = 0
+    for i in range(begin + 1, stop):
+        row = order[i]
+        if same_key(leader, heap, _row(words_at, stride, row), heap, null_mask, key_start, key_stop, references):
+            order[to] = row
+            to += 1
+        else:
+            spare[rest] = row
+            rest += 1
+    for i in range(rest):
+        order[to + i] = spare[i]
+    return to
+
+
+@njit(
+    "void(uint64[::1], int64[::1], int64[::1], int64[::1], uint64, int64, uint64, uint64, int64, int64, uint64,"
+    " int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def arrange(
+    hashes,
+    order,
+    starts,
+    ends,
+    words_at,
+    stride,
+    heap,
+    null_mask,
+    key_start,
+    key_stop,
+    references,
+    piece_rows,
+    piece_starts,
+    piece_ends,
+    key_pieces,
+    counts,
+):
+    """Order rows by key and start, and cut them into pieces of sessions.
+
+    Args:
+        hashes, order: the rows' hashes in ascending order, and the rows; those of a hash are put in order here.
+        starts, ends: of each row.
+        words_at, stride, heap, null_mask, key_start, key_stop, references: their keys, as for `search.probe`.
+        piece_rows, piece_starts, piece_ends: filled with the first row (in the new order) and the times of each piece,
+            `piece_rows` with one more entry at the end.
+        key_pieces: filled with the first piece of each key, and one more entry.
+        counts: filled with the number of keys and that of pieces.
+    """
+    n = len(order)
+    keys = 0
+    pieces = 0
+    spare = np.empty(n, np.int64)
+    begin = 0
+    while begin < n:
+        stop = begin + 1
+        while stop < n and hashes[stop] == hashes[begin]:
+            stop += 1
+        if stop - begin > 1:
+            _by_start(order, begin, stop, starts)
+        while begin < stop:
+            end_of_key = begin + 1
+            if stop - begin > 1:
+                end_of_key = _by_key(
+                    order, begin, stop, words_at, stride, heap, null_mask, key_start, key_stop, references, spare
+                )
+            key_pieces[keys] = pieces
+            keys += 1
+            for i in range(begin, end_of_key):
+                row = order[i]
+                if i == begin or starts[row] > piece_ends[pieces - 1]:
+                    piece_rows[pieces] = i
+                    piece_starts[pieces] = starts[row]
+                    piece_ends[pieces] = ends[row]
+                    pieces += 1
+                elif ends[row] > piece_ends[pieces - 1]:
+                    piece_ends[pieces - 1] = ends[row]
+            begin = end_of_key
+    piece_rows[pieces] = n
+    key_pieces[keys] = pieces
+    counts[0] = keys
+    counts[1] = pieces
+
+
+@njit(
+    "void(uint64[:, ::1], int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1])",
+    cache=True,
+    nogil=True,
+)
+def classify(words, rows, keys, offset, key_pieces, piece_starts, piece_ends, stored, simple):
+    """See which keys have one session, before and after.
+
+    Args:
+        words, rows: the table's rows, and the ids of those with a key's first session.
+        keys: the number of each of these keys.
+        offset: of a session's start; its end, time of expiry and the number of the key's sessions follow.
+        key_pieces, piece_starts, piece_ends: from `arrange`.
+        stored: filled, at the keys' numbers, with the number of sessions that each has.
+        simple: filled likewise with whether the key has at most one, and the batch's rows make one or are one with it.
+    """
+    for i in range(len(rows)):
+        row = rows[i]
+        count = np.int64(words[row, offset + 3])
+        piece = key_pieces[keys[i]]
+        one = key_pieces[keys[i] + 1] - piece == 1
+        meets = count == 0 or (
+            piece_starts[piece] <= np.int64(words[row, offset + 1])
+            and np.int64(words[row, offset]) <= piece_ends[piece]
+        )
+        stored[keys[i]] = count
+        simple[keys[i]] = one and count <= 1 and meets
+
+
+@njit(inline="always")
+def _put(words, row, offset, start, end):
+    words[row, offset] = np.uint64(start)
+    words[row, offset + 1] = np.uint64(end)
+    words[row, offset + 2] = np.uint64(-((-end) // 1000))
+
+
+@njit("void(uint64[:, ::1], int64[::1], int64, int64[::1], int64[::1])", cache=True, nogil=True)
+def extend(words, rows, offset, starts, ends):
+    """Make a session of each piece, or extend the one that is there."""
+    for i in range(len(rows)):
+        row = rows[i]
+        if words[row, offset + 3] == np.uint64(0):
+            words[row, offset + 3] = np.uint64(1)
+            _put(words, row, offset, starts[i], ends[i])
+        else:
+            start = min(starts[i], np.int64(words[row, offset]))
+            _put(words, row, offset, start, max(ends[i], np.int64(words[row, offset + 1])))
+
+
+@njit("void(uint64[:, ::1], int64[::1], int64, int64[::1], int64[::1])", cache=True, nogil=True)
+def put_sessions(words, rows, offset, starts, ends):
+    """Write the times of sessions."""
+    for i in range(len(rows)):
+        _put(words, rows[i], offset, starts[i], ends[i])
+
+
+@njit("int64(uint64[:, ::1], int64[::1], int64, int64, uint8[::1])", cache=True, nogil=True)
+def mark_closed(words, rows, offset, ordinal, alone):
+    """Mark sessions as closed where their key has others; fills `alone` for those of which it has not."""
+    marked = 0
+    for i in range(len(rows)):
+        row = rows[i]
+        alone[i] = words[row, ordinal] == np.uint64(0) and words[row, offset + 3] <= np.uint64(1)
+        if alone[i] == 0:
+            words[row, offset] = np.uint64(0)
+            words[row, offset + 1] = np.uint64(CLOSED)
+            words[row, offset + 2] = np.uint64(NEVER)
+            marked += 1
+    return marked
+
+
+@njit("void(uint64[:, ::1], int64[::1], int64[::1], int64, uint64[:, ::1])", cache=True, nogil=True)
+def number_rows(heads, which, ordinals, offset, out):
+    """Key rows of sessions: those of the first sessions of their keys, given another ordinal.
+
+    The hash of a key's first session is that of the key. Those of the others are spread over the key's key group. The
+    result is stored with the state, so the formula is part of the format.
+
+    Args:
+        heads: key rows with ordinal 0. which: the key of each row. ordinals: of each row.
+        offset: of the ordinal. out: filled with the rows.
+    """
+    low = (np.uint64(1) << _GROUP_BITS) - np.uint64(1)
+    for i in range(len(which)):
+        for w in range(heads.shape[1]):
+            out[i, w] = heads[which[i], w]
+        hash_ = out[i, 0]
+        out[i, 0] = (hash_ & ~low) | ((hash_ + np.uint64(ordinals[i]) * _SPREAD) & low)
+        out[i, offset] = np.uint64(ordinals[i])
+
+
+@njit("void(uint64[:, ::1], int64)", cache=True, nogil=True)
+def head_rows(keys, offset):
+    """Make the key rows of sessions those of the first sessions of their keys."""
+    low = (np.uint64(1) << _GROUP_BITS) - np.uint64(1)
+    for i in range(keys.shape[0]):
+        hash_ = keys[i, 0]
+        keys[i, 0] = (hash_ & ~low) | ((hash_ - keys[i, offset] * _SPREAD) & low)
+        keys[i, offset] = np.uint64(0)
+
+
+@njit(
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
+    " int64[::1], int64[::1], uint8[::1], int64[::1], uint8[::1], int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def merge_sessions(
+    key_stored,
+    stored_starts,
+    stored_ends,
+    key_pieces,
+    piece_starts,
+    piece_ends,
+    out_keys,
+    out_slots,
+    out_starts,
+    out_ends,
+    of_stored,
+    stays,
+    of_piece,
+    changed,
+    sizes,
+):
+    """Merge the stored sessions of some keys with the pieces of a batch.
+
+    A key's n sessions have the ordinals 0 to n − 1, before and after, in no order. A session stays where the lowest
+    ordinal of those that make it up is, if that is low enough.
+
+    Args:
+        key_stored: the first stored session of each key, and one more entry; they come in the order of their ordinals.
+        stored_starts, stored_ends: their times; an end of `CLOSED` means that the session goes.
+        key_pieces, piece_starts, piece_ends: likewise, in order of their starts.
+        out_keys, out_slots, out_starts, out_ends: filled with the resulting sessions: key, ordinal, times.
+        of_stored: filled with the resulting session that each stored one is in, −1 if it goes.
+        stays: filled with whether that is at its own place.
+        of_piece: filled with the resulting session of each piece.
+        changed: filled with whether each resulting session differs from the stored one at its place.
+        sizes: filled with how many sessions each key has now.
+
+    Returns:
+        How many sessions result.
+    """
+    total = 0
+    for key in range(len(sizes)):
+        stored_begin = key_stored[key]
+        stored_count = key_stored[key + 1] - stored_begin
+        piece_begin = key_pieces[key]
+        piece_count = key_pieces[key + 1] - piece_begin
+        starts = np.empty(stored_count + piece_count, np.int64)
+        starts[:stored_count] = stored_starts[stored_begin : stored_begin + stored_count]
+        starts[stored_count:] = piece_starts[piece_begin : piece_begin + piece_count]
+        order = np.argsort(starts, kind="mergesort")
+        lowest = np.full(len(order), stored_count + piece_count, np.int64)
+        first = total
+        for item in order:
+            if item < stored_count:
+                start, end = starts[item], stored_ends[stored_begin + item]
+                stays[stored_begin + item] = 0
+                if end == CLOSED:
+                    of_stored[stored_begin + item] = -1
+                    continue
+            else:
+                start, end = starts[item], piece_ends[piece_begin + item - stored_count]
+            if total == first or start > out_ends[total - 1]:
+                out_keys[total] = key
+                out_starts[total] = start
+                out_ends[total] = end
+                changed[total] = 0
+                total += 1
+            elif end > out_ends[total - 1]:
+                out_ends[total - 1] = end
+            if item < stored_count:
+                of_stored[stored_begin + item] = total - 1
+                if lowest[total - 1 - first] < stored_count + piece_count:
+                    changed[total - 1] = 1
+                lowest[total - 1 - first] = min(lowest[total - 1 - first], item)
+            else:
+                of_piece[piece_begin + item - stored_count] = total - 1
+                changed[total - 1] = 1
+        size = total - first
+        sizes[key] = size
+        taken = np.zeros(size, np.uint8)
+        for session in range(size):
+            slot = lowest[session]
+            out_slots[first + session] = -1
+            if slot < size and slot < stored_count:
+                out_slots[first + session] = slot
+                stays[stored_begin + slot] = 1
+                taken[slot] = 1
+        free = 0
+        for session in range(first, total):
+            if out_slots[session] < 0:
+                while taken[free] == 1:
+                    free += 1
+                taken[free] = 1
+                out_slots[session] = free
+                changed[session] = 1
+    return total

@@ -1,0 +1,74 @@
+"""The rows of a batch as pieces of sessions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.files.blocks import shape_of
+from millpond.kernels.pointers import address
+from millpond.kernels.sessions import arrange
+from millpond.kernels.sort import order_by_hash
+from millpond.layout import HASH, RowLayout, Rows
+
+Ints = NDArray[np.int64]
+
+
+class Pieces(NamedTuple):
+    """Rows in order of key and start, cut into pieces of sessions.
+
+    Attributes:
+        order: the rows.
+        rows: the first row of each piece, as a position in `order`, and one more entry at the end.
+        starts, ends: of each piece, in microseconds.
+        keys: the first piece of each key, and one more entry.
+    """
+
+    order: Ints
+    rows: Ints
+    starts: Ints
+    ends: Ints
+    keys: Ints
+
+    @staticmethod
+    def of(keys: Rows, starts: Ints, ends: Ints, layout: RowLayout) -> Pieces:
+        """Cut rows, given by their key rows and times, into pieces."""
+        count = len(starts)
+        hashes, order = order_by_hash(keys.words[:, HASH])
+        rows, first = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
+        piece_starts, piece_ends, counts = (np.empty(size, np.int64) for size in (count, count, 2))
+        shape = shape_of(layout)
+        arrange(
+            *(hashes, order, starts, ends, address(keys.words), keys.words.shape[1], address(keys.heap)),
+            *(shape.null_mask, shape.key_start, shape.key_stop, shape.references_at),
+            *(rows, piece_starts, piece_ends, first, counts),
+        )
+        groups, pieces = counts.tolist()
+        return Pieces(order, rows[: pieces + 1], piece_starts[:pieces], piece_ends[:pieces], first[: groups + 1])
+
+    @property
+    def leaders(self) -> Ints:
+        """A row of each key."""
+        return self.order[self.rows[self.keys[:-1]]]
+
+    def select(self, which: Ints) -> Pieces:
+        """The pieces of some keys, in their order."""
+        pieces, keys = spans(self.keys, which)
+        members, rows = spans(self.rows, pieces)
+        return Pieces(self.order[members], rows, self.starts[pieces], self.ends[pieces], keys)
+
+
+def spans(bounds: Ints, which: Ints) -> tuple[Ints, Ints]:
+    """The members of some spans one after another, and where each begins among them (and the last one ends)."""
+    sizes = bounds[which + 1] - bounds[which]
+    first = bounds_of(sizes)
+    return np.arange(first[-1]) + np.repeat(bounds[which] - first[:-1], sizes), first
+
+
+def bounds_of(sizes: Ints) -> Ints:
+    """Where spans of some sizes begin, and where the last one ends."""
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    return bounds

@@ -1,0 +1,201 @@
+"""State by slices of event time: which of it a row belongs to, what a batch has begun, and what is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.files.blocks import HashRange
+from millpond.operators.encode import numbers, plain, validity
+from millpond.operators.protocol import SLICE, Times
+from millpond.operators.spec import EventTime
+from millpond.operators.types import DataType
+from millpond.stores.slices import NEVER, Slice, Slices
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw import RmwTable
+
+_SECOND = 1_000_000
+
+
+class Part(Protocol):
+    """What an operator keeps for one slice."""
+
+    table: RmwTable
+
+    @property
+    def tables(self) -> Mapping[str, RmwTable]:
+        """Its tables by name."""
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads state `version`."""
+
+    def seal(self) -> dict[str, TableDelta]:
+        """End the batch: seal all tables."""
+
+    def close(self) -> None:
+        """Give all memory back."""
+
+
+P = TypeVar("P", bound=Part)
+
+
+class Sliced(Generic[P]):
+    """The parts of an operator's state, by slice of event time.
+
+    Args:
+        time: the column of event time.
+        make: makes a part whose tables have names with a suffix.
+        existing: the names of the tables that there are.
+
+    Attributes:
+        begun: the parts that the running batch has to do with.
+        over: the parts that the watermark of the running batch has closed; they live until the next batch.
+        closing: the parts some of which it has closed, those of `over` included.
+    """
+
+    def __init__(self, time: EventTime, make: Callable[[str], P], existing: Iterable[str]) -> None:
+        self._windows = time.windows
+        self._make = make
+        live = {Slice.parse(name.partition(SLICE)[2]) for name in existing}
+        if time.windows is None:
+            self._slices = Slices(_SECOND, 0, live)
+        else:
+            self._slices = Slices(time.windows.slide, time.windows.offset, live)
+        self._parts = {one: make(SLICE + one.name) for one in self._slices.live}
+        self.begun: dict[Slice, P] = {}
+        self.over: dict[Slice, P] = {}
+        self.closing: dict[Slice, P] = {}
+        self._version = 0
+        self._narrowed: HashRange | None = None
+        self._late = self._closed = 0
+
+    @property
+    def tables(self) -> dict[str, RmwTable]:
+        """All tables that go on living, by name."""
+        return {name: table for part in self._parts.values() for name, table in part.tables.items()}
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`; what was over before it goes."""
+        for part in self.over.values():
+            part.close()
+        self.begun, self.over, self.closing = {}, {}, {}
+        self._version = version
+        self._narrowed = None
+        self._late, self._closed = times.late * 1000, times.closed * 1000
+
+    def closes(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """When the watermark closes what has these times."""
+        return times if self._windows is None else times + self._windows.size
+
+    def on_time(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these times are not late."""
+        return self.closes(times) > self._late
+
+    def closing_now(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these times this batch's watermark closes, and none before did."""
+        closes = self.closes(times)
+        return (closes > self._late) & (closes <= self._closed)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return max((part.table.passes(rows) for part in self._parts.values()), default=1)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._narrowed = range_
+        for part in self.begun.values():
+            part.table.narrow(range_)
+
+    def divide(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> Iterator[tuple[P, pa.RecordBatch]]:
+        """The rows of a batch by the part that they belong to, given their times."""
+        for one, rows in self._slices.divide(times):
+            yield self._part(one), batch if rows is None else batch.take(pa.array(rows))
+
+    def _part(self, one: Slice) -> P:
+        part = self.begun.get(one)
+        if part is None:
+            part = self._parts.get(one)
+            if part is None:
+                part = self._parts[one] = self._make(SLICE + one.name)
+            self.begun[one] = part
+            part.begin(self._version)
+            if self._narrowed is not None:
+                part.table.narrow(self._narrowed)
+        return part
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: forget what is over, seal what the batch has changed of the rest."""
+        until = self._closed
+        if self._windows is not None:  # slices hold the beginnings of windows; one that begins here closes then
+            slide, origin = self._windows.slide, self._windows.offset
+            until = (self._closed - self._windows.size - origin) // slide * slide + origin + slide - 1
+        if self._closed > self._late:
+            # What is kept by pane is read when the first window of a pane closes, and dropped with the last.
+            ahead = self._windows.size - self._windows.slide if self._windows and self._windows.shared else 0
+            self.closing = {one: part for one, part in self._parts.items() if one.low <= until + ahead}
+        self.over = {one: self._parts.pop(one) for one in self._slices.drop(until)}
+        sealed: dict[str, TableDelta] = {}
+        for one, part in self.begun.items():
+            if one not in self.over:
+                sealed |= part.seal()
+        return sealed
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for part in (*self._parts.values(), *self.over.values()):
+            part.close()
+
+
+class Whole(Generic[P]):
+    """The state of an operator that has nothing to do with event time: one part, with the interface of `Sliced`."""
+
+    def __init__(self, part: P) -> None:
+        self._part = part
+
+    @property
+    def tables(self) -> Mapping[str, RmwTable]:
+        """All tables by name."""
+        return self._part.tables
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        self._part.begin(version)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return self._part.table.passes(rows)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._part.table.narrow(range_)
+
+    def divide(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> Iterator[tuple[P, pa.RecordBatch]]:
+        """The part that all rows belong to."""
+        yield self._part, batch
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: seal all tables."""
+        return self._part.seal()
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._part.close()
+
+
+def times_of(array: pa.Array, dtype: DataType) -> NDArray[np.int64]:
+    """The times in a column of event time, in microseconds; `NEVER` for nulls. For a window, that of its end."""
+    array = plain(array)
+    valid = validity(array)
+    while dtype.name == "struct":
+        dtype = dtype.fields[-1][1]
+        array = plain(array.field(array.type.num_fields - 1))
+        inner = validity(array)
+        valid = valid & inner if valid.size and inner.size else valid if valid.size else inner
+    times = numbers(array, dtype)
+    return np.where(valid.astype(np.bool_), times, NEVER) if valid.size else times

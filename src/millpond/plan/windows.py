@@ -1,0 +1,78 @@
+"""Reads how Spark assigns event-time windows, so that the operator can do it, once a row instead of once a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.operators.spec import Windows
+from millpond.plan.catalyst import TIME_WINDOW, Expression, Node
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A window column that Spark computes right below an aggregate.
+
+    Attributes:
+        windows: the windows.
+        time: the event time in microseconds, a bigint over columns that the aggregate's child has, too.
+        type: of the window.
+        expanded: whether Spark makes a row for each window of a row (an `Expand` below the filter).
+    """
+
+    windows: Windows
+    time: Expression
+    type: str
+    expanded: bool
+
+    @property
+    def pane(self) -> str:
+        """SQL for the beginning of the pane of time `{0}`."""
+        return f"{{0}} - pmod({{0}} - {self.windows.offset}L, {self.windows.slide}L)"
+
+
+def assigned(aggregate: Node, window: Expression) -> Assigned | None:
+    """How a grouping column is assigned, if it is a window as Spark's analyser makes them; None if it is anything else.
+
+    A tumbling window is a struct projected right below the aggregate; sliding ones are an `Expand`, with a projection
+    for each window of a row, below a filter of null times.
+    """
+    if window.kind != "AttributeReference" or TIME_WINDOW not in window.metadata:
+        return None
+    (child,) = aggregate.children
+    if child.kind == "Project":
+        aliases = [one for one in child.list("projectList") if one.kind == "Alias" and one.expr_id == window.expr_id]
+        return _read(aliases[0].children[0], 1, window.type) if aliases else None
+    if child.kind != "Filter" or child.children[0].kind != "Expand":
+        return None
+    condition = child.expression("condition")
+    if condition is None or condition.kind != "IsNotNull":
+        return None  # windows that overlap by less than a whole one are filtered after they were assigned
+    (expand,) = child.children
+    at = next((i for i, column in enumerate(expand.output) if column.expr_id == window.expr_id), None)
+    if at is None:
+        return None
+    rows = expand.rows("projections")
+    return _read(rows[0][at], len(rows), window.type)
+
+
+def _read(struct: Expression, count: int, type_: str) -> Assigned | None:
+    remainder = next((part for part in struct.walk() if part.kind == "Remainder"), None)
+    sums = [part for part in struct.walk() if part.kind == "Add"]
+    if remainder is None or struct.kind != "CreateNamedStruct":
+        return None
+    shifted, slide = remainder.children
+    if shifted.kind != "Subtract" or slide.kind != "Literal":
+        return None
+    time, offset = shifted.children
+    # end = start + size: of the additions, the one that is not the correction of a negative remainder.
+    sizes = [part.children[1] for part in sums if part.children[1].kind == "Literal" and not _corrects(part)]
+    if time.kind != "PreciseTimestampConversion" or offset.kind != "Literal" or not sizes:
+        return None
+    size, step = int(str(sizes[0])), int(str(slide))
+    if size != step * count:
+        return None
+    return Assigned(Windows(size, step, int(str(offset))), time, type_, expanded=count > 1)
+
+
+def _corrects(addition: Expression) -> bool:
+    return addition.children[0].kind == "Remainder"

@@ -1,0 +1,44 @@
+"""Joins without a bound in time: both sides are kept for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millpond.workloads.nexmark_spark import Streams
+from millpond.workloads.queries.query import AUCTIONS, BIDS, PERSONS, query, sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@query(reads=(AUCTIONS, PERSONS), native=("append", "update"))
+def q3(events: Streams) -> DataFrame:
+    """Local item suggestion: who sells things of category 10 in three states."""
+    return sql(
+        events,
+        "select p.name, p.city, p.state, a.id from {auctions} a join {persons} p on a.seller = p.id"
+        " where a.category = 10 and (p.state = 'OR' or p.state = 'ID' or p.state = 'CA')",
+    )
+
+
+@query(reads=(BIDS, AUCTIONS), native=("append", "update"))
+def q20(events: Streams) -> DataFrame:
+    """Expanded bids: with the auction, of category 10."""
+    return sql(
+        events,
+        "select auction, bidder, price, channel, url, b.dateTime as bid_dateTime, b.extra as bid_extra, itemName,"
+        " description, initialBid, reserve, a.dateTime as auction_dateTime, expires, seller, category,"
+        " a.extra as auction_extra from {bids} b join {auctions} a on b.auction = a.id where a.category = 10",
+    )
+
+
+@query(reads=(BIDS, PERSONS, AUCTIONS), native=("append", "update"))
+def q23(events: Streams) -> DataFrame:
+    """Bids of users who sell as well: with the user, and with each auction of theirs."""
+    return sql(
+        events,
+        "select bidder, price, channel, url, b.extra as bid_extra, p.id as person_id, name, emailAddress, creditCard,"
+        " city, state, p.extra as person_extra, itemName, description, initialBid, reserve,"
+        " a.dateTime as auction_dateTime, expires, seller, category, a.extra as auction_extra"
+        " from {bids} b join {persons} p on p.id = b.bidder join {auctions} a on a.seller = b.bidder",
+    )

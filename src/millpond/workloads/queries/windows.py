@@ -1,0 +1,124 @@
+"""Queries over windows of event time, which close with the watermark; and one over processing time.
+
+Where Flink's result names no window, these do (`endtime`): one can then tell which windows a stream has closed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millpond.workloads.nexmark_spark import Streams
+from millpond.workloads.queries.query import AUCTIONS, EVERY_MODE, PERSONS, query, sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_APPEND = ("append",)
+_SESSIONS = ("append", "complete")
+_SESSION = "session_window(dateTime, '10 seconds')"
+
+
+def _hot_auctions(events: Streams, kept: str, most: str) -> DataFrame:
+    """Bids per auction in windows of 10 s, every 2 s; of each window, the auctions that have the most, ties included.
+
+    Args:
+        kept: what is kept of a window besides the list `counts`.
+        most: how many bids the most are, of what is kept.
+    """
+    return sql(
+        events,
+        f"select window.start as starttime, window.end as endtime, inline(filter(counts, c -> c.num = {most})) from ("
+        f" select window, {kept}collect_list(struct(auction, num)) as counts from ("
+        "  select window, auction, count(*) as num from {bids}"
+        "  group by window(dateTime, '10 seconds', '2 seconds'), auction"
+        " ) group by window)",
+    )
+
+
+@query(event_time=True, native=_APPEND)
+def q5(events: Streams) -> DataFrame:
+    """Hot items: the auctions with the most bids of the last 10 s, every 2 s."""
+    return _hot_auctions(events, "max(num) as most, ", "most")
+
+
+@query(event_time=True, native=_APPEND)
+def q5_append(events: Streams) -> DataFrame:
+    """Hot items, the counts of a window only being gathered until it closes."""
+    return _hot_auctions(events, "", "array_max(counts.num)")
+
+
+@query(event_time=True, native=_APPEND)
+def q7(events: Streams) -> DataFrame:
+    """Highest bid of each 10 s. A bid at the very end of a window counts for it, if it is as high."""
+    return sql(
+        events,
+        "select auction, price, bidder, dateTime, extra, ended + interval 1 microsecond as endtime from {bids} join ("
+        " select window_time(window) as ended, most from ("
+        "  select window, max(price) as most from {bids} group by window(dateTime, '10 seconds'))"
+        ") on price = most and dateTime >= ended - interval 9.999999 seconds"
+        " and dateTime <= ended + interval 1 microsecond",
+    )
+
+
+@query(event_time=True, native=EVERY_MODE)
+def q7_append(events: Streams) -> DataFrame:
+    """Highest bid of each 10 s, all bids of a window being gathered until it closes."""
+    return sql(
+        events,
+        "select inline(filter(all, b -> b.price = array_max(all.price))), window.end as endtime from ("
+        " select window, collect_list(struct(auction, price, bidder, dateTime, extra)) as all from {bids}"
+        " group by window(dateTime, '10 seconds'))",
+    )
+
+
+@query(event_time=True, native=_SESSIONS)
+def q7_session(events: Streams) -> DataFrame:
+    """Highest bid of each session of a bidder, all bids of a session being gathered until it closes."""
+    return sql(
+        events,
+        "select inline(filter(all, b -> b.price = array_max(all.price))), session_window.end as endtime from ("
+        " select session_window, collect_list(struct(auction, price, bidder, dateTime, extra)) as all from {bids}"
+        f" group by bidder, {_SESSION})",
+    )
+
+
+@query(reads=(PERSONS, AUCTIONS), event_time=True, native=_APPEND)
+def q8(events: Streams) -> DataFrame:
+    """New users: who came and opened an auction within the same 10 s."""
+    return sql(
+        events,
+        "select id, name, p.window.start as starttime, p.window.end as endtime from ("
+        " select id, name, window from {persons} group by id, name, window(dateTime, '10 seconds')) p join ("
+        " select seller, window from {auctions} group by seller, window(dateTime, '10 seconds')) a"
+        " on id = seller and p.window = a.window",
+    )
+
+
+@query(event_time=True, native=_SESSIONS)
+def q11(events: Streams) -> DataFrame:
+    """User sessions: how many bids each user makes before a pause of 10 s."""
+    return _sessions(events, "count(*) as bid_count")
+
+
+@query(event_time=True, native=_SESSIONS)
+def q11_median(events: Streams) -> DataFrame:
+    """User sessions: the median price of each."""
+    return _sessions(events, "median(price) as median_price")
+
+
+@query(mode="update", native=("update", "complete"), keys=("bidder", "starttime"), determined=("bidder",))
+def q12(events: Streams) -> DataFrame:
+    """Processing time: how many bids each user makes in 10 s by the clock of the engine."""
+    return sql(
+        events,
+        "select bidder, count(*) as bid_count, window.start as starttime, window.end as endtime from"
+        " (select bidder, current_timestamp() as arrived from {bids}) group by bidder, window(arrived, '10 seconds')",
+    )
+
+
+def _sessions(events: Streams, what: str) -> DataFrame:
+    return sql(
+        events,
+        f"select bidder, {what}, session_window.start as starttime, session_window.end as endtime from {{bids}}"
+        f" group by bidder, {_SESSION}",
+    )

@@ -1,0 +1,119 @@
+"""Session windows and deduplication within the watermark: late rows, any order, restarts, quiet streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tests.differential.harness import Batches, Query, compare
+from tests.differential.test_windows import DDL, SCHEMA, START, marked, rounds
+
+
+def check(spark: SparkSession, folder: Path, query: Query, mode: str) -> Batches:
+    return compare(spark, folder, query, mode, rounds(), ddl=DDL)
+
+
+def results() -> list[Column]:
+    return [
+        F.count("*").alias("n"),
+        F.sum("v").alias("sum"),
+        F.min("s").alias("low"),
+        F.avg("v").alias("mean"),
+        F.stddev("v").alias("spread"),
+        F.collect_list("s").alias("texts"),
+        F.count_if(F.col("v") > 0).alias("positive"),
+    ]
+
+
+def fixed(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df).groupBy("k", F.session_window("ts", "2 seconds")).agg(*results())
+
+
+def window_first(df: DataFrame, session: SparkSession) -> DataFrame:
+    grouped = marked(df).groupBy(F.session_window("ts", "1500 milliseconds").alias("w"), "s", F.col("k") % 2)
+    return grouped.agg(F.count("*").alias("n"), F.max("v")).select(F.col("w.end"), "n", "s", "max(v)", "w")
+
+
+def dynamic(df: DataFrame, session: SparkSession) -> DataFrame:
+    gap = (
+        F.when(F.col("v") < -30, "0 seconds")
+        .when(F.col("v") < 0, "700 milliseconds")
+        .when(F.col("v") < 40, "4 seconds")
+    )
+    return marked(df).groupBy(F.session_window("ts", gap), "k").agg(*results())
+
+
+def touching(df: DataFrame, session: SparkSession) -> DataFrame:
+    whole = df.withColumn("ts", F.date_trunc("second", "ts"))
+    return marked(whole).groupBy("k", F.session_window("ts", "1 second")).agg(*results())
+
+
+def local_times(df: DataFrame, session: SparkSession) -> DataFrame:
+    session.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    local = df.withColumn("ts", F.col("ts").cast("timestamp_ntz"))
+    return marked(local).groupBy("k", F.session_window("ts", "3 seconds")).agg(*results())
+
+
+def above_windows(df: DataFrame, session: SparkSession) -> DataFrame:
+    counts = marked(df).groupBy(F.window("ts", "2 seconds"), "k").agg(F.count("*").alias("n"))
+    return counts.groupBy("k", F.session_window(F.window_time("window"), "4 seconds")).agg(F.sum("n"))
+
+
+@pytest.mark.parametrize(
+    "query", [fixed, window_first, dynamic, touching, local_times, above_windows], ids=lambda query: query.__name__
+)
+def test_append(spark: SparkSession, tmp_path: Path, query: Query) -> None:
+    found = check(spark, tmp_path, query, "append")
+    assert any(found.values()), "no session ever closed"
+
+
+@pytest.mark.parametrize("query", [fixed, dynamic], ids=lambda query: query.__name__)
+def test_complete(spark: SparkSession, tmp_path: Path, query: Query) -> None:
+    check(spark, tmp_path, query, "complete")
+
+
+def test_complete_without_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        early = df.withColumn("ts", F.col("ts") - F.expr("interval 60 years"))
+        return early.groupBy("k", F.session_window("ts", "2 seconds")).agg(*results())
+
+    check(spark, tmp_path, query, "complete")
+
+
+def within(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df).dropDuplicatesWithinWatermark(["k", "s"])
+
+
+def within_one(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df, "1 second").dropDuplicatesWithinWatermark(["k"]).select("k")
+
+
+def one_row_a_key(seed: int, start: float) -> pa.Table:
+    """Rows of which no key occurs twice: which of several is first in a batch is not told."""
+    import datetime as dt
+
+    times = [START + dt.timedelta(seconds=start + 0.7 * ((seed * n) % 11)) for n in range(8)]
+    columns = {
+        "ts": pa.array([*times[:-1], None], SCHEMA.field("ts").type),
+        "k": pa.array([*range(7), None], pa.int32()),
+        "v": pa.array(range(8), pa.int64()),
+        "s": pa.array([f"text {n % 3}" for n in range(8)], pa.string()),
+    }
+    return pa.table(columns, schema=SCHEMA)
+
+
+@pytest.mark.parametrize("query", [within, within_one], ids=lambda query: query.__name__)
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_within_watermark(spark: SparkSession, tmp_path: Path, query: Query, mode: str) -> None:
+    empty = SCHEMA.empty_table()
+    runs = [
+        [one_row_a_key(3, 0), one_row_a_key(5, 4), one_row_a_key(7, 16)],
+        [empty, one_row_a_key(4, 17), one_row_a_key(2, 5)],
+        [one_row_a_key(1, 40), one_row_a_key(1, 41), one_row_a_key(1, 5000)],
+    ]
+    found = compare(spark, tmp_path, query, mode, runs, ddl=DDL)
+    assert any(found.values())

@@ -1,0 +1,275 @@
+"""Session windows against a slow model: rows in any order, restarts, colliding hashes, too little memory."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.files.blocks import HashRange
+from millpond.files.segment import decode_rows
+from millpond.layout import RowLayout, TableSchema, Words
+from millpond.operators.catalogue import SESSION_DISTINCT, supported_spec
+from millpond.operators.open import open_operator
+from millpond.operators.protocol import Times
+from millpond.operators.session import SessionOperator
+from millpond.operators.spec import GLOBAL_HASH, AggregateCall, Field, SessionSpec, input_fields
+from millpond.operators.tables import read_rows
+from millpond.operators.types import parse_type
+from millpond.stores.budget import MemoryBudget
+from millpond.stores.rmw import RmwTable
+from millpond.stores.runs import RunSet
+from tests.operators.rig import fields, hash_of, normal
+from tests.stores.shelf import Shelf
+from tests.stores.test_rmw_model import Immediate
+
+WINDOW = Field("session_window", "struct<start:timestamp,end:timestamp>")
+CALLS = (
+    AggregateCall("count", (), "bigint"),
+    AggregateCall("sum", (0,), "bigint"),
+    AggregateCall("min", (1,), "string"),
+    AggregateCall("collect_list", (0,), "array<bigint>", filter=2),
+    AggregateCall("max_by", (1, 0), "string"),
+)
+INPUTS = "v bigint; t string; b boolean"
+Row = tuple[Any, int, int, int]  # key, start, end (milliseconds), value
+Found = set[tuple[Any, ...]]
+
+
+def session_spec(mode: str = "append", keys: str = "k string", calls: tuple[AggregateCall, ...] = CALLS) -> SessionSpec:
+    return SessionSpec(fields(keys), WINDOW, fields(INPUTS), calls, mode)
+
+
+def text(value: int) -> str | None:
+    return None if value % 7 == 0 else f"{value % 5} " * (value % 9)
+
+
+def record_batch(spec: SessionSpec, rows: list[Row], bits: int) -> pa.RecordBatch:
+    hashes = [hash_of((key,), bits) if spec.keys else GLOBAL_HASH for key, *_ in rows]
+    columns: list[list[Any]] = [[key for key, *_ in rows]] if spec.keys else []
+    columns += [[start * 1000 for _, start, _, _ in rows], [end * 1000 for _, _, end, _ in rows]]
+    values = [row[3] for row in rows]
+    columns += [values, [text(value) for value in values], [value % 3 > 0 for value in values]]
+    arrays = [pa.array(hashes, pa.int64())]
+    for column, one in zip(input_fields(spec), columns, strict=True):
+        arrays.append(pa.array(one, parse_type(column.type).arrow))
+    return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in input_fields(spec))])
+
+
+def shown(key: Any, start: int, end: int, values: list[int]) -> tuple[Any, ...]:
+    texts = [text(value) for value in values if text(value) is not None]
+    best = max(values)
+    listed = tuple(sorted(value for value in values if value % 3 > 0))
+    return (normal(key), start, end, len(values), sum(values), min(texts, default=None), listed, text(best))  # type: ignore[type-var]
+
+
+def found(batches: list[pa.RecordBatch]) -> Found:
+    rows = [tuple(one) for b in batches for one in zip(*(c.to_pylist() for c in b.columns), strict=True)]
+    result = set()
+    for row in rows:
+        key, window, count, total, least, listed, best = row if len(row) == 7 else (None, *row)
+        start, end = (round(window[bound].timestamp() * 1000) for bound in ("start", "end"))
+        result.add((normal(key), start, end, count, total, least, tuple(sorted(listed)), best))
+    assert len(result) == len(rows)
+    return result
+
+
+@dataclass
+class Model:
+    """Sessions by key, the slow way."""
+
+    complete: bool
+    keyed: bool = True
+    sessions: dict[Any, list[tuple[int, int, list[int]]]] = field(default_factory=dict)
+
+    def batch(self, rows: list[Row], times: Times) -> Found:
+        for key, start, end, value in rows:
+            if end > times.late:
+                self.sessions.setdefault(normal(key) if self.keyed else None, []).append((start, end, [value]))
+        out: Found = set()
+        for key, sessions in self.sessions.items():
+            merged: list[tuple[int, int, list[int]]] = []
+            for start, end, values in sorted(sessions, key=lambda one: one[:2]):
+                if merged and start <= merged[-1][1]:
+                    before = merged[-1]
+                    merged[-1] = (before[0], max(before[1], end), before[2] + values)
+                else:
+                    merged.append((start, end, values))
+            closed = [one for one in merged if self.complete or one[1] <= times.closed]
+            out |= {shown(key, *one) for one in closed}
+            self.sessions[key] = merged if self.complete else [one for one in merged if one not in closed]
+        return out
+
+
+class Rig:
+    """A session operator on a table of its own."""
+
+    def __init__(self, spec: SessionSpec, folder: str, budget: int = 64 << 20) -> None:
+        self.spec = spec
+        self.version = 0
+        self.shelf = Shelf(Path(folder))
+        self.budget = budget
+        self.log: list[tuple[int, bytes]] = []
+        self.background: Executor = Immediate()
+        self._open([], 0, 0)
+
+    def _open(self, runs: list[Any], flushed: int, keys: int) -> None:
+        def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
+            found = RunSet(RowLayout(schema), runs)
+            budget = MemoryBudget(self.budget)
+            place = (self.background, HashRange())
+            return RmwTable(schema, initial, found, budget, *place, store=self.shelf, flushed=flushed, keys=keys)
+
+        operator = open_operator(self.spec, make)
+        assert isinstance(operator, SessionOperator)
+        self.operator = operator
+        self.table = operator.tables["main"]
+
+    def batch(self, pieces: list[pa.RecordBatch], times: Times) -> list[pa.RecordBatch]:
+        self.operator.begin(self.version, times)
+        for piece in pieces:
+            self.operator.process(piece)
+        (delta,) = self.operator.finish().values()
+        self.version += 1
+        self.log.append((self.version, b"".join(bytes(piece) for piece in delta.pieces)))
+        out = list(self.operator.output())
+        assert str(list(self.operator.output())) == str(out)
+        return out
+
+    def restart(self) -> None:
+        manifest = self.table.manifest()
+        self.operator.close()
+        runs = [self.shelf.written[ref.name] for ref in manifest.runs]
+        for run in runs:
+            run._due = None
+        self._open(runs, manifest.flushed, manifest.keys)
+        for version, data in self.log:
+            if version > manifest.flushed:
+                for rows in decode_rows(data, self.table.layout, "delta"):
+                    self.table.load(rows)
+
+
+KEYS = st.sampled_from([None, "a", "b", "c" * 20, "d" * 30])
+TIMES = st.integers(0, 60)
+
+
+@st.composite
+def batch_of(draw: st.DrawFn) -> tuple[list[Row], int, str]:
+    rows = draw(st.lists(st.tuples(KEYS, TIMES, st.integers(1, 12), st.integers(-9, 99)), max_size=14))
+    made = [(key, start, start + gap, value) for key, start, gap, value in rows]
+    return made, draw(st.integers(0, 12)), draw(st.sampled_from(["", "", "restart", "evict", "flush"]))
+
+
+def run(spec: SessionSpec, batches: list[tuple[list[Row], int, str]], bits: int, *, keyed: bool = True) -> None:
+    model = Model(spec.output_mode == "complete", keyed)
+    with TemporaryDirectory() as folder:
+        rig = Rig(spec, folder)
+        times = Times()
+        for rows, step, what in batches:
+            if what == "restart":
+                rig.restart()
+            if what == "flush":
+                rig.table._flusher._most_bytes = 0
+            # values are told apart, so that every extreme is that of one row
+            rows = [(key, start, end, value * 1000 + number) for number, (key, start, end, value) in enumerate(rows)]
+            times = Times(times.closed, times.closed + step)
+            cut = len(rows) // 2
+            wanted = model.batch(rows, times)
+            rig.operator.begin(rig.version, times)
+            for part in (rows[:cut], rows[cut:]):
+                rig.operator.process(record_batch(spec, part, bits))
+                if what == "evict":
+                    rig.table._room.evict(rig.table._outbox, 0.6)
+            (delta,) = rig.operator.finish().values()
+            rig.version += 1
+            rig.log.append((rig.version, b"".join(bytes(piece) for piece in delta.pieces)))
+            assert found(list(rig.operator.output())) == wanted
+            open_ = {shown(key, *one) for key, all_ in model.sessions.items() for one in all_}
+            read = [b for piece in rig.table.scan() for b in read_rows(spec, "main", piece)]
+            assert found(read) == open_
+            assert rig.operator.late_rows == sum(end <= times.late for _, _, end, _ in rows)
+        rig.operator.close()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(batch_of(), min_size=1, max_size=7), st.sampled_from([1, 3, 64]), st.sampled_from(["append", "complete"])
+)
+def test_sessions_equal_the_model(batches: list[tuple[list[Row], int, str]], bits: int, mode: str) -> None:
+    run(session_spec(mode), batches, bits)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(batch_of(), min_size=1, max_size=6))
+def test_one_stream_of_sessions(batches: list[tuple[list[Row], int, str]]) -> None:
+    run(session_spec(keys=""), batches, 64, keyed=False)
+
+
+def test_distinct_inputs_are_refused() -> None:
+    call = AggregateCall("count", (0,), "bigint", distinct=True)
+    assert supported_spec(session_spec(calls=(call,))) == SESSION_DISTINCT
+    assert supported_spec(session_spec()) is None
+
+
+def test_a_key_with_thousands_of_sessions(tmp_path: Path) -> None:
+    spec = session_spec()
+    rig = Rig(spec, str(tmp_path))
+    model = Model(False)
+    rows: list[Row] = [("a", 10 * n, 10 * n + 5, n) for n in range(20_000)]
+    assert found(rig.batch([record_batch(spec, rows, 64)], Times())) == model.batch(rows, Times())
+    rows = [("a", 10 * n, 10 * n + 10, n) for n in range(0, 20_000, 3)]
+    times = Times(0, 100_000)
+    assert found(rig.batch([record_batch(spec, rows, 64)], times)) == model.batch(rows, times)
+    times = Times(100_000, 10**6)
+    assert found(rig.batch([], times)) == model.batch([], times)
+    assert rig.table.stats()["keys"] == 0
+    rig.operator.close()
+
+
+def test_a_state_larger_than_memory(tmp_path: Path) -> None:
+    spec = session_spec()
+    rig = Rig(spec, str(tmp_path), budget=6 << 20)
+    model = Model(False)
+    draw = np.random.default_rng(1)
+    times = Times()
+    number = 0
+    for step in range(12):
+        starts = step * 1000 + draw.integers(-3000, 1000, 6000)
+        keys = draw.integers(0, 20_000, 6000)
+        rows: list[Row] = []
+        for key, start in zip(keys.tolist(), starts.tolist(), strict=True):
+            number += 1
+            rows.append((f"key number {key}", start, start + 400 + key % 3, number))
+        times = Times(times.closed, max(0, step * 1000 - 4000))
+        assert found(rig.batch([record_batch(spec, rows, 64)], times)) == model.batch(rows, times)
+    assert rig.table.stats()["run_rows"] > 0
+    times = Times(times.closed, 10**6)
+    assert found(rig.batch([], times)) == model.batch([], times)
+    assert rig.table.stats()["keys"] == 0
+    rig.operator.close()
+
+
+@pytest.mark.parametrize("order", [sorted, reversed])
+def test_passes_over_ranges(tmp_path: Path, order: Callable[[Any], Any]) -> None:
+    spec = session_spec()
+    rig = Rig(spec, str(tmp_path))
+    model = Model(False)
+    for step in range(4):
+        rows: list[Row] = [(f"{n % 50}", 7 * n + 100 * step, 7 * n + 100 * step + 20, n) for n in range(100)]
+        times = Times(100 * step, 100 * step + 100)
+        rig.operator.begin(rig.version, times)
+        for half in order([0, 1]):
+            part = [row for row in rows if (hash_of((row[0],), 64) < 0) == bool(half)]
+            rig.operator.narrow(HashRange(half << 63, (half + 1) << 63))
+            rig.operator.process(record_batch(spec, part, 64))
+        rig.operator.finish()
+        rig.version += 1
+        assert found(list(rig.operator.output())) == model.batch(rows, times)
+    rig.operator.close()
