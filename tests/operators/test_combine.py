@@ -45,7 +45,7 @@ def combined(shape: AggregateSpec, parts: Sequence[Sequence[Row]], bits: int = 8
         for source in rig.operator.tables["main"].scan():
             heap: Bytes = np.concatenate([source.heap, np.zeros(8, np.uint8)])
             located = table.upsert(source, 0)
-            for call in operator._calls:
+            for call in operator._groups.calls:
                 call.combine(table, located.rows, Rows(source.words, heap))
         table.seal()
         first.version += 1
@@ -117,10 +117,10 @@ def test_one_row_takes_several_and_rows_of_its_own_table() -> None:
     table = operator.tables["main"]
     table.begin(rig.version)
     source = Rows(np.concatenate([rows.words for rows in table.scan()]), table.heap.data)
-    order = np.argsort(source.words[:, operator._main.keys[0].offset], kind="stable")
+    order = np.argsort(source.words[:, operator._groups.main.keys[0].offset], kind="stable")
     source = Rows(np.ascontiguousarray(source.words[order]), source.heap)
     ids = table.upsert(source, 0).rows
-    for call in operator._calls:
+    for call in operator._groups.calls:
         call.combine(table, np.repeat(ids[:1], 2999), Rows(source.words[1:], source.heap))
     table.seal()
     (least, first, texts, count) = results(shape, rig)[0]

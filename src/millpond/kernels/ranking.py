@@ -5,7 +5,7 @@ which the row came, plus one, and the version in which it went, plus one (0: it 
 tombstone for the rest of the batch, so that what was there before can still be told.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ class Groups:
     def _signs(self, batch: pa.RecordBatch) -> NDArray[np.int8]:
         """Which rows come (1) and which go (−1)."""
         if self._spec.retracts:
-            return np.sign(batch.column(batch.num_columns - 1).to_numpy())
+            kinds: NDArray[np.int8] = batch.column(batch.num_columns - 1).to_numpy()
+            return np.sign(kinds)
         return np.ones(batch.num_rows if self.images is not None else 0, dtype=np.int8)
 
     def seal(self) -> dict[str, TableDelta]:

@@ -146,11 +146,11 @@ class OverRowsOperator:
         ranking.read_slots(
             table, heap, self._place, self._kept.stride, self._kept.blobs, of, which, out, NO_HEAP.copy()
         )
-        (old,) = self._kept.unpack(Rows(out, NO_HEAP), [], self._kept.fields) if self._inputs else (None,)
+        old = [*self._kept.unpack(Rows(out, NO_HEAP), [], self._kept.fields)] if self._inputs else []
         taken = pa.array(source)
         operands = {}
         for number, position in enumerate(self._inputs):
-            both_ = pa.concat_arrays([old.column(number), batch.column(1 + position)])
+            both_ = pa.concat_arrays([old[0].column(number), batch.column(1 + position)])
             operands[position] = operand(both_.take(taken), self._types[position])
         return operands
 

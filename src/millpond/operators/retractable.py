@@ -191,7 +191,8 @@ def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
     high = np.where(negative, ~high + (flipped == 0), high)
     low = np.where(negative, flipped, low)
     limit_low, limit_high = words_of(limit)
-    return (high < limit_high) | ((high == limit_high) & (low < limit_low))
+    fits: NDArray[np.bool_] = (high < limit_high) | ((high == limit_high) & (low < limit_low))
+    return fits
 
 
 def _sum(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:

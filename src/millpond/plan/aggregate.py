@@ -95,8 +95,8 @@ class Reading:
     def spec(self, output_mode: str) -> AggregateSpec | SessionSpec:
         """The operator's plain description."""
         if self.session is not None:
-            keys, inputs = ([column.field for column in columns] for columns in (self.keys, self.inputs))
-            return self.session.spec(keys, inputs, self.calls, output_mode)
+            before, after = ([column.field for column in columns] for columns in (self.keys, self.inputs))
+            return self.session.spec(before, after, self.calls, output_mode)
         keys, time = [key.field for key in self.keys], self.time
         if self.assigned is not None and time is not None:
             keys[time.column] = Field(keys[time.column].name, self.assigned.type)

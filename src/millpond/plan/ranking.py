@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from millpond.errors import UsageError
 from millpond.operators.spec import AggregateCall, Field, Order, OverSpec, RankSpec
-from millpond.operators.types import parse_type
+from millpond.operators.types import leaves, parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_function, unique
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.reasons import Reason
@@ -38,7 +38,7 @@ def limits_of(node: Node, known: Limits) -> dict[int, int]:
                 limits[column] = min(most, limits.get(column, most))
         return limits
     if node.kind == "Project":
-        below = {}
+        below: dict[int, int] = {}
         for result in node.list("projectList"):
             source = result.children[0] if result.kind == "Alias" else result
             if source.kind == "AttributeReference" and result.expr_id in known:
@@ -157,14 +157,14 @@ def _read_rows(node: Node) -> tuple[Reading, tuple[Field, ...], tuple[int, ...],
     for key in node.list("partitionSpec"):
         check_key(key)
         keys.append(_position(child, key))
-    order = []
+    order: list[Order] = []
     for each in node.list("orderSpec"):
-        column = each.children[0]
-        if not parse_type(column.type).atomic:
-            raise Unsupported(Reason("MP-INPUT-TYPE", f"{column.name} ({column.type})"))
+        by = each.children[0]
+        if not parse_type(by.type).atomic:
+            raise Unsupported(Reason("MP-INPUT-TYPE", f"{by.name} ({by.type})"))
         descending = str(each.get("direction").toString()) == "Descending"
         nulls_last = str(each.get("nullOrdering").toString()) == "NullsLast"
-        position = _position(child, column)
+        position = _position(child, by)
         if all(known.column != position for known in order):
             order.append(Order(position, descending, nulls_last))
     reading.set_hash([reading.inputs[position].field.name for position in keys])
@@ -181,13 +181,7 @@ def _position(child: Node, column: Expression) -> int:
 def check_travels(attribute: Expression) -> None:
     """Refuse a column of a row that cannot be kept as state."""
     try:
-        if not all(leaf.atomic for leaf in _leaves(attribute.type)):
+        if not all(leaf.atomic for leaf in leaves(parse_type(attribute.type))):
             raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})"))
     except UsageError:
         raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})")) from None
-
-
-def _leaves(ddl: str) -> list:  # type: ignore[type-arg]
-    from millpond.operators.types import leaves
-
-    return list(leaves(parse_type(ddl)))
