@@ -317,14 +317,17 @@ def describe(node: Node) -> str:
     """An operator in a few words."""
     if node.kind == "Aggregate":
         keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
-        # `spark.sql("… {df} …", df=df)` names its view anew each time; the pinned query must not.
-        keys = re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", keys)
-        return f"aggregate by {keys}" if keys else "aggregate"
+        return f"aggregate by {_nameless(keys)}" if keys else "aggregate"
     if node.kind == "Window":
         results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
         keys = ", ".join(key.name for key in node.list("partitionSpec"))
-        return f"{results} over rows" + (f" of each {keys}" if keys else "")
+        return _nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
     if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
     return "distinct"
+
+
+def _nameless(text: str) -> str:
+    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time: pinned ones must last."""
+    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)
