@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.differential.harness import Batches, Query, compare
+from tests.differential.data import write
+from tests.differential.harness import Batches, Query, compare, plain, run, stream
 from tests.differential.test_windows import DDL, SCHEMA, START, marked, rounds
 
 
@@ -52,19 +53,13 @@ def touching(df: DataFrame, session: SparkSession) -> DataFrame:
     return marked(whole).groupBy("k", F.session_window("ts", "1 second")).agg(*results())
 
 
-def local_times(df: DataFrame, session: SparkSession) -> DataFrame:
-    session.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    local = df.withColumn("ts", F.col("ts").cast("timestamp_ntz"))
-    return marked(local).groupBy("k", F.session_window("ts", "3 seconds")).agg(*results())
-
-
 def above_windows(df: DataFrame, session: SparkSession) -> DataFrame:
     counts = marked(df).groupBy(F.window("ts", "2 seconds"), "k").agg(F.count("*").alias("n"))
     return counts.groupBy("k", F.session_window(F.window_time("window"), "4 seconds")).agg(F.sum("n"))
 
 
 @pytest.mark.parametrize(
-    "query", [fixed, window_first, dynamic, touching, local_times, above_windows], ids=lambda query: query.__name__
+    "query", [fixed, window_first, dynamic, touching, above_windows], ids=lambda query: query.__name__
 )
 def test_append(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     found = check(spark, tmp_path, query, "append")
@@ -76,12 +71,38 @@ def test_complete(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     check(spark, tmp_path, query, "complete")
 
 
-def test_complete_without_watermark(spark: SparkSession, tmp_path: Path) -> None:
-    def query(df: DataFrame, session: SparkSession) -> DataFrame:
-        early = df.withColumn("ts", F.col("ts") - F.expr("interval 60 years"))
-        return early.groupBy("k", F.session_window("ts", "2 seconds")).agg(*results())
+def before_1970(df: DataFrame, session: SparkSession) -> DataFrame:
+    early = df.withColumn("ts", F.col("ts") - F.expr("interval 60 years"))
+    return early.groupBy("k", F.session_window("ts", "2 seconds")).agg(*results())
 
+
+def local_times(df: DataFrame, session: SparkSession) -> DataFrame:
+    session.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    local = df.withColumn("ts", F.col("ts").cast("timestamp_ntz"))
+    return local.groupBy("k", F.session_window("ts", "3 seconds")).agg(*results())
+
+
+@pytest.mark.parametrize("query", [before_1970, local_times], ids=lambda query: query.__name__)
+def test_complete_without_watermark(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     check(spark, tmp_path, query, "complete")
+
+
+def test_one_stream_of_sessions(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark has no streaming sessions without another key; a batch has."""
+
+    def query(df: DataFrame) -> DataFrame:
+        return df.groupBy(F.session_window("ts", "1 second")).agg(F.count("*").alias("n"), F.sum("v").alias("sum"))
+
+    tables = rounds()[0]
+    for number, table in enumerate(tables):
+        write(tmp_path / "in", number, table)
+    session = spark.newSession()
+    session.conf.set("spark.millpond.onUnsupported", "error")
+    found: Batches = {}
+    run(query(stream(session, tmp_path / "in", DDL)), "complete", tmp_path / "ours", ours=True, into=found)
+    wanted = [plain(row) for row in query(spark.read.schema(DDL).parquet(str(tmp_path / "in"))).collect()]
+    assert sorted(found[len(tables) - 1]) == sorted(wanted)
+    assert len(wanted) > 2
 
 
 def within(df: DataFrame, session: SparkSession) -> DataFrame:

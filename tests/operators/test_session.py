@@ -44,7 +44,7 @@ Found = set[tuple[Any, ...]]
 
 
 def session_spec(mode: str = "append", keys: str = "k string", calls: tuple[AggregateCall, ...] = CALLS) -> SessionSpec:
-    return SessionSpec(fields(keys), WINDOW, fields(INPUTS), calls, mode)
+    return SessionSpec(fields(keys), WINDOW, fields(INPUTS), calls, mode, 0)
 
 
 def text(value: int) -> str | None:
@@ -60,7 +60,11 @@ def record_batch(spec: SessionSpec, rows: list[Row], bits: int) -> pa.RecordBatc
     arrays = [pa.array(hashes, pa.int64())]
     for column, one in zip(input_fields(spec), columns, strict=True):
         arrays.append(pa.array(one, parse_type(column.type).arrow))
-    return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in input_fields(spec))])
+    batch = pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in input_fields(spec))])
+    sink = pa.BufferOutputStream()  # as it arrives: in memory that cannot be written to
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(pa.py_buffer(sink.getvalue().to_pybytes())).read_next_batch()
 
 
 def shown(key: Any, start: int, end: int, values: list[int]) -> tuple[Any, ...]:

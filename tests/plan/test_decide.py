@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
+from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field, SessionSpec, WithinSpec
 from millpond.plan.decide import decide
+from millpond.plan.explain import as_dict
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
 
@@ -117,25 +118,23 @@ def test_a_cte_read_twice_is_two_operators(stream: DataFrame, spark: SparkSessio
 
 STAY = {
     "append": (lambda df, _: df.groupBy("k").count(), "append", "MP-MODE"),
-    "window": (lambda df, _: df.groupBy(F.window("ts", "1 minute")).count(), "update", "MP-EVENT-TIME"),
-    "session": (lambda df, _: df.groupBy(F.session_window("ts", "1 minute")).count(), "update", "MP-EVENT-TIME"),
-    "watermark": (lambda df, _: df.withWatermark("ts", "1 minute").groupBy("ts").count(), "update", "MP-EVENT-TIME"),
-    "watermarked key": (
-        lambda df, _: df.withWatermark("ts", "1 minute").dropDuplicates(["ts", "k"]),
-        "append",
-        "MP-EVENT-TIME",
+    "sessions in update mode": (
+        lambda df, _: df.groupBy(F.session_window("ts", "1 minute")).count(),
+        "update",
+        "MP-MODE",
     ),
-    "watermark beside a key": (
-        lambda df, _: df.withWatermark("ts", "1 minute").dropDuplicates(["k"]),
+    "sessions without watermark": (
+        lambda df, _: df.groupBy(F.session_window("ts", "1 m")).count(),
         "append",
-        "MP-LATE",
+        "MP-MODE",
     ),
-    "within": (
-        lambda df, _: df.withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["k"]),
-        "append",
-        "MP-OPERATOR",
+    "distinct inputs in sessions": (
+        lambda df, _: df.groupBy(F.session_window("ts", "1 minute")).agg(F.collect_set("k")),
+        "complete",
+        "MP-SESSION-DISTINCT",
     ),
-    "function": (lambda df, _: df.groupBy("k").agg(F.expr("percentile(d, 0.5)")), "update", "MP-FUNCTION"),
+    "function": (lambda df, _: df.groupBy("k").agg(F.skewness("d")), "update", "MP-FUNCTION"),
+    "whole groups": (lambda df, _: df.groupBy("k").agg(F.expr("percentile(d, 0.5)")), "update", "MP-WHOLE"),
     "array key": (lambda df, _: df.groupBy("arr").count(), "update", "MP-KEY-TYPE"),
     "map key": (lambda df, _: df.groupBy("m").count(), "update", "MP-KEY-TYPE"),
     "collation": (
@@ -157,10 +156,10 @@ STAY = {
         "update",
         "MP-KEYS",
     ),
-    "stream-stream join": (
+    "arrays in a join": (
         lambda df, _: df.alias("a").join(df.alias("b"), F.expr("a.k = b.k")),
         "append",
-        "MP-OPERATOR",
+        "MP-INPUT-TYPE",
     ),
 }
 
@@ -181,6 +180,29 @@ def test_updates_stay_below_an_operator_that_stays(stream: DataFrame) -> None:
     assert first.reason is not None
     assert first.reason.code == "MP-ABOVE"
     assert second.reason is not None
+
+
+def test_sessions(stream: DataFrame) -> None:
+    marked = stream.withWatermark("ts", "1 minute")
+    sessions = marked.groupBy(F.session_window("ts", F.col("s")).alias("w"), "k").agg(F.sum("v"))
+    (operator,) = decide(sessions, "append").operators
+    spec = operator.spec
+    assert isinstance(spec, SessionSpec)
+    assert [field.name for field in spec.keys] == ["k"]
+    assert (spec.window.name, spec.lag_ms, spec.output_mode) == ("w", 0, "append")
+    assert operator.closes
+    (operator,) = decide(sessions, "complete").operators
+    assert not operator.closes
+    (described,) = as_dict(decide(sessions, "append"))["operators"]
+    assert described["store"] == "read-modify-write"
+    assert described["functions"] == ["sum(bigint): bigint"]
+
+
+def test_deduplication_within_the_watermark(stream: DataFrame) -> None:
+    (operator,) = decide(stream.withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["k"])).operators
+    assert isinstance(operator.spec, WithinSpec)
+    assert operator.spec.delay_ms == 60_000
+    assert operator.closes
 
 
 def test_a_watermark_beside_the_keys_of_an_aggregate_does_not_matter(stream: DataFrame) -> None:

@@ -15,6 +15,7 @@ class RunRef(msgspec.Struct, frozen=True):
         flushed: the version up to which deltas are covered by this run and those behind it, as far as its writer knew.
         oldest, newest: lowest and highest stamp among its rows.
         checksum: of the file's footer, which holds what is needed to check the rest.
+        marks: whether its rows are not rows of the table but notes on rows of its other runs (see `OrderedTable`).
     """
 
     name: str
@@ -26,14 +27,20 @@ class RunRef(msgspec.Struct, frozen=True):
     oldest: int = 0
     newest: int = 0
     checksum: int = 0
+    marks: bool = False
 
 
 class TableManifest(msgspec.Struct, frozen=True):
     """The runs of one table, newest first; deltas of versions up to `flushed` are covered by them.
 
-    `keys` is how many keys the table holds, deltas included.
+    Attributes:
+        keys: how many keys the table holds, deltas included.
+        expired: for tables in order of time, the time (microseconds) up to which rows are not part of the state.
+        skip: how many rows of the deltas behind `flushed`, in order, are covered too (by stores that only append).
     """
 
     runs: tuple[RunRef, ...] = ()
     flushed: int = 0
     keys: int = 0
+    expired: int = -(1 << 63)
+    skip: int = 0

@@ -8,9 +8,10 @@ Times are in microseconds. A session that begins where another ends is one with 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
 from millpond.conf import KEY_GROUP_BITS
+from millpond.kernels.memory import I64, INTS, INTS_IN, U64
 from millpond.kernels.pointers import same_key, step
 
 CLOSED = -(1 << 63)
@@ -27,7 +28,7 @@ def _row(words_at, stride, row):
     return step(words_at, row * stride * 8)
 
 
-@njit("void(int64[::1], int64, int64, int64[::1])", cache=True, nogil=True)
+@njit(types.void(INTS, I64, I64, INTS_IN), cache=True, nogil=True)
 def _by_start(order, begin, stop, starts):
     """Put rows `begin` to `stop` of an order in the order of their starts (stable)."""
     if stop - begin > _FEW:
@@ -70,8 +71,10 @@ def _by_key(order, begin, stop, words_at, stride, heap, null_mask, key_start, ke
 
 
 @njit(
-    "void(uint64[::1], int64[::1], int64[::1], int64[::1], uint64, int64, uint64, uint64, int64, int64, uint64,"
-    " int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])",
+    types.void(
+        *(types.uint64[::1], INTS, INTS_IN, INTS_IN, U64, I64, U64, U64, I64, I64, U64),
+        *(INTS, INTS, INTS, INTS, INTS),
+    ),
     cache=True,
     nogil=True,
 )

@@ -49,7 +49,7 @@ class AggregateOperator:
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
-        return self._groups.table.passes(rows)
+        return int(self._groups.table.passes(rows))
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""

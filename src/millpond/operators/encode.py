@@ -190,11 +190,27 @@ def key_rows(hashes: NDArray[np.int64], leaves: Sequence[Leaf], places: Sequence
         places: where each of them goes.
         width: words per row; those before the first key column are cleared.
     """
-    count = len(hashes)
-    words: Words = np.empty((count, width), dtype=np.uint64)
+    words: Words = np.empty((len(hashes), width), dtype=np.uint64)
     edges.put_header(words, hashes, places[0].offset if places else width)
-    heaps: list[Bytes] = []
-    base = 0
+    return Rows(words, put_columns(words, leaves, places, NO_HEAP, normal=True))
+
+
+def put_columns(
+    words: Words, leaves: Sequence[Leaf], places: Sequence[Place], heap: Bytes, *, normal: bool = False
+) -> Bytes:
+    """Write columns into rows, whose null bits are clear.
+
+    Args:
+        words: the rows. leaves, places: flattened columns, and where each of them goes.
+        heap: what the rows point into already.
+        normal: write floats as grouping shows them (no −0.0, one NaN) instead of bit by bit.
+
+    Returns:
+        The heap that the rows point into now.
+    """
+    count = len(words)
+    heaps: list[Bytes] = [heap] if len(heap) else []
+    base = len(heap)
     for leaf, place in zip(leaves, places, strict=True):
         at = (words, place.offset, place.null_word, place.null_bit)
         machine = leaf.dtype.machine
@@ -202,8 +218,10 @@ def key_rows(hashes: NDArray[np.int64], leaves: Sequence[Leaf], places: Sequence
             edges.put_ints(*at, np.zeros(count, dtype=np.int64), leaf.valid)
         elif machine == "int":
             edges.put_ints(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
-        elif machine == "float":
+        elif machine == "float" and normal:
             edges.put_floats(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
+        elif machine == "float":
+            edges.put_ints(*at, numbers(leaf.array, leaf.dtype).view(np.int64), leaf.valid)
         elif machine == "wide":
             edges.put_pairs(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
         elif machine == "bytes":
@@ -212,9 +230,10 @@ def key_rows(hashes: NDArray[np.int64], leaves: Sequence[Leaf], places: Sequence
             heaps.append(data)
             base += len(data)
         else:
-            raise UsageError(f"Cannot group by the type {leaf.dtype.name}.", action="Leave this operator on Spark.")
-    heap = NO_HEAP if not heaps else heaps[0] if len(heaps) == 1 else np.concatenate(heaps)
-    return Rows(words, heap)
+            raise UsageError(
+                f"The state cannot hold the type {leaf.dtype.name}.", action="Leave this operator on Spark."
+            )
+    return NO_HEAP if not heaps else heaps[0] if len(heaps) == 1 else np.concatenate(heaps)
 
 
 def hashes_of(batch: pa.RecordBatch) -> NDArray[np.int64]:

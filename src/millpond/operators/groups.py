@@ -55,7 +55,7 @@ class Groups:
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str = "") -> None:
         self._spec = spec
         self.main, self.calls = main_table(spec)
-        self.table = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
+        self.table: RmwTable = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
         self.tables: dict[str, RmwTable] = {MAIN + suffix: self.table}
         self._sides: list[_Side] = []
         self._mask_of: dict[int, _Side] = {}

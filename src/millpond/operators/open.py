@@ -5,18 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millpond.operators.aggregate import AggregateOperator
+from millpond.operators.catalogue import whole_windows
 from millpond.operators.deduplicate import DeduplicateOperator
+from millpond.operators.holistic import HolisticAggregate
+from millpond.operators.join import JoinOperator
 from millpond.operators.over_rows import OverRowsOperator
-from millpond.operators.protocol import MakeTable, Operator
+from millpond.operators.protocol import MakeOrdered, MakeTable, Operator
 from millpond.operators.session import SessionOperator
-from millpond.operators.spec import DeduplicateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec, WithinSpec
+from millpond.operators.spec import (
+    DeduplicateSpec,
+    JoinSpec,
+    OperatorSpec,
+    OverSpec,
+    RankSpec,
+    SessionSpec,
+    WithinSpec,
+)
 from millpond.operators.top_n import TopNOperator
 from millpond.operators.windows import WindowedAggregate
 from millpond.operators.within import WithinOperator
 
 
 def open_operator(
-    spec: OperatorSpec, make_table: MakeTable, existing: Iterable[str] = (), *, owns_global: bool = True
+    spec: OperatorSpec,
+    make_table: MakeTable,
+    existing: Iterable[str] = (),
+    *,
+    make_ordered: MakeOrdered | None = None,
+    owns_global: bool = True,
 ) -> Operator:
     """Open an operator on one partition.
 
@@ -25,8 +41,12 @@ def open_operator(
         make_table: opens a table of the partition by name, schema and the words of a fresh row. The table `MAIN` (each
             slice of it) holds the partition's range of hashes; the others, whose hashes are mixed, the whole range.
         existing: the names of the tables that the state has.
+        make_ordered: opens an ordered table, for operators that ask for one.
         owns_global: for an aggregate without keys, whether the partition's range holds `spec.GLOBAL_HASH`.
     """
+    if isinstance(spec, JoinSpec):
+        assert make_ordered is not None
+        return JoinOperator(spec, make_ordered)
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table, existing)
     if isinstance(spec, OverSpec):
@@ -37,6 +57,8 @@ def open_operator(
         return SessionOperator(spec, make_table)
     if isinstance(spec, WithinSpec):
         return WithinOperator(spec, make_table)
+    if whole_windows(spec):
+        return HolisticAggregate(spec, make_table, existing)
     if spec.time is not None:
         return WindowedAggregate(spec, make_table, existing)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

@@ -128,7 +128,8 @@ class OverRowsOperator:
         pairs = zip(self.spec.keys, self._main.types, strict=True)
         leaves = [leaf for position, dtype in pairs for leaf in flatten(heads.column(1 + position), dtype)]
         keys = key_rows(hashes_of(heads), leaves, self._main.keys, self._main.layout.key_stop)
-        return self._table.upsert(keys, self._version).rows
+        rows: NDArray[np.int64] = self._table.upsert(keys, self._version).rows
+        return rows
 
     def _sequences(
         self,

@@ -99,6 +99,71 @@ class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
     time: EventTime | None = None
 
 
+FROM_TIME = -(1 << 16)
+"""Where a side's column that is its event time comes from (see `JoinSide.places`)."""
+
+
+class JoinSide(msgspec.Struct, frozen=True):
+    """One input of a join.
+
+    Attributes:
+        columns: the side's columns in the output.
+        places: where each of them is kept: as value number *n* ≥ 0, as key −1 − *n*, or as the time (`FROM_TIME`).
+        values: the stored columns beside the key and the time.
+        keeps: whether rows that find no partner come out, with nulls for the other side (outer joins).
+        late: the input column by which rows are late: `time`, `late` (one of its own) or `none`.
+        expiry_ms: the watermark of the side's state minus the input's (mostly negative); None: state is kept for ever.
+        expiry_cap_ms: what the watermark of the side's state does not exceed, if there is such a bound.
+        filtered: whether the input's column `__able` says which rows may find a partner at all.
+    """
+
+    columns: tuple[Field, ...]
+    places: tuple[int, ...]
+    values: tuple[Field, ...]
+    keeps: bool = False
+    late: str = "none"
+    expiry_ms: int | None = None
+    expiry_cap_ms: int | None = None
+    filtered: bool = False
+
+
+class JoinSpec(msgspec.Struct, frozen=True, tag="join"):
+    """Two streams joined by equal keys, and perhaps a range of time and further conditions.
+
+    The pipe's input is the union of both sides: `__right` (which side a row is of), `__time` (microseconds since the
+    epoch), `__late` (the same, if a side's rows are late by another column), `__able` (if a side is filtered), the
+    keys, the values of the left side (null in rows of the right one), then those of the right side.
+
+    Attributes:
+        kind: inner | left_outer | right_outer | full_outer | left_semi.
+        keys: the key columns, of the same types on both sides.
+        null_safe: for each key, whether null equals null.
+        left, right: the sides.
+        earliest, latest: bounds, both included, of the left time minus the right one, in microseconds.
+        condition: what else pairs have to fulfil: `["<", a, b]` (`=`, `<=>`, `<`, `<=`, `>`, `>=`), `["and", …]`,
+            `["or", …]`, `["not", a]`, `["isnull", a]`; operands `["left", n]` and `["right", n]` are stored values.
+        right_first: for left_semi, whether new right rows meet the left ones before new left rows come (Spark 4.3):
+            then a right row that expires in its own batch is not seen by left rows of that batch.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+    """
+
+    kind: str
+    keys: tuple[Field, ...]
+    null_safe: tuple[bool, ...]
+    left: JoinSide
+    right: JoinSide
+    earliest: int | None = None
+    latest: int | None = None
+    condition: list[Any] | None = None
+    right_first: bool = False
+    lag_ms: int = 0
+
+    @property
+    def expires(self) -> bool:
+        """Whether the watermark takes rows out of the state."""
+        return any(side.expiry_ms is not None for side in (self.left, self.right))
+
+
 class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
     """Grouping by `keys` and sessions: windows that rows of a key are in together whose own windows meet.
 
@@ -178,7 +243,7 @@ class OverSpec(msgspec.Struct, frozen=True, tag="over"):
     preceding: tuple[int, ...]
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | RankSpec | OverSpec
+OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | JoinSpec | RankSpec | OverSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
@@ -193,6 +258,9 @@ PANE_TYPE = "bigint"
 
 def lag_of(spec: OperatorSpec) -> int | None:
     """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+    if isinstance(spec, JoinSpec):
+        timed = spec.expires or any(side.late != "none" for side in (spec.left, spec.right))
+        return spec.lag_ms if timed else None
     if isinstance(spec, SessionSpec):
         return spec.lag_ms
     if isinstance(spec, RankSpec | OverSpec):
@@ -200,8 +268,19 @@ def lag_of(spec: OperatorSpec) -> int | None:
     return None if spec.time is None else spec.time.lag_ms
 
 
+def with_lag(spec: OperatorSpec, lag_ms: int) -> OperatorSpec:
+    """The same, reached by a watermark that lags behind the query's."""
+    if isinstance(spec, JoinSpec | SessionSpec):
+        return spec if spec.lag_ms is None else msgspec.structs.replace(spec, lag_ms=lag_ms)
+    if isinstance(spec, RankSpec | OverSpec) or spec.time is None:
+        return spec
+    return msgspec.structs.replace(spec, time=msgspec.structs.replace(spec.time, lag_ms=lag_ms))
+
+
 def closes(spec: OperatorSpec) -> bool:
     """Whether the watermark closes state of the operator, so that batches without rows have something to do."""
+    if isinstance(spec, JoinSpec):
+        return spec.expires
     complete = isinstance(spec, SessionSpec) and spec.output_mode == "complete"
     return lag_of(spec) is not None and not complete
 
@@ -210,6 +289,8 @@ def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's output."""
     if isinstance(spec, DeduplicateSpec | WithinSpec):
         return spec.columns
+    if isinstance(spec, JoinSpec):
+        return spec.left.columns + (() if spec.kind == "left_semi" else spec.right.columns)
     if isinstance(spec, RankSpec):
         return (*spec.columns, RANK, *([OP] if spec.changes else []))
     results = tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
@@ -222,6 +303,8 @@ def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
+    if isinstance(spec, JoinSpec):
+        return join_header(spec) + spec.keys + spec.left.values + spec.right.values
     if isinstance(spec, DeduplicateSpec | WithinSpec | OverSpec):
         return spec.columns
     if isinstance(spec, SessionSpec):
@@ -236,11 +319,22 @@ def window_bounds(spec: SessionSpec) -> tuple[Field, Field]:
     return Field("__start", kind), Field("__end", kind)
 
 
+def join_header(spec: JoinSpec) -> tuple[Field, ...]:
+    """The columns of a join's input before its keys."""
+    sides = (spec.left, spec.right)
+    header = [Field("__right", "boolean"), Field("__time", "bigint")]
+    if any(side.late == "late" for side in sides):
+        header.append(Field("__late", "bigint"))
+    if any(side.filtered for side in sides):
+        header.append(Field("__able", "boolean"))
+    return tuple(header)
+
+
 def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns that make up an operator's key, as they arrive and are stored (of sessions, without an ordinal)."""
     if isinstance(spec, DeduplicateSpec | WithinSpec | RankSpec | OverSpec):
         return tuple(spec.columns[k] for k in spec.keys)
-    if isinstance(spec, SessionSpec) or spec.time is None or spec.time.windows is None:
+    if isinstance(spec, JoinSpec | SessionSpec) or spec.time is None or spec.time.windows is None:
         return spec.keys
     at = spec.time.column
     return (*spec.keys[:at], Field(spec.keys[at].name, PANE_TYPE), *spec.keys[at + 1 :])

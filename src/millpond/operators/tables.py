@@ -15,6 +15,7 @@ from millpond.operators.catalogue import is_distinct
 from millpond.operators.decode import OversizeError, ints, key_columns, to_arrow
 from millpond.operators.encode import ALL, Place
 from millpond.operators.images import Images, image_columns
+from millpond.operators.join_rows import read_side, side_schemas, state_columns
 from millpond.operators.protocol import MAIN
 from millpond.operators.retractable import RETRACTABLE
 from millpond.operators.slots import Slots
@@ -22,6 +23,7 @@ from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
     Field,
+    JoinSpec,
     OperatorSpec,
     OverSpec,
     RankSpec,
@@ -102,6 +104,7 @@ def accumulators(spec: AggregateSpec | SessionSpec) -> list[Accumulator]:
 
 def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     """The main table and, for an aggregate, its accumulators, bound to their columns."""
+    assert not isinstance(spec, JoinSpec)
     fields = key_fields(spec)
     if isinstance(spec, RankSpec | OverSpec):
         return rank_table(spec), []
@@ -177,6 +180,8 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
 
 def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     """The operator's tables by name: schema, and the words of a fresh row."""
+    if isinstance(spec, JoinSpec):
+        return {name: (schema, np.zeros(0, np.uint64)) for name, schema in side_schemas(spec).items()}
     tables = {MAIN: main_table(spec)[0]}
     if isinstance(spec, AggregateSpec):
         tables |= {distinct.table: table for distinct, table, _ in distincts(spec)}
@@ -187,6 +192,8 @@ def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of `read_rows` for the main table: the key, and what the state says of it."""
     if isinstance(spec, AggregateSpec):
         return output_fields(spec)[: len(spec.keys) + len(spec.calls)]
+    if isinstance(spec, JoinSpec):
+        return state_columns(spec)
     return output_fields(spec) if isinstance(spec, SessionSpec) else key_fields(spec)
 
 
@@ -195,6 +202,9 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
 
     Yields one batch, or more where a column would exceed Arrow's 32-bit offsets.
     """
+    if isinstance(spec, JoinSpec):
+        yield read_side(spec, table, rows)
+        return
     if table == MAIN:
         main, made = main_table(spec)
         found = images(spec, main) if isinstance(spec, AggregateSpec) else None

@@ -72,7 +72,8 @@ class TopNOperator:
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
-        return self._table.passes(rows)
+        count: int = self._table.passes(rows)
+        return count
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""
@@ -122,7 +123,8 @@ class TopNOperator:
         first = firsts[changed]
         if created[first].all():
             return block.groups[changed]
-        return self._table.upsert(Rows(keys.words[first], keys.heap), self._version).rows
+        rows: NDArray[np.int64] = self._table.upsert(Rows(keys.words[first], keys.heap), self._version).rows
+        return rows
 
     def _slab(self) -> tuple[int, int]:
         words = self._table.words

@@ -27,7 +27,15 @@ from millpond.operators.spec import (
     Field,
     SessionSpec,
 )
-from millpond.plan.catalyst import SESSION_WINDOW, WATERMARK_DELAY, Catalyst, Expression, Node, sketch_tables
+from millpond.plan.catalyst import (
+    SESSION_WINDOW,
+    WATERMARK_DELAY,
+    Catalyst,
+    Expression,
+    Node,
+    percentile_options,
+    sketch_tables,
+)
 from millpond.plan.reasons import Reason
 from millpond.plan.session import Session
 from millpond.plan.support import FUNCTIONS, SMALL
@@ -263,6 +271,8 @@ def read_function(catalyst: Catalyst, reading: Reading, expression: Expression) 
     elif name == "approx_count_distinct":
         inputs = [_hashed(reading, operands[0])]
     else:
+        if name == "percentile":
+            operands = _counted(aggregate)
         inputs = [reading.add_input([operand]) for operand in operands]
     condition = expression.expression("filter")
     position = None if condition is None else reading.add_input([condition])
@@ -285,10 +295,21 @@ def _options(catalyst: Catalyst, name: str, aggregate: Expression) -> dict[str, 
         return {"eval_mode": _eval_mode(aggregate)}
     if name in ("stddev_samp", "var_samp"):
         return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False}
+    if name == "percentile":
+        return percentile_options(aggregate)
+    if name == "mode":  # Spark reverses the order of values so that its maximum is the least one
+        return {"greatest": aggregate.get("reverseOpt") is False}
     if name == "approx_count_distinct":
         options = {"relative_sd": float(aggregate.get("relativeSD"))}
         return options | sketch_tables(sketch_precision(options))
     return {}
+
+
+def _counted(aggregate: Expression) -> list[Expression]:
+    """The operands of a percentile that rows have: the value, and its frequency unless that is 1."""
+    value, *rest = aggregate.children
+    frequency = rest[1] if len(rest) > 1 else None
+    return [value] if frequency is None or str(frequency) == "1" else [value, frequency]
 
 
 def _presence(reading: Reading, operands: list[Expression]) -> int:

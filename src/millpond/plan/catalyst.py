@@ -10,15 +10,37 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructType
 
+from millpond.errors import UsageError
+
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
+_JOIN_HELPERS = (
+    "org.apache.spark.sql.execution.streaming.operators.stateful.join.StreamingSymmetricHashJoinHelper",
+    "org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper",
+)
+"""Where the versions of Spark have it."""
+_BEFORE_JOINS = (
+    "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
+    "org.apache.spark.sql.catalyst.analysis.EliminateView",
+    f"{_OPTIMIZER}.PushDownPredicates",
+    f"{_OPTIMIZER}.BooleanSimplification",
+    f"{_OPTIMIZER}.EliminateOuterJoin",
+    f"{_OPTIMIZER}.PushDownPredicates",
+    f"{_OPTIMIZER}.InferFiltersFromConstraints",
+    f"{_OPTIMIZER}.PushDownPredicates",
+    f"{_OPTIMIZER}.BooleanSimplification",
+    f"{_OPTIMIZER}.ColumnPruning",
+)
+"""Rules of Spark's optimiser on which it depends what a streaming join is: its type, its condition, its columns; and
+which rows get as far as the nodes that watch their event time."""
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 TIME_WINDOW = "spark.timeWindow"
@@ -105,11 +127,6 @@ class Expression(_Tree):
         """Whether the value is a constant."""
         return bool(self.java.foldable())
 
-    @cached_property
-    def constant(self) -> Any:
-        """The value of a constant."""
-        return self.java.eval(None)
-
     @property
     def name(self) -> str:
         """The name of a named expression; otherwise its SQL text."""
@@ -133,6 +150,11 @@ class Expression(_Tree):
     def means(self, other: Expression) -> bool:
         """Whether both compute the same thing from the same attributes."""
         return bool(self.canonical.equals(other.canonical))
+
+    @property
+    def constant(self) -> Any:
+        """The value of a constant expression, as the JVM has it."""
+        return self.java.eval(None)
 
     def walk(self) -> Iterator[Expression]:
         """This expression and everything below it, top down."""
@@ -216,6 +238,21 @@ class Node(_Tree):
             yield from child.walk()
 
 
+class EqualKeys(NamedTuple):
+    """The condition of a join, split.
+
+    Attributes:
+        left, right: expressions over the sides that have to be equal, pair by pair.
+        rest: the rest of the condition.
+        java: the same as JVM objects.
+    """
+
+    left: list[Expression]
+    right: list[Expression]
+    rest: Expression | None
+    java: tuple[Any, Any, Any]
+
+
 @dataclass(frozen=True)
 class Catalyst:
     """Makes plans and expressions in one session's JVM.
@@ -263,6 +300,100 @@ class Catalyst:
                 if "does not exist" not in str(error):
                     raise
         return plan
+
+    def with_settled_joins(self, plan: Node) -> Node:
+        """The plan with its joins as Spark's optimiser leaves them, of type, condition and columns.
+
+        What a join of streams does follows from these: predicates above it become part of its condition, columns that
+        nobody reads are gone, and a watermark with them.
+        """
+        java = self._replaced(plan).java
+        for rule in _BEFORE_JOINS:
+            java = self._class(rule).apply(java)
+        return Node(java)
+
+    def _replaced(self, plan: Node) -> Node:
+        """The plan with what Spark replaces at run time (`BETWEEN`) replaced in filters and join conditions."""
+        children = [self._replaced(child) for child in plan.children]
+        if any(new is not old for new, old in zip(children, plan.children, strict=True)):
+            plan = self.with_children(plan, children)
+        java = plan.java
+        if plan.kind == "Filter":
+            old = Expression(java.condition())
+            new = self._without_replaceables(old)
+            return plan if new is old else Node(java.copy(new.java, java.child()))
+        if plan.kind == "Join" and java.condition().isDefined():
+            old = Expression(java.condition().get())
+            new = self._without_replaceables(old)
+            condition = self._class("scala.Option").apply(new.java)
+            return (
+                plan
+                if new is old
+                else Node(java.copy(java.left(), java.right(), java.joinType(), condition, java.hint()))
+            )
+        return plan
+
+    def _without_replaceables(self, expression: Expression) -> Expression:
+        if expression.kind == "With":
+            known = [(java.id(), Expression(java.child())) for java in _items(expression.java.defs())]
+            body = self._inlined(Expression(expression.java.child()), known)
+            return self._without_replaceables(body)
+        replacement = expression.expression("replacement")
+        if replacement is not None:
+            return self._without_replaceables(replacement)
+        operands = [self._without_replaceables(operand) for operand in expression.children]
+        if all(new is old for new, old in zip(operands, expression.children, strict=True)):
+            return expression
+        return self.with_operands(expression, operands)
+
+    def _inlined(self, expression: Expression, known: Sequence[tuple[Any, Expression]]) -> Expression:
+        if expression.kind == "CommonExpressionRef":
+            return next(value for name, value in known if name.equals(expression.java.id()))
+        operands = [self._inlined(operand, known) for operand in expression.children]
+        if all(new is old for new, old in zip(operands, expression.children, strict=True)):
+            return expression
+        return self.with_operands(expression, operands)
+
+    def equal_keys(self, join: Node) -> EqualKeys | None:
+        """The keys by which a join compares its sides for equality, as Spark takes them out of its condition."""
+        found = self._class("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys").unapply(join.java)
+        if not found.isDefined():
+            return None
+        parts = found.get()
+        rest = parts._4()
+        return EqualKeys(
+            [Expression(key) for key in _items(parts._2())],
+            [Expression(key) for key in _items(parts._3())],
+            Expression(rest.get()) if rest.isDefined() else None,
+            (parts._2(), parts._3(), rest),
+        )
+
+    def state_watermarks(self, join: Node, keys: EqualKeys, watermark_ms: int) -> tuple[int | None, int | None]:
+        """The watermarks (ms) of the state of both sides of a streaming join, given the input's (more than 2³¹)."""
+        some = self._class("scala.Option").apply(watermark_ms)
+        java = join.java
+        arguments = (java.left().output(), java.right().output(), *keys.java, some)
+        for name in _JOIN_HELPERS:
+            helper = self._class(name)
+            for flags in ([False], []):  # whether a side may have several columns of event time
+                try:
+                    both = helper.getStateWatermark(*arguments, *flags)
+                except (Py4JError, TypeError) as error:
+                    if isinstance(error, Py4JError) and "does not exist" not in str(error):
+                        raise
+                    continue
+                left, right = both._1(), both._2()
+                return (left.get() if left.isDefined() else None), (right.get() if right.isDefined() else None)
+        raise UsageError("This version of Spark does not tell state watermarks.", action="Use a tested version.")
+
+    @property
+    def before_43(self) -> bool:
+        """Whether this is a version before 4.3."""
+        return tuple(int(part) for part in self.spark.version.split(".")[:2]) < (4, 3)
+
+    def filter(self, condition: Expression, child: Node) -> Node:
+        """`SELECT * FROM child WHERE condition`."""
+        return Node(self._class(f"{_LOGICAL}.Filter")(condition.java, child.java))
 
     def dataframe(self, plan: Node) -> DataFrame:
         """The DataFrame of a plan."""
@@ -427,3 +558,20 @@ class Catalyst:
         if not expression.children:
             return expression
         return self.with_operands(expression, [self._plain(child) for child in expression.children])
+
+
+def percentile_options(aggregate: Expression) -> dict[str, Any]:
+    """What a percentile's result depends on beside its values, from `Median`, `Percentile` and their like."""
+    if aggregate.kind == "Median":
+        return {"percentages": [0.5]}
+    shares = aggregate.children[1]
+    value = shares.java.eval(None)
+    several = shares.type.startswith("array")
+    options: dict[str, Any] = {
+        "percentages": [float(share) for share in value.toDoubleArray()] if several else [float(value)],
+        "array": several,
+        "reverse": bool(aggregate.get("reverse")),
+    }
+    if aggregate.kind == "PercentileDisc":
+        options |= {"discrete": True, "legacy": bool(aggregate.get("legacyCalculation"))}
+    return options

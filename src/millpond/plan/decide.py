@@ -11,6 +11,7 @@ from types import MappingProxyType
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
+from millpond.operators.catalogue import HOLISTIC, WHOLE_WINDOWS, whole_windows
 from millpond.operators.spec import (
     DeduplicateSpec,
     EventTime,
@@ -19,11 +20,14 @@ from millpond.operators.spec import (
     RankSpec,
     WithinSpec,
     closes,
+    lag_of,
+    with_lag,
 )
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.changes import changing, consuming, emitting, updating
+from millpond.plan.join import JoinReading, read_join
 from millpond.plan.ranking import FUNCTIONS as RANKS
 from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason
@@ -53,7 +57,7 @@ class Operator:
     title: str
     spec: OperatorSpec | None = None
     index: int | None = None
-    reading: Reading | None = None
+    reading: Reading | JoinReading | None = None
     reason: Reason | None = None
 
     @property
@@ -85,12 +89,14 @@ class Decision:
     Attributes:
         root: the decided plan.
         output_mode: `append`, `update` or `complete`.
+        analyzed: the plan as the user wrote it.
         all_changes: whether the query shows rows that are gone too, and a column `_op`.
         operators: the query's stateful operators, bottom up, left to right.
     """
 
     root: Decided
     output_mode: str
+    analyzed: Node
     all_changes: bool = False
     operators: tuple[Operator, ...] = field(init=False)
 
@@ -122,15 +128,18 @@ def decide(df: DataFrame, output_mode: str = "append", changes: str = "upsert") 
         changes: what update mode shows of rows that change: `upsert` their new images, `all` also that they are gone.
     """
     catalyst = Catalyst(df.sparkSession)
-    plan = catalyst.analyzed(df)
+    plan = analyzed = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
+    if any(_joins_streams(node) for node in plan.walk()) and not shared:
+        plan = catalyst.with_settled_joins(plan)
     mode = output_mode.lower()
     root = _shown(_Decider(catalyst, mode, shared=shared).visit(plan), mode)
     operators = list(root.operators())
     if any(one.closes for one in operators) and any(one.spec is None for one in operators):
         root = _leave(root)
+    root, _ = _lagging(root)
     every = changes == "all" and mode == "update" and _changing(root) is not None
-    return Decision(_number(emitting(root) if every else root, count()), mode, every)
+    return Decision(_number(emitting(root) if every else root, count()), mode, analyzed, every)
 
 
 def _changing(root: Decided) -> Operator | None:
@@ -157,6 +166,21 @@ def _leave(decided: Decided) -> Decided:
     if operator is not None and operator.spec is not None:
         operator = Operator(operator.title, reason=Reason("MP-BESIDE"))
     return Decided(decided.node, tuple(_leave(child) for child in decided.children), operator)
+
+
+def _lagging(decided: Decided) -> tuple[Decided, int]:
+    """Tell operators how far their watermark lags behind the query's, and how far that of their output does.
+
+    What comes out of a join may be as old as the rows that it still keeps.
+    """
+    below = [_lagging(child) for child in decided.children]
+    lag = max((lag for _, lag in below), default=0)
+    operator = decided.operator
+    if operator is not None and operator.spec is not None:
+        operator = replace(operator, spec=with_lag(operator.spec, lag))
+        if isinstance(operator.reading, JoinReading):
+            lag += operator.reading.output_lag_ms
+    return Decided(decided.node, tuple(child for child, _ in below), operator), lag
 
 
 def _leave_updating(decided: Decided) -> Decided:
@@ -199,8 +223,8 @@ class _Decider:
         return Decided(node, children, operator)
 
     def _operator(self, node: Node, limits: Limits) -> Operator | None:
-        if node.kind == "Join" and all(child.streaming for child in node.children):
-            return Operator("stream-stream join", reason=Reason("MP-OPERATOR", "a stream-stream join"))
+        if _joins_streams(node):
+            return self._join(node)
         if node.kind == "GlobalLimit" and (self.output_mode == "append" or not aggregates(node)):
             return Operator("a limit on a stream", reason=Reason("MP-OPERATOR", "a limit on a stream"))
         if node.kind in _OTHER_STATE:
@@ -225,21 +249,36 @@ class _Decider:
             return Operator(title, reason=unsupported.reason)
         return Operator(title, spec, reading=reading)
 
+    def _join(self, node: Node) -> Operator:
+        title = describe(node)
+        if self.shared:
+            return Operator(title, reason=Reason("MP-CTE"))
+        try:
+            reading = read_join(self.catalyst, node)
+            self._check_watermarks(lag_of(reading.spec) is not None)
+        except Unsupported as unsupported:
+            return Operator(title, reason=unsupported.reason)
+        return Operator(title, reading.spec, reading=reading)
+
     def _aggregate(self, node: Node) -> tuple[Reading, OperatorSpec]:
         reading = read_aggregate(self.catalyst, node, closing=self.output_mode != "complete")
         if reading.session is not None:
             if self.output_mode == "update" or (self.output_mode == "append" and not reading.session.marked):
                 raise Unsupported(Reason("MP-MODE", self.output_mode))
-            self._check_watermarks(EventTime(0) if reading.session.marked else None)
+            self._check_watermarks(reading.session.marked)
             return reading, reading.spec(self.output_mode)
         if self.output_mode == "append" and reading.time is None:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
-        self._check_watermarks(reading.time)
-        return reading, reading.spec(self.output_mode)
+        self._check_watermarks(reading.time is not None)
+        spec = reading.spec(self.output_mode)
+        whole = [call.function for call in spec.calls if call.function in HOLISTIC]
+        if whole and not whole_windows(spec):
+            raise Unsupported(Reason(WHOLE_WINDOWS, whole[0]))
+        return reading, spec
 
-    def _check_watermarks(self, time: EventTime | None) -> None:
+    def _check_watermarks(self, timed: bool) -> None:
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
-        if time is not None and single:
+        if timed and single:
             raise Unsupported(Reason("MP-SINGLE"))
 
     def _window(self, node: Node, limits: Limits) -> tuple[Reading, OperatorSpec]:
@@ -281,7 +320,7 @@ class _Decider:
             _check_travels(attribute)
             if WATERMARK_DELAY in attribute.metadata:  # not only as a key: Spark drops late rows by any such column
                 reading.time = EventTime(position)
-        self._check_watermarks(reading.time)
+        self._check_watermarks(reading.time is not None)
         columns = tuple(column.field for column in reading.inputs)
         return reading, DeduplicateSpec(columns, tuple(positions), reading.time)
 
@@ -308,6 +347,10 @@ def _check_key(attribute: Expression) -> None:
     check_key(attribute)
 
 
+def _joins_streams(node: Node) -> bool:
+    return node.kind == "Join" and all(child.streaming for child in node.children)
+
+
 def aggregates(node: Node) -> bool:
     """Whether a streaming aggregation stands below: in complete mode, what comes out of it is everything so far."""
     return any(below.streaming and below.kind in ("Aggregate", "Distinct") for below in node.walk())
@@ -322,6 +365,8 @@ def describe(node: Node) -> str:
         results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
         keys = ", ".join(key.name for key in node.list("partitionSpec"))
         return _nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
+    if node.kind == "Join":
+        return f"{node.java.joinType().sql().lower()} join"
     if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
@@ -329,5 +374,5 @@ def describe(node: Node) -> str:
 
 
 def _nameless(text: str) -> str:
-    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time: pinned ones must last."""
+    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time: it is pinned."""
     return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)

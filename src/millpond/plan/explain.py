@@ -55,11 +55,12 @@ def _operator(operator: Operator) -> dict[str, Any]:
 def _functions(spec: OperatorSpec) -> list[str]:
     if isinstance(spec, RankSpec):
         return [f"{spec.function}() <= {spec.limit}"]
-    calls = spec.calls if isinstance(spec, AggregateSpec | SessionSpec | OverSpec) else ()
-    return [_call(spec, call) for call in calls]
+    if isinstance(spec, AggregateSpec | SessionSpec | OverSpec):
+        return [_call(spec, call) for call in spec.calls]
+    return []
 
 
-def _call(spec: OperatorSpec, call: AggregateCall) -> str:
+def _call(spec: AggregateSpec | SessionSpec | OverSpec, call: AggregateCall) -> str:
     columns = spec.inputs if isinstance(spec, AggregateSpec | SessionSpec) else spec.columns
     inputs = ", ".join(columns[position].type for position in call.inputs) or "*"
     condition = " filter" if call.filter is not None else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millpond.plan.catalyst import Expression, Node
 from millpond.plan.decide import Decided, Decision
+from millpond.plan.join import JoinReading
 
 _FILES = frozenset({"parquet", "orc", "json", "csv", "text", "avro", "xml", "binaryfile", "delta"})
 _KEEPING = _FILES | {"kafka", "rate", "rate-micro-batch"}
@@ -38,7 +39,10 @@ def _computed(node: Node, decided: Decided) -> list[Expression]:
     # Aggregate functions such as `first` call themselves nondeterministic; only what goes into them counts.
     if decided.operator is None or decided.operator.reading is None:
         return node.expressions
-    return decided.operator.reading.raw
+    reading = decided.operator.reading
+    if isinstance(reading, JoinReading):
+        return [e for side in (reading.left, reading.right) for e in (*side.keys, *side.values, *side.able)]
+    return reading.raw
 
 
 def _forgets(node: Node) -> str | None:

@@ -15,11 +15,13 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructF
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
-from millpond.operators.spec import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec
+from millpond.operators.spec import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec, output_fields
 from millpond.plan.aggregate import Derived, Reading, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.changes import filtered
 from millpond.plan.decide import Decided, Decision, Operator
+from millpond.plan.join import JoinReading
+from millpond.plan.join_input import joined_sides
 from millpond.plan.workers import ArrowFunction, map_in_arrow
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
@@ -71,6 +73,8 @@ class _Surgeon:
         children = [self.visit(child) for child in decided.children]
         operator = decided.operator
         if operator is not None and operator.spec is not None:
+            if isinstance(operator.reading, JoinReading):
+                return self._replace_join(decided.node, operator, operator.reading, children)
             return self._replace(decided.node, operator, children[0])
         if all(new is old.node for new, old in zip(children, decided.children, strict=True)):
             return decided.node
@@ -86,10 +90,8 @@ class _Surgeon:
         return next((column for column in node.output if column.expr_id in self._kinds), None)
 
     def _replace(self, node: Node, operator: Operator, child: Node) -> Node:
-        assert operator.reading is not None
-        assert operator.spec is not None
-        assert operator.index is not None
         reading = operator.reading
+        assert isinstance(reading, Reading)
         if reading.assigned is not None and reading.assigned.expanded:
             (expand,) = child.children
             child = self.catalyst.with_children(child, expand.children)
@@ -117,6 +119,33 @@ class _Surgeon:
         changes = getattr(operator.spec, "changes", False)
         if changes:
             schema.add(OP.name, ByteType())
+        piped = self._through_pipe(prepared, operator, schema)
+        kinds = []
+        if changes:
+            kinds = [self.catalyst.alias(piped.output[-1], OP.name)]
+            self._kinds.add(kinds[0].expr_id)
+        return self._reattach(node, reading, piped, kinds)
+
+    def _replace_join(self, node: Node, operator: Operator, reading: JoinReading, children: list[Node]) -> Node:
+        both = [
+            self.catalyst.dataframe(self.catalyst.project(aliases, child)).select(*(F.expr(sql) for sql in columns))
+            for child, (aliases, columns) in zip(children, joined_sides(self.catalyst, reading), strict=True)
+        ]
+        attributes = reading.left.attributes + reading.right.attributes
+        types = [attribute.data_type for attribute in attributes] or [reading.left.keys[0].data_type]
+        schema = StructType(
+            [StructField(field.name, type_) for field, type_ in zip(output_fields(reading.spec), types, strict=True)]
+        )
+        piped = self._through_pipe(both[0].union(both[1]), operator, schema)
+        pairs = zip(piped.output, node.output, strict=False)  # of a join without columns, the pipe gives one
+        joined = self.catalyst.project([self._stand_in(self._as(new, old), old) for new, old in pairs], piped)
+        for conjunct in reading.above:
+            joined = self.catalyst.filter(conjunct, joined)
+        return joined
+
+    def _through_pipe(self, prepared: DataFrame, operator: Operator, schema: StructType) -> Node:
+        """Send rows, the key hash last, through the exchange and the operator's pipe, which gives rows of `schema`."""
+        assert operator.index is not None
         schema.add(FIGURE_COLUMN, LongType())
         if self.writes is None:
             sent = prepared.withColumn("__mark", F.lit(False))
@@ -131,12 +160,7 @@ class _Surgeon:
             *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
         )
         results = observed.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
-        piped_back = self.catalyst.analyzed(results)
-        kinds = []
-        if changes:
-            kinds = [self.catalyst.alias(piped_back.output[-1], OP.name)]
-            self._kinds.add(kinds[0].expr_id)
-        return self._reattach(node, reading, piped_back, kinds)
+        return self.catalyst.analyzed(results)
 
     def _prepare(self, child: Node, raw: list[Expression], columns: list[Derived], hash_: str) -> DataFrame:
         """Project what the operator needs: Spark evaluates the expressions, then the key hash over their values.

@@ -54,7 +54,9 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
     if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
         return
     catalyst = Catalyst(df.sparkSession)
-    plan = _stand_in(catalyst, decision.root)
+    plan = decision.analyzed
+    if any(isinstance(spec, RankSpec | OverSpec) or getattr(spec, "retracts", False) for spec in decision.specs):
+        plan = _stand_in(catalyst, decision.root)
     if any(getattr(call, "distinct", False) for spec in decision.specs for call in getattr(spec, "calls", ())):
         plan = catalyst.without_distincts(plan)
     catalyst.check_streaming(plan, decision.output_mode)

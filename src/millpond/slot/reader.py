@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
@@ -19,9 +20,12 @@ from millpond.files.blocks import HashRange, sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
+from millpond.operators.join_rows import LEFT, RIGHT
 from millpond.operators.protocol import MAIN, base_name
-from millpond.operators.spec import OperatorSpec
+from millpond.operators.spec import JoinSpec, OperatorSpec
 from millpond.operators.tables import read_rows, table_schemas
+from millpond.stores.budget import MemoryBudget
+from millpond.stores.ordered import OrderedTable
 from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet, memory_run
 
@@ -126,14 +130,49 @@ class StateReader:
         """
         manifest = self.manifest(operator, partition, version)
         spec = self.operators[operator].spec
+        if isinstance(spec, JoinSpec):
+            for name in (LEFT, RIGHT) if table == MAIN else (table,):
+                yield from self._read_side(spec, manifest, partition, name)
+            return
         schema = table_schemas(spec)[table][0]
         states = [state for name, state in manifest.tables.items() if base_name(name) == table]
-        first, last = self.claim.ranges[partition]
-        shift = 64 - (self.claim.key_groups - 1).bit_length()
-        range_ = HashRange(first << shift, last << shift) if table == MAIN else HashRange()
+        range_ = self._range(partition) if table == MAIN else HashRange()
         for state in states:
             for rows in self._rows(state, RowLayout(schema), range_):
                 yield from read_rows(spec, table, rows)
+
+    def _read_side(
+        self, spec: JoinSpec, manifest: PartitionManifest, partition: int, name: str
+    ) -> Iterator[pa.RecordBatch]:
+        state = manifest.tables.get(name)
+        if state is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
+            store = RunStore(self.files, local, disk=0, memory=_MEMORY)
+            try:
+                schema = table_schemas(spec)[name][0]
+                table = OrderedTable.open(
+                    schema,
+                    state.runs,
+                    store,
+                    MemoryBudget(_MEMORY),
+                    beside,
+                    self._range(partition),
+                    drop_matched=spec.kind == "left_semi" and name == LEFT,
+                    writable=False,
+                )
+                for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
+                    for rows in decode_rows(data, table.layout, self.files.locate(ref.commit)):
+                        table.load(rows)
+                for rows in table.scan():
+                    yield from read_rows(spec, name, rows)
+            finally:
+                store.close()
+
+    def _range(self, partition: int) -> HashRange:
+        first, last = self.claim.ranges[partition]
+        shift = 64 - (self.claim.key_groups - 1).bit_length()
+        return HashRange(first << shift, last << shift)
 
     def _rows(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:

@@ -1,0 +1,571 @@
+"""Rows ordered by (hash, time): finding rows of a key within an interval of time, marking them, merging.
+
+A part of an ordered table is a sequence of blocks of rows in the order of (hash, time, number), wherever they lie:
+kernels take the addresses of blocks, as those of `search` do. Times are signed 64-bit microseconds; `NEVER` stands for
+rows without a time, which are last.
+"""
+
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from millpond.kernels.memory import I64, INTS_IN, WORDS
+from millpond.kernels.pointers import byte_at, prefetch, put_word, same_bytes, step, word
+
+MATCHED = 1 << 8
+"""Bit of the meta word: the row has found a partner."""
+MARK = 1 << 9
+"""Bit of the meta word: not a row but a note that the row of the same hash, time and number was matched."""
+NEVER = (1 << 63) - 1
+"""The time of rows without one."""
+
+_LATEST_STAMP = (1 << 48) - 1
+_SMALL = 32  # rows of one hash up to which insertion sorts them
+_NEAR = 8  # rows within which walking beats guessing
+_AHEAD = 8
+
+
+@njit(types.void(WORDS, INTS_IN, I64, I64, I64), cache=True, nogil=True)
+def put_times(words: NDArray[np.uint64], times: NDArray[np.int64], time_word: int, seq_word: int, first: int) -> None:
+    """Fill the time and stamp of each row, and its number (from `first` on) unless `seq_word` is 0."""
+    for i in range(words.shape[0]):
+        t = times[i]
+        stamp = min(max(t // 1000, 0), _LATEST_STAMP)
+        words[i, 1] = np.uint64(stamp) << np.uint64(16)
+        words[i, time_word] = np.uint64(t)
+        if seq_word:
+            words[i, seq_word] = np.uint64(first + i)
+
+
+@njit("void(uint64[::1], int64[::1], uint64[:, ::1], int64)", cache=True, nogil=True)
+def order_times(
+    hashes: NDArray[np.uint64], order: NDArray[np.int64], words: NDArray[np.uint64], time_word: int
+) -> None:
+    """Put `order`, which sorts rows by hash, in the order of times within each hash (stable)."""
+    n = len(hashes)
+    begin = 0
+    while begin < n:
+        end = begin + 1
+        while end < n and hashes[end] == hashes[begin]:
+            end += 1
+        size = end - begin
+        if size > _SMALL:
+            times = np.empty(size, np.int64)
+            for i in range(size):
+                times[i] = np.int64(words[order[begin + i], time_word])
+            sorted_ = np.argsort(times, kind="mergesort")
+            group = order[begin:end].copy()
+            for i in range(size):
+                order[begin + i] = group[sorted_[i]]
+        elif size > 1:
+            for i in range(begin + 1, end):
+                source = order[i]
+                t = np.int64(words[source, time_word])
+                j = i
+                while j > begin and np.int64(words[order[j - 1], time_word]) > t:
+                    order[j] = order[j - 1]
+                    j -= 1
+                order[j] = source
+        begin = end
+
+
+@njit(inline="always")
+def _before(row: int, time_word: int, h: int, t: int) -> bool:
+    """Whether a row sorts before (h, t)."""
+    own = word(row, 0)
+    return own < h or (own == h and np.int64(word(row, time_word)) < t)
+
+
+@njit(cache=True, nogil=True)
+def _seek(
+    words_at: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    fence: NDArray[np.uint64],
+    stride: int,
+    time_word: int,
+    density: float,
+    b: int,
+    pos: int,
+    h: int,
+    t: int,
+) -> tuple[int, int]:
+    """The first row from (block b, position pos) on that does not sort before (h, t)."""
+    blocks = len(words_at)
+    if b + 1 < blocks and fence[b + 1] <= h:
+        # The last block whose first row sorts before (h, t), if that is further on.
+        low = b
+        high = blocks
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if fence[middle] < h or (fence[middle] == h and _before(words_at[middle], time_word, h, t)):
+                low = middle
+            else:
+                high = middle
+        if low > b:
+            b = low
+            pos = starts[b]
+    base = words_at[b]
+    first = starts[b]
+    end = starts[b + 1]
+    if pos >= end or not _before(step(base, (pos - first) * stride), time_word, h, t):
+        if pos >= end and b + 1 < blocks:
+            return b + 1, end
+        return b, pos
+    low = pos  # sorts before
+    high = end
+    guess = pos + 1
+    own = word(step(base, (pos - first) * stride), 0)
+    far = np.int64(np.float64(h - own) * density)
+    if far > _NEAR:
+        guess = min(pos + far, end - 1)
+    reach = 1
+    if _before(step(base, (min(guess, end - 1) - first) * stride), time_word, h, t):
+        low = min(guess, end - 1)
+        while low + reach < end and _before(step(base, (low + reach - first) * stride), time_word, h, t):
+            low += reach
+            reach *= 2
+        high = min(low + reach, end)
+    else:
+        high = guess
+        while high - reach > low and not _before(step(base, (high - reach - first) * stride), time_word, h, t):
+            high -= reach
+            reach *= 2
+        low = max(low, high - reach)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if _before(step(base, (middle - first) * stride), time_word, h, t):
+            low = middle
+        else:
+            high = middle
+    if high == end and b + 1 < blocks:
+        return b + 1, high
+    return b, high
+
+
+@njit(inline="always")
+def _same_key(
+    left: int, left_heap: int, left_start: int, right: int, right_heap: int, right_start: int,
+    key_words: int, null_mask: int, references: int,
+) -> bool:  # fmt: skip
+    if (word(left, 2) ^ word(right, 2)) & null_mask != 0:
+        return False
+    for w in range(key_words):
+        a = word(left, left_start + w)
+        c = word(right, right_start + w)
+        if byte_at(references, w) != 0:
+            size = np.int64(word(left, left_start + w - 1) & np.uint64(0xFFFFFFFF))
+            if size > 12:
+                if not same_bytes(step(left_heap, np.int64(a)), step(right_heap, np.int64(c)), size):
+                    return False
+                continue
+        if a != c:
+            return False
+    return True
+
+
+@njit(
+    "int64(uint64, uint64, int64, int64, int64, int64[::1], int64[::1],"
+    "uint64[::1], uint64[::1], int64[::1], int64[::1], uint64[::1], int64, int64, int64, float64,"
+    "int64, uint64, uint64, int64[::1], int64[::1], uint64[::1], uint64[::1], int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def match(
+    probes: int,
+    probe_heap: int,
+    probe_stride: int,
+    probe_start: int,
+    count: int,
+    lo: NDArray[np.int64],
+    hi: NDArray[np.int64],
+    words_at: NDArray[np.uint64],
+    heap_at: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    bases: NDArray[np.int64],
+    fence: NDArray[np.uint64],
+    stride: int,
+    start: int,
+    time_word: int,
+    density: float,
+    key_words: int,
+    null_mask: int,
+    references: int,
+    state: NDArray[np.int64],
+    out_probe: NDArray[np.int64],
+    out_at: NDArray[np.uint64],
+    out_heap: NDArray[np.uint64],
+    out_position: NDArray[np.int64],
+) -> int:
+    """Pair probes (rows in hash order) with the rows of a part that have their key and a time from `lo` to `hi`.
+
+    Args:
+        probes, probe_heap, probe_stride, probe_start, count: address of the first row and of the heap, bytes of a row,
+            first word of the key, and number of the probes.
+        lo, hi: interval of time for each probe, both ends included; none if `lo` > `hi`.
+        words_at, heap_at, starts, bases, fence: blocks of the part: addresses, rows before each (and all), position of
+            each block's first row in the part, its hash.
+        stride, start, time_word, density: bytes of a row, first word of the key, word of the time; rows a unit of hash.
+        key_words, null_mask, references: words of the key, its null bits, and address of a byte for each word of the
+            key: whether it refers to the heap.
+        state: where to go on: all zero (and `state[3]` = -1) at first.
+        out_probe, out_at, out_heap, out_position: number of the probe, address of the row and of its heap, position of
+            the row in the part, of each pair.
+
+    Returns:
+        The number of pairs; as many as there is room for if there may be more (call again), else all.
+    """
+    i = state[0]
+    b = state[1]
+    pos = state[2]
+    resume_block = state[4]
+    resume = state[3]
+    total = starts[len(words_at)]
+    room = len(out_probe)
+    found = 0
+    last_hash = np.uint64(0)
+    known = False
+    while i < count:
+        if lo[i] > hi[i]:
+            i += 1
+            continue
+        probe = step(probes, i * probe_stride)
+        h = word(probe, 0)
+        if resume >= 0:
+            qb = resume_block
+            q = resume
+            resume = -1
+        else:
+            if not known or h != last_hash:
+                b, pos = _seek(
+                    words_at, starts, fence, stride, time_word, density, b, pos, h, np.int64(-9223372036854775808)
+                )
+                last_hash = h
+                known = True
+            if pos >= total:
+                i = count
+                break
+            row = step(words_at[b], (pos - starts[b]) * stride)
+            if i + _AHEAD < count:
+                near = b
+                ahead = pos + _AHEAD * 2
+                if ahead < starts[near + 1]:
+                    prefetch(step(words_at[near], (ahead - starts[near]) * stride), 0)
+            if word(row, 0) != h:
+                i += 1
+                continue
+            qb = b
+            q = pos
+            if np.int64(word(row, time_word)) < lo[i]:
+                qb, q = _seek(words_at, starts, fence, stride, time_word, 0.0, b, pos, h, lo[i])
+        while q < total:
+            if q >= starts[qb + 1]:
+                qb += 1
+            row = step(words_at[qb], (q - starts[qb]) * stride)
+            if word(row, 0) != h or np.int64(word(row, time_word)) > hi[i]:
+                break
+            if _same_key(probe, probe_heap, probe_start, row, heap_at[qb], start, key_words, null_mask, references):
+                if found == room:
+                    state[0] = i
+                    state[1] = b
+                    state[2] = pos
+                    state[3] = q
+                    state[4] = qb
+                    return found
+                out_probe[found] = i
+                out_at[found] = row
+                out_heap[found] = heap_at[qb]
+                out_position[found] = bases[qb] + (q - starts[qb])
+                found += 1
+            q += 1
+        i += 1
+    state[0] = count
+    state[3] = -1
+    return found
+
+
+@njit("int64(uint64[::1], int64[::1], int64, uint64[::1], boolean, uint8[::1], int64[::1])", cache=True, nogil=True)
+def mark(
+    rows_at: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    count: int,
+    marks: NDArray[np.uint64],
+    once: bool,
+    keep: NDArray[np.uint8],
+    fresh: NDArray[np.int64],
+) -> int:
+    """Mark the rows of pairs as matched, in the bits beside their part.
+
+    Args:
+        rows_at, positions, count: addresses of the rows and their positions in the part.
+        marks: a bit for each row of the part.
+        once: whether a row counts only the first time; then `keep` is cleared where it was matched before.
+        keep: which pairs count.
+        fresh: filled with the positions of rows that were not matched before.
+
+    Returns:
+        How many those are.
+    """
+    new = 0
+    for i in range(count):
+        if keep[i] == 0:
+            continue
+        position = positions[i]
+        bit = np.uint64(1) << np.uint64(position & 63)
+        if word(rows_at[i], 1) & np.uint64(MATCHED) != 0 or marks[position >> 6] & bit != 0:
+            if once:
+                keep[i] = 0
+            continue
+        marks[position >> 6] |= bit
+        fresh[new] = position
+        new += 1
+    return new
+
+
+@njit("void(uint64, int64, int64, uint64[::1])", cache=True, nogil=True)
+def burn(rows: int, count: int, stride: int, marks: NDArray[np.uint64]) -> None:
+    """Move marks into the meta words of rows that lie one after another, and clear them."""
+    for i in range(count):
+        if marks[i >> 6] >> np.uint64(i & 63) & np.uint64(1) != 0:
+            row = step(rows, i * stride)
+            put_word(row, 1, word(row, 1) | np.uint64(MATCHED))
+    marks[:] = np.uint64(0)
+
+
+@njit("void(uint64, int64, int64, int64[::1])", cache=True, nogil=True)
+def flag(rows: int, count: int, stride: int, positions: NDArray[np.int64]) -> None:
+    """Set the flag of matched rows at some positions, in rows that lie one after another."""
+    for i in range(count):
+        row = step(rows, positions[i] * stride)
+        put_word(row, 1, word(row, 1) | np.uint64(MATCHED))
+
+
+@njit(
+    "int64(uint64, int64, int64, int64, uint64[::1], int64, int64, int64, boolean, uint64, uint64, int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def between(
+    rows: int,
+    count: int,
+    stride: int,
+    time_word: int,
+    marks: NDArray[np.uint64],
+    base: int,
+    after: int,
+    until: int,
+    unmatched: bool,
+    lowest: int,
+    highest: int,
+    out: NDArray[np.int64],
+) -> int:
+    """The rows of a block with a time in (`after`, `until`], perhaps only those without a partner.
+
+    Args:
+        rows, count, stride, time_word: the block. marks, base: bits beside its part (may be empty), and the position of
+            the block's first row.
+        lowest, highest: hashes that count, both included.
+        out: filled with row numbers within the block.
+
+    Returns:
+        How many there are.
+    """
+    found = 0
+    for i in range(count):
+        row = step(rows, i * stride)
+        t = np.int64(word(row, time_word))
+        if t <= after or t > until:
+            continue
+        if word(row, 0) < lowest or word(row, 0) > highest:
+            continue
+        if unmatched:
+            position = base + i
+            if word(row, 1) & np.uint64(MATCHED) != 0:
+                continue
+            if len(marks) and marks[position >> 6] >> np.uint64(position & 63) & np.uint64(1) != 0:
+                continue
+        out[found] = i
+        found += 1
+    return found
+
+
+@njit(
+    "int64(uint64[::1], int64[::1], int64[::1], int64,"
+    "uint64[::1], int64[::1], int64[::1], uint64[::1], int64, int64, int64, float64, uint64[::1], int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def mark_named(
+    hashes: NDArray[np.uint64],
+    times: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    count: int,
+    words_at: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    bases: NDArray[np.int64],
+    fence: NDArray[np.uint64],
+    stride: int,
+    time_word: int,
+    seq_word: int,
+    density: float,
+    marks: NDArray[np.uint64],
+    missing: NDArray[np.int64],
+) -> int:
+    """Mark rows of a part by name (hash, time and number, in this order).
+
+    Args:
+        missing: filled with the names that are not in the part.
+
+    Returns:
+        How many those are.
+    """
+    b = 0
+    pos = 0
+    total = starts[len(words_at)]
+    lost = 0
+    for i in range(count):
+        if pos < total:
+            b, pos = _seek(words_at, starts, fence, stride, time_word, density, b, pos, hashes[i], times[i])
+        qb = b
+        q = pos
+        found = False
+        while q < total:
+            if q >= starts[qb + 1]:
+                qb += 1
+            row = step(words_at[qb], (q - starts[qb]) * stride)
+            if word(row, 0) != hashes[i] or np.int64(word(row, time_word)) != times[i]:
+                break
+            if np.int64(word(row, seq_word)) == numbers[i]:
+                position = bases[qb] + (q - starts[qb])
+                marks[position >> 6] |= np.uint64(1) << np.uint64(position & 63)
+                found = True
+                # Names come in order: the next one is further on.
+                b = qb
+                pos = q
+                break
+            q += 1
+        if not found:
+            missing[lost] = i
+            lost += 1
+    return lost
+
+
+@njit(
+    "int64(int64[::1], int64[::1], int64[::1], uint64[::1], uint64[::1], uint64[::1],"
+    "uint64, uint64, int64, int64, int64, int64, int64, boolean, uint64[::1], uint64[::1], int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def merge_parts(
+    first: NDArray[np.int64],
+    rows_in: NDArray[np.int64],
+    bases: NDArray[np.int64],
+    words_at: NDArray[np.uint64],
+    heap_at: NDArray[np.uint64],
+    marks_at: NDArray[np.uint64],
+    lowest: int,
+    highest: int,
+    stride: int,
+    time_word: int,
+    seq_word: int,
+    after: int,
+    until: int,
+    drop_matched: bool,
+    out_at: NDArray[np.uint64],
+    out_heap: NDArray[np.uint64],
+    out_matched: NDArray[np.int64],
+) -> int:
+    """The rows of some parts in order, with hashes from `lowest` to `highest` and times in (`after`, `until`].
+
+    Args:
+        first: the first block of each part, and the number of blocks at the end.
+        rows_in, bases, words_at, heap_at: of each block: rows, position of the first one in its part, addresses.
+        marks_at: address of each part's bits (0: none).
+        drop_matched: leave out matched rows.
+        out_at, out_heap, out_matched: addresses of the rows and of their heaps, and whether they are marked beside
+            their part; as long as there are rows.
+
+    Returns:
+        The number of rows.
+    """
+    parts = len(first) - 1
+    block = np.empty(parts, np.int64)
+    at = np.empty(parts, np.int64)
+    heads = np.empty(parts, np.uint64)
+    times = np.empty(parts, np.int64)
+    numbers = np.empty(parts, np.int64)
+    live = np.empty(parts, np.int64)
+    alive = 0
+    for p in range(parts):
+        b = first[p]
+        i = 0
+        while b < first[p + 1]:
+            if i >= rows_in[b]:
+                b += 1
+                i = 0
+                continue
+            if word(step(words_at[b], i * stride), 0) >= lowest:
+                break
+            i += 1
+        if b < first[p + 1]:
+            row = step(words_at[b], i * stride)
+            if word(row, 0) <= highest:
+                block[p] = b
+                at[p] = i
+                heads[p] = word(row, 0)
+                times[p] = np.int64(word(row, time_word))
+                numbers[p] = np.int64(word(row, seq_word)) if seq_word else 0
+                live[alive] = p
+                alive += 1
+    found = 0
+    while alive > 0:
+        best = 0
+        p = live[0]
+        for k in range(1, alive):
+            c = live[k]
+            if heads[c] < heads[p] or (
+                heads[c] == heads[p] and (times[c] < times[p] or (times[c] == times[p] and numbers[c] < numbers[p]))
+            ):
+                best = k
+                p = c
+        b = block[p]
+        i = at[p]
+        row = step(words_at[b], i * stride)
+        if times[p] > after and times[p] <= until:
+            marked = np.int64(0)
+            if marks_at[p] != 0:
+                position = bases[b] + i
+                marked = np.int64(word(marks_at[p], position >> 6) >> np.uint64(position & 63) & np.uint64(1))
+            if not drop_matched or (marked == 0 and word(row, 1) & np.uint64(MATCHED) == 0):
+                out_at[found] = row
+                out_heap[found] = heap_at[b]
+                out_matched[found] = marked
+                found += 1
+        i += 1
+        if i >= rows_in[b]:
+            b += 1
+            i = 0
+            while b < first[p + 1] and rows_in[b] == 0:
+                b += 1
+        if b < first[p + 1] and word(step(words_at[b], i * stride), 0) <= highest:
+            row = step(words_at[b], i * stride)
+            prefetch(row, 4 * stride)
+            block[p] = b
+            at[p] = i
+            heads[p] = word(row, 0)
+            times[p] = np.int64(word(row, time_word))
+            numbers[p] = np.int64(word(row, seq_word)) if seq_word else 0
+        else:
+            alive -= 1
+            live[best] = live[alive]
+    return found
+
+
+def density_of(count: int, lowest: Any, highest: Any) -> float:
+    """Rows a unit of hash, for guesses."""
+    return count / max(1.0, float(highest) - float(lowest))

@@ -1,0 +1,295 @@
+"""The ordered table against a list of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.files.filesystem import open_filesystem
+from millpond.files.refs import TableManifest
+from millpond.files.segment import decode_rows
+from millpond.kernels.ordered import MATCHED, NEVER
+from millpond.layout import META, Column, RowLayout, Rows
+from millpond.stores import parts as parts_module
+from millpond.stores.budget import MemoryBudget
+from millpond.stores.ordered import OrderedTable
+from millpond.stores.parts import BEGINNING, OrderedLayout, ordered_schema
+from millpond.stores.run_store import RunStore
+from tests.operators.join_rig import Immediate
+from tests.rows import Entry, Value, decode, encode
+
+SECOND = 1_000_000
+
+
+@dataclass
+class Model:
+    """One row: hash, key, value, time, and whether it was matched."""
+
+    hash: int
+    key: tuple[Value, ...]
+    value: tuple[Value, ...]
+    time: int
+    matched: bool = False
+
+
+@dataclass
+class Rig:
+    """A table on a run store beside the rows that it should have."""
+
+    folder: Path
+    marked: bool
+    remote: bool
+    drop_matched: bool = False
+    rows: list[Model] = field(default_factory=list)
+    version: int = 0
+    log: list[bytes] = field(default_factory=list)
+    manifests: list[TableManifest] = field(default_factory=list)
+    expired: int = BEGINNING
+
+    def __post_init__(self) -> None:
+        self.schema = ordered_schema(
+            [Column("a", "word"), Column("b", "bytes")], [Column("v", "bytes"), Column("w", "word")], marked=self.marked
+        )
+        self.layout = OrderedLayout.of(self.schema)
+        self.files = open_filesystem("memory:" if self.remote else f"file://{self.folder}/state")
+        self.stores: list[RunStore] = []
+        self.table = self._open(TableManifest())
+
+    def _open(self, manifest: TableManifest) -> OrderedTable:
+        store = RunStore(self.files, str(self.folder / f"local{len(self.stores)}"), disk=0, memory=1 << 20)
+        self.stores.append(store)
+        table = OrderedTable.open(
+            self.schema, manifest, store, MemoryBudget(4 << 20), Immediate(), drop_matched=self.drop_matched
+        )
+        assert table._files is not None
+        table._files.most_deltas = 2
+        return table
+
+    def reopen(self, version: int | None = None) -> None:
+        """Open the newest version, as after a restart."""
+        self.table.close()
+        manifest = self.manifests[-1] if self.manifests else TableManifest()
+        self.table = self._open(manifest)
+        for data in self.log[manifest.flushed :]:
+            for rows in decode_rows(data, self.layout.rows, "delta"):
+                self.table.load(rows)
+
+    def batch(self, fresh: list[Model], marks: list[int], until: int, spill: bool) -> None:
+        table = self.table
+        table.begin(self.version)
+        if fresh:
+            entries = [Entry(row.hash, row.key, (0, *([0] if self.marked else []), *row.value)) for row in fresh]
+            rows = encode(entries, self.layout.rows)
+            table.append(rows, np.array([row.time for row in fresh], np.int64))
+        table.settle()
+        if spill and table._files is not None:
+            table._files.spill((*table.parts, *table.fresh), lambda: False)
+        self.rows += fresh
+        self._mark(marks)
+        if self.version % 2:
+            table.expire(until)
+            self.expired = max(self.expired, until)
+        delta = table.seal()
+        self.log.append(b"".join(bytes(piece) for piece in delta.pieces))
+        self.manifests.append(table.manifest())
+        self.version += 1
+        self.rows = [row for row in self.rows if row.time > self.expired]
+        if self.drop_matched:
+            self.rows = [row for row in self.rows if not row.matched]
+
+    def _mark(self, marks: list[int]) -> None:
+        """Mark the rows of some keys through the interval read of their whole key."""
+        if not self.marked or not self.rows:
+            return
+        chosen = [self.rows[mark % len(self.rows)] for mark in marks]
+        for row in chosen:
+            probe = encode([Entry(row.hash, row.key, (0,))], RowLayout(ordered_schema(self._keys, [], marked=False)))
+            for part in (*self.table.parts, *self.table.fresh):
+                lo, hi = np.array([max(row.time, self.table.floor(part) + 1)]), np.array([row.time])
+                for pairs in part.match(probe, self._probe.shape, lo, hi, 3):
+                    keep = np.ones(len(pairs.probes), np.uint8)
+                    self.table.mark(part, pairs.rows_at, pairs.positions, keep, once=False)
+            for other in self.rows:
+                if (other.hash, other.key, other.time) == (row.hash, row.key, row.time):
+                    other.matched = True
+
+    @property
+    def _keys(self) -> list[Column]:
+        return list(self.schema.keys)
+
+    @property
+    def _probe(self) -> OrderedLayout:
+        return OrderedLayout.of(ordered_schema(self._keys, [], marked=False))
+
+    def check(self) -> None:
+        """The whole state, and interval reads of every key."""
+        seen = [entry for rows in self.table.scan() for entry in self.entries(rows)]
+        assert sorted(map(repr, seen)) == sorted(repr(self.entry(row)) for row in self.rows)
+
+    def entries(self, rows: Rows) -> list[tuple[Any, ...]]:
+        times = self.layout.times(rows).tolist()
+        matched = (rows.words[:, META] & np.uint64(MATCHED) != 0).tolist()
+        skip = 2 if self.marked else 1
+        return [
+            (e.hash, e.key, e.value[skip:], at, self.marked and flag)
+            for e, at, flag in zip(decode(rows, self.layout.rows), times, matched, strict=True)
+        ]
+
+    def entry(self, row: Model) -> tuple[Any, ...]:
+        return (row.hash, row.key, row.value, row.time, self.marked and row.matched)
+
+    def check_reads(self, probes: list[tuple[Model, int, int]]) -> None:
+        """Interval reads, before a batch changes anything."""
+        probes = sorted(probes, key=lambda probe: probe[0].hash)
+        if not probes:
+            return
+        rows = encode([Entry(p.hash, p.key, (0,)) for p, _, _ in probes], self._probe.rows)
+        lo = np.array([low for _, low, _ in probes])
+        hi = np.array([high for _, _, high in probes])
+        got = []
+        self.table._settle(self.version)
+        for part in (*self.table.parts, *self.table.fresh):
+            floor = np.maximum(lo, self.table.until + 1)
+            for pairs in part.match(rows, self._probe.shape, floor, hi, 3):
+                for probe, position in zip(pairs.probes.tolist(), pairs.positions.tolist(), strict=True):
+                    (one,) = [self.entries(r) for r in part.at(np.array([position]))]
+                    got.append((probe, one[0][:4]))
+        want = [
+            (number, self.entry(row)[:4])
+            for number, (probe, low, high) in enumerate(probes)
+            for row in self.rows
+            if (row.hash, row.key) == (probe.hash, probe.key) and low <= row.time <= high
+        ]
+        assert sorted(map(repr, got)) == sorted(map(repr, want))
+
+    def close(self) -> None:
+        self.table.close()
+        for store in self.stores:
+            store.close()
+
+
+HASHES = st.sampled_from([0, 7, 1 << 63, 2**64 - 1]) | st.integers(0, 255).map(lambda h: h << 56)
+KEYS = st.tuples(st.none() | st.integers(0, 2), st.sampled_from([None, b"", b"k" * 12, b"k" * 13, b"l" * 13]))
+VALUES = st.tuples(st.sampled_from([None, b"", b"short", b"long" * 9]), st.none() | st.integers(0, 9))
+
+
+def models(front: int) -> st.SearchStrategy[Model]:
+    times = st.integers(front - 20 * SECOND, front + 20 * SECOND) | st.just(front) | st.just(NEVER)
+    return st.builds(Model, HASHES, KEYS, VALUES, times)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.data())
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_table_equals_a_list(remote: bool, data: st.DataObject) -> None:
+    marked, drop = data.draw(st.sampled_from([(False, False), (True, False), (True, True)]))
+    with TemporaryDirectory() as folder:
+        rig = Rig(Path(folder), marked, remote, drop)
+        front = 100 * SECOND
+        for _ in range(data.draw(st.integers(1, 14))):
+            fresh = data.draw(st.lists(models(front), max_size=10))
+            marks = data.draw(st.lists(st.integers(0, 99), max_size=4))
+            rig.batch(fresh, marks, front - data.draw(st.integers(-5, 40)) * SECOND, data.draw(st.booleans()))
+            front += data.draw(st.sampled_from([0, 3, 15])) * SECOND
+            if data.draw(st.sampled_from([False, False, True])):
+                rig.reopen()
+            rig.check()
+            if not drop:
+                probes = st.tuples(models(front), st.integers(front - 30 * SECOND, front), st.just(NEVER))
+                some = [(row, BEGINNING, NEVER) for row in rig.rows[:4]]
+                rig.check_reads(data.draw(st.lists(probes, max_size=4)) + some)
+        rig.close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state several times larger than its memory, with expiry, marks, merges of files, restarts."""
+    monkeypatch.setattr(parts_module, "_PART_BLOCKS", 3)
+    rig = Rig(tmp_path, True, remote)
+    rng = np.random.default_rng(5)
+    live: dict[int, tuple[int, bool]] = {}  # number → time, matched
+    merges = 0
+    for version in range(24):
+        table = rig.table
+        assert table._files is not None
+        table.begin(version)
+        count, base = 6000, version * SECOND
+        keys = rng.integers(0, 500, count)
+        words = np.zeros((count, rig.layout.rows.width), np.uint64)
+        words[:, 0] = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        words[:, rig.layout.rows.offsets[0]] = keys.astype(np.uint64)
+        words[:, rig.layout.rows.offsets[-1]] = np.arange(version * count, (version + 1) * count, dtype=np.uint64)
+        times = rng.integers(base, base + 2 * SECOND, count)
+        numbers = range(version * count, (version + 1) * count)
+        for begin in range(0, count, 1000):
+            piece = words[begin : begin + 1000].copy()
+            table.append(Rows(piece, np.empty(0, np.uint8)), times[begin : begin + 1000])
+        live |= {number: (int(at), False) for number, at in zip(numbers, times, strict=True)}
+        table.settle()
+        probe = np.unique(words[keys < 20][:, : rig._probe.rows.width].copy(), axis=0)
+        probes = Rows(probe, np.empty(0, np.uint8))
+        low = base - SECOND
+        matched = 0
+        for part in (*table.parts, *table.fresh):
+            lo, hi = np.full(len(probe), max(low, table.floor(part) + 1)), np.full(len(probe), base)
+            for pairs in part.match(probes, rig._probe.shape, lo, hi, 1000):
+                new = table.mark(part, pairs.rows_at, pairs.positions, np.ones(len(pairs.probes), np.uint8), once=False)
+                for rows in part.at(np.sort(new)):
+                    for number in rows.words[:, rig.layout.rows.offsets[-1]].tolist():
+                        at, before = live[number]
+                        assert not before
+                        assert low <= at <= base
+                        live[number] = (at, True)
+                        matched += 1
+        assert version < 2 or matched > 100
+        until = base - 4 * SECOND
+        table.expire(until)
+        gone = [
+            n for rows in table.leaving(unmatched=True) for n in rows.words[:, rig.layout.rows.offsets[-1]].tolist()
+        ]
+        assert sorted(gone) == sorted(n for n, (at, flag) in live.items() if at <= until and not flag)
+        live = {n: state for n, state in live.items() if state[0] > until}
+        delta = table.seal()
+        rig.log.append(b"".join(bytes(piece) for piece in delta.pieces))
+        rig.manifests.append(table.manifest())
+        merges += table._files._merge is not None
+        if version % 3 == 2:
+            rig.reopen()
+        seen = {}
+        for rows in rig.table.scan():
+            flags = (rows.words[:, META] & np.uint64(MATCHED) != 0).tolist()
+            numbers_ = rows.words[:, rig.layout.rows.offsets[-1]].tolist()
+            seen |= dict(zip(numbers_, zip(rig.layout.times(rows).tolist(), flags, strict=True), strict=True))
+        assert seen == live
+        assert len(rig.table.parts) < 40
+    assert merges
+    assert rig.manifests[-1].flushed > 15
+
+    rig.close()
+
+
+def test_a_hot_key_is_merged_in_time(tmp_path: Path) -> None:
+    """200 k rows of one key: merging and reading an interval must not look at every pair of rows."""
+    rig = Rig(tmp_path, False, False)
+    for version in range(4):
+        rig.table.begin(version)
+        words = np.zeros((50_000, rig.layout.rows.width), np.uint64)
+        words[:, 0] = 42
+        rig.table.append(Rows(words, np.empty(0, np.uint8)), np.arange(50_000) * 4 + version)
+        rig.table.seal()
+    rig.table.begin(4)
+    probe = Rows(np.array([[42] + [0] * (rig._probe.rows.width - 1)], np.uint64), np.empty(0, np.uint8))
+    found = sum(
+        len(pairs.probes)
+        for part in rig.table.parts
+        for pairs in part.match(probe, rig._probe.shape, np.array([99_990]), np.array([100_009]), 7)
+    )
+    assert found == 20
+    rig.close()
