@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 from millpond.operators.spec import (
     AggregateCall,
     AggregateSpec,
-    DeduplicateSpec,
     Field,
     JoinSpec,
     OperatorSpec,
     SessionSpec,
-    WithinSpec,
     key_fields,
 )
 from millpond.operators.types import leaves, parse_type
@@ -156,7 +154,7 @@ def supported_spec(spec: OperatorSpec) -> str | None:
     if isinstance(spec, JoinSpec):
         values = spec.left.values + spec.right.values
         return INPUT_TYPE if any(key_supported(field.type) for field in values) else None
-    if isinstance(spec, DeduplicateSpec | WithinSpec):
+    if not isinstance(spec, AggregateSpec | SessionSpec):
         return None
     for call in spec.calls:
         inputs = [spec.inputs[position] for position in call.inputs]

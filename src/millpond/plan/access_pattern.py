@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millpond.operators.catalogue import whole_windows
-from millpond.operators.spec import AggregateSpec, JoinSpec, OperatorSpec, SessionSpec, WithinSpec, lag_of
+from millpond.operators.spec import (
+    AggregateSpec,
+    JoinSpec,
+    OperatorSpec,
+    OverSpec,
+    RankSpec,
+    SessionSpec,
+    WithinSpec,
+    lag_of,
+)
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -19,6 +28,11 @@ class AccessPattern(NamedTuple):
 
 def access_pattern(spec: OperatorSpec) -> AccessPattern:
     """The access pattern of an operator."""
+    if isinstance(spec, RankSpec):
+        held = "all rows of a key, since rows go again" if spec.retracts else f"the first {spec.limit} of a key's rows"
+        return AccessPattern("read-modify-write", f"{held}, in order, replaced whole")
+    if isinstance(spec, OverSpec):
+        return AccessPattern("read-modify-write", f"the last {max(spec.preceding)} rows of a key, replaced whole")
     if isinstance(spec, JoinSpec):
         why = "rows of both sides are kept by key and event time, and read by intervals of time"
         return AccessPattern("ordered", why + ("; they expire with the watermark" if spec.expires else ""))

@@ -192,7 +192,7 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
         for expression in result.walk():
             if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
                 reading.aggregates.append(expression)
-                reading.calls.append(_read_call(catalyst, reading, expression))
+                reading.calls.append(read_function(catalyst, reading, expression))
     if reading.session is not None:
         if reading.time is not None:
             raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
@@ -252,7 +252,12 @@ def metadata(expression: Expression) -> dict[str, Any]:
     return expression.metadata if expression.kind in ("AttributeReference", "Alias") else {}
 
 
-def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
+def read_function(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
+    """Read one `AggregateExpression`; its arguments become inputs of the reading.
+
+    Raises:
+        Unsupported: the function, or its arguments, cannot run here.
+    """
     aggregate = expression.expression("aggregateFunction")
     assert aggregate is not None
     name = FUNCTIONS.get(aggregate.kind)

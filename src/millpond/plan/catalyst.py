@@ -204,6 +204,10 @@ class Node(_Tree):
         """The expressions that the node itself holds."""
         return [Expression(expression) for expression in _items(self.java.expressions())]
 
+    def expression(self, method: str) -> Expression:
+        """A field of the JVM object that is an expression."""
+        return Expression(getattr(self.java, method)())
+
     def list(self, method: str) -> list[Expression]:
         """A field of the JVM object that is a sequence of expressions."""
         return [Expression(expression) for expression in _items(getattr(self.java, method)())]
@@ -211,10 +215,6 @@ class Node(_Tree):
     def rows(self, method: str) -> Sequence[Sequence[Expression]]:
         """A field of the JVM object that is a sequence of sequences of expressions."""
         return [[Expression(one) for one in _items(row)] for row in _items(getattr(self.java, method)())]
-
-    def expression(self, method: str) -> Expression:
-        """A field of the JVM object that is an expression."""
-        return Expression(getattr(self.java, method)())
 
     @property
     def source(self) -> str:
@@ -424,6 +424,11 @@ class Catalyst:
         option = self._class("scala.Option").apply(metadata)
         alias = self._class(f"{_EXPRESSIONS}.Alias")
         return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
+
+    def null(self, like: Expression) -> Expression:
+        """A null of the type of `like`, declared as that is."""
+        java = self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType())
+        return Expression(java) if like.nullable else self.not_null(Expression(java))
 
     def not_null(self, expression: Expression) -> Expression:
         """`expression`, declared never null."""

@@ -19,6 +19,10 @@ REASONS = {
     "MP-ABOVE": "a stateful operator above it stays on Spark and would count its updates twice",
     "MP-CONDITION": "whether a row has a partner depends on {detail}, which is not supported in such a join",
     "MP-CTE": "it stands in a common table expression that is evaluated once for several readers",
+    "MP-WINDOW": "the window function {detail} is not supported on streams",
+    "MP-UNBOUNDED": "no filter above bounds {detail} by a constant, so that all rows would have to be kept",
+    "MP-CHANGES": "rows below it change, and their changes do not pass {detail}",
+    "MP-RETRACT": "rows below it change, and {detail} cannot take rows back",
     "MP-TRIGGER": "the trigger {detail} runs without micro-batch commits",
     "MP-OFF": "spark.millpond.enabled is false",
 }
