@@ -18,6 +18,7 @@ from millpond.operators.catalogue import sketch_precision
 from millpond.operators.decode import LIMIT, OversizeError, ints, to_arrow
 from millpond.operators.encode import ALL, NO_HEAP, Mask, Operand, both
 from millpond.operators.spec import AggregateCall
+from millpond.operators.structs import unpacked
 from millpond.operators.types import DataType
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class Collect(Accumulator):
         super().__init__(call, inputs)
         self._blobs = Blobs()
         self._element = inputs[0]
-        self._width = 0 if self._element.machine == "bytes" else _element_width(self._element)
+        self._struct = self._element.name == "struct"
+        self._width = 0 if self._struct or self._element.machine == "bytes" else _element_width(self._element)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         column = operands[0]
@@ -119,7 +121,10 @@ class Collect(Accumulator):
             data = np.empty(total, dtype=np.uint8)
             kernels.read_bytes(rows.words, rows.heap, offset, ends, data)
             buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
-        values = pa.Array.from_buffers(self._element.arrow, count, buffers)
+        if self._struct:
+            values = unpacked(data, ends, self._element)
+        else:
+            values = pa.Array.from_buffers(self._element.arrow, count, buffers)
         offsets_buffer = pa.py_buffer(offsets.astype(np.int32))
         return pa.Array.from_buffers(self.type.arrow, rows.count, [None, offsets_buffer], children=[values])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from millpond.operators.spec import (
@@ -49,12 +49,14 @@ class Function(NamedTuple):
         variadic: takes any number of arguments, all as the first.
         distinct: whether DISTINCT changes the result (otherwise it is ignored).
         optional: how many of the last arguments may be left out.
+        structs: takes structs of atomic types as well.
     """
 
     arguments: tuple[tuple[str, ...], ...]
     variadic: bool = False
     distinct: bool = True
     optional: int = 0
+    structs: bool = False
 
 
 _EXTREME = Function((ATOMIC,), distinct=False)
@@ -86,7 +88,7 @@ FUNCTIONS: dict[str, Function] = {
     "var_samp": _MOMENTS,
     "var_pop": _MOMENTS,
     "approx_count_distinct": Function((("bigint",),), distinct=False),
-    "collect_list": Function((ATOMIC,)),
+    "collect_list": Function((ATOMIC,), structs=True),
     "collect_set": Function((ATOMIC,)),
     "percentile": Function((NUMBERS, INTEGERS), optional=1),
     "mode": Function((ATOMIC,)),
@@ -111,7 +113,8 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
         reason = key_supported(ddl) if distinct else None
         if reason:
             return reason
-        if not (dtype.atomic and dtype.name in accepted) and not (distinct and function.variadic):
+        whole = function.structs and dtype.name == "struct" and key_supported(ddl) is None
+        if not (dtype.atomic and dtype.name in accepted) and not (distinct and function.variadic) and not whole:
             return INPUT_TYPE
     return None
 
@@ -127,6 +130,11 @@ def whole_windows(spec: OperatorSpec) -> bool:
     if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
         return False
     return any(call.function in HOLISTIC or call.function == "collect_list" for call in spec.calls)
+
+
+def elements(calls: Iterable[AggregateCall]) -> set[int]:
+    """The inputs that are collected into lists."""
+    return {position for call in calls if call.function.startswith("collect_") for position in call.inputs}
 
 
 def sketch_precision(options: Mapping[str, Any]) -> int:

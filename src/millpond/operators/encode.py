@@ -181,6 +181,14 @@ def flatten(array: pa.Array, dtype: DataType, outer: Mask = ALL) -> list[Leaf]:
     return flat
 
 
+def as_it_is(leaf: Leaf) -> Leaf:
+    """A column such that its values are not normalised as those of keys are."""
+    if leaf.array is None or leaf.dtype.machine != "float":
+        return leaf
+    bits = np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64)
+    return Leaf(pa.array(bits), DataType("bigint"), leaf.valid)
+
+
 def key_rows(hashes: NDArray[np.int64], leaves: Sequence[Leaf], places: Sequence[Place], width: int) -> Rows:
     """Rows that hold a hash and the key columns, normalised as Spark groups: no −0.0, one NaN.
 

@@ -13,6 +13,7 @@ from millpond.files.blocks import HashRange
 from millpond.kernels import aggregate, mix
 from millpond.layout import Rows
 from millpond.operators.accumulators import BLOCK
+from millpond.operators.catalogue import elements
 from millpond.operators.encode import (
     ALL,
     NO_HEAP,
@@ -29,6 +30,7 @@ from millpond.operators.encode import (
 from millpond.operators.protocol import MAIN, MakeTable
 from millpond.operators.retractable import Retractable
 from millpond.operators.spec import GLOBAL_HASH, AggregateSpec
+from millpond.operators.structs import element
 from millpond.operators.tables import Distinct, Keyed, before_images, distincts, images, main_table
 from millpond.operators.types import parse_type
 
@@ -69,6 +71,7 @@ class Groups:
         self.before = before_images(spec, self.images) if self.images is not None and spec.changes else []
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         self._used = {position for call in spec.calls for position in call.inputs}
+        self._elements = elements(spec.calls)
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
         self._version = 0
 
@@ -104,7 +107,10 @@ class Groups:
             for leaf in flatten(batch.column(first + position), dtype)
         ]
         first += len(self.main.types)
-        operands = {p: operand(batch.column(first + p), self._input_types[p]) for p in self._used | self._filters}
+        operands = {
+            p: (element if p in self._elements else operand)(batch.column(first + p), self._input_types[p])
+            for p in self._used | self._filters
+        }
         filters = {p: both(operands[p].valid, operands[p].values.astype(np.uint8)) for p in self._filters}
         keys = key_rows(hashes, leaves, self.main.keys, self.main.layout.key_stop)
         for side in self._sides:

@@ -20,10 +20,12 @@ from millpond.files.segment import encode_rows
 from millpond.kernels import sessions as kernels
 from millpond.layout import Rows
 from millpond.operators.accumulators import BLOCK
+from millpond.operators.catalogue import elements
 from millpond.operators.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.session_pieces import Ints, Pieces, bounds_of
 from millpond.operators.spec import SessionSpec, output_fields, window_bounds
+from millpond.operators.structs import element
 from millpond.operators.tables import decode_rows, main_table
 from millpond.operators.types import parse_type
 from millpond.stores.expiry import Expiry
@@ -53,6 +55,7 @@ class SessionOperator:
         self._bound_type = parse_type(window_bounds(spec)[0].type)
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         self._used = {position for call in spec.calls for position in call.inputs}
+        self._elements = elements(spec.calls)
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
         self._version = 0
         self._times = Times()
@@ -152,7 +155,10 @@ class SessionOperator:
         first = 3 + len(self._key_types)
         places = pa.array(order)
         columns = {p: batch.column(first + p).take(places) for p in self._used | self._filters}
-        operands = {p: operand(column, self._input_types[p]) for p, column in columns.items()}
+        operands = {
+            p: (element if p in self._elements else operand)(column, self._input_types[p])
+            for p, column in columns.items()
+        }
         for call, spec in zip(self._calls, self.spec.calls, strict=True):
             counts = ALL
             if spec.filter is not None:

@@ -7,11 +7,9 @@ import pyarrow as pa
 
 from millpond.layout import HASH, Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.decode import key_columns
-from millpond.operators.encode import Leaf, Place, flatten, hashes_of, key_rows, numbers
+from millpond.operators.encode import Leaf, Place, as_it_is, flatten, hashes_of, key_rows
 from millpond.operators.spec import AggregateSpec, Field, key_fields
-from millpond.operators.types import DataType, leaves, parse_type
-
-_BITS = DataType("bigint")
+from millpond.operators.types import leaves, parse_type
 
 
 class StoredRows:
@@ -45,7 +43,7 @@ class StoredRows:
         parts: list[Leaf] = []
         for number, dtype in enumerate(self._types):
             flat = flatten(batch.column(1 + number), dtype)
-            parts += flat if number < self._keys else [_as_it_is(leaf) for leaf in flat]
+            parts += flat if number < self._keys else [as_it_is(leaf) for leaf in flat]
         return key_rows(hashes_of(batch), parts, self._places, self.layout.width)
 
     def decode(self, rows: Rows) -> pa.RecordBatch:
@@ -53,11 +51,3 @@ class StoredRows:
         columns = [pa.array(np.ascontiguousarray(rows.words[:, HASH]).view(np.int64))]
         columns += key_columns(rows, self._places, self._types)
         return pa.RecordBatch.from_arrays(columns, names=["__hash", *(field.name for field in self.fields)])
-
-
-def _as_it_is(leaf: Leaf) -> Leaf:
-    """An input column such that its values are not normalised as keys are."""
-    if leaf.array is None or leaf.dtype.machine != "float":
-        return leaf
-    bits = np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64)
-    return Leaf(pa.array(bits), _BITS, leaf.valid)
