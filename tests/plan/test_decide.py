@@ -155,8 +155,8 @@ STAY = {
         "update",
         "MP-KEYS",
     ),
-    "stream-stream join": (
-        lambda df, _: df.alias("a").join(df.alias("b"), F.expr("a.k = b.k")),
+    "join without keys": (
+        lambda df, _: df.alias("a").join(df.alias("b"), F.expr("a.k < b.k")),
         "append",
         "MP-OPERATOR",
     ),

@@ -24,7 +24,8 @@ from millpond.operators.spec import (
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
-from millpond.plan.join import JoinReading, read_join
+from millpond.plan.catalyst_joins import with_settled_joins
+from millpond.plan.join import JoinReading, join_title, read_join
 from millpond.plan.reasons import Reason
 
 _OTHER_STATE = {
@@ -118,7 +119,7 @@ def decide(df: DataFrame, output_mode: str = "append") -> Decision:
     plan = analyzed = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
     if any(_joins_streams(node) for node in plan.walk()) and not shared:
-        plan = catalyst.with_settled_joins(plan)
+        plan = with_settled_joins(catalyst, plan)
     root = _Decider(catalyst, output_mode.lower(), shared=shared).visit(plan)
     operators = list(root.operators())
     if any(one.closes for one in operators) and any(one.spec is None for one in operators):
@@ -310,7 +311,7 @@ def describe(node: Node) -> str:
         keys = re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", keys)
         return f"aggregate by {keys}" if keys else "aggregate"
     if node.kind == "Join":
-        return f"{node.java.joinType().sql().lower()} join"
+        return f"{join_title(node)} join"
     if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
