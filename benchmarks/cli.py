@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.config import ENGINES, WORKLOADS, RunConfig, memory_bytes
+from benchmarks.config import ENGINES, KEYS, WORKLOADS, RunConfig, memory_bytes
 from benchmarks.harness import FLINK_PYTHON, run
 from benchmarks.report import plot, print_suite, print_table
 from benchmarks.result import Result, write
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     add("--query", type=queries, metavar="A,B", help="which queries of nexmark, or all; several print one table")
     add("--engines", type=engines, default=["millpond", "spark"], metavar="A,B", help=", ".join(ENGINES))
     add("--rows-per-batch", type=count, default=1_000_000, metavar="N")
-    add("--keys", type=count, default=None, metavar="K", help="default: 5 m, read_write 10 m")
+    add("--keys", type=count, default=None, metavar="K", help="default: 5 m; read_write 10 m; sliding, session 1 m")
     add("--key-type", choices=("long", "string"), default="long", help="string: 20 bytes")
     add("--zipf", type=float, default=0.0, metavar="S", help="exponent; 0 = uniform keys")
     add("--seed", type=int, default=1)
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     add("--warmup-batches", type=int, default=10, help="first batches to leave out")
     add("--max-batches", type=int, default=0, help="measure at most so many batches")
     add("--preload", action="store_true", help="let the first rows bring every key once (left out as well)")
-    add("--event-rate", type=count, default=10_000, help="NEXMark events per second of event time")
+    add("--event-rate", type=count, default=10_000, help="events per second of event time")
     add("--cores", type=count, default=2)
     add("--partitions", type=count, default=2)
     add("--driver-memory", default="4g", help="JVM heap of every engine")
@@ -115,7 +115,7 @@ def configs(arguments: argparse.Namespace) -> list[RunConfig]:
     """One run per query and engine."""
     names: list[str] = arguments.query or [""]
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))).resolve()
-    keys = arguments.keys or (10_000_000 if arguments.workload == "read_write" else 5_000_000)
+    keys = arguments.keys or KEYS.get(arguments.workload, 5_000_000)
     return [
         RunConfig(
             engine=engine,

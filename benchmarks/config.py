@@ -7,7 +7,9 @@ import re
 import msgspec
 
 ENGINES = ("millpond", "spark", "flink-rocksdb", "flink-forst")
-WORKLOADS = ("rmw", "read_write", "nexmark")
+WORKLOADS = ("rmw", "read_write", "sliding", "session", "nexmark")
+KEYS = {"read_write": 10_000_000, "sliding": 1_000_000, "session": 1_000_000}
+"""How many keys a workload has by default; the others have five million."""
 
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -30,7 +32,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rows_per_batch: rows of every micro-batch, exactly.
-        keys: size of the key space (`rmw`, `read_write`).
+        keys: size of the key space (all workloads but `nexmark`).
         seconds: how long to measure, after the batches left out.
         warmup_batches: first batches left out of every figure.
         max_batches: stop measuring after this many batches even if `seconds` have not passed; 0 = no limit.
@@ -38,7 +40,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             The batches that do so are left out as well.
         key_type: `long`, or `string` (20 bytes).
         zipf: exponent of a Zipf distribution of the keys; 0 = uniform.
-        event_rate: NEXMark events per second of event time.
+        event_rate: events per second of event time.
         partitions: shuffle partitions (Flink: parallelism).
         driver_memory, slot_memory: JVM heap and Millpond's memory per slot, as Spark writes sizes.
         memory_limit: bytes that the whole process tree may use, page cache included; 0 = unlimited.

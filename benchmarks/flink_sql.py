@@ -6,10 +6,9 @@ import re
 
 from benchmarks import flink_queries
 from benchmarks.config import RunConfig
-from benchmarks.workloads import PADDING, POOL, Stream
+from benchmarks.workloads import PADDING, POOL, Stream, event_time
 from millpond.workloads.draws import stream_id
 from millpond.workloads.nexmark import AUCTION, BID, PERSON, NexmarkConfig
-from millpond.workloads.queries import QUERIES
 
 _COLUMNS = {"bid": BID.names, "auction": AUCTION.names, "person": PERSON.names}
 _FUNCTIONS = {"bid": "BIDS", "auction": "AUCTIONS", "person": "PERSONS"}
@@ -23,13 +22,9 @@ def _number(config: RunConfig, place: str) -> str:
     return f"COALESCE(MOD({place}, {share}) * {config.partitions} + {place} / {share}, 0)"
 
 
-def _event_time(config: RunConfig) -> bool:
-    return config.workload == "nexmark" and QUERIES[config.query].event_time
-
-
 def time(config: RunConfig) -> str | None:
     """The event time of the sequence's column `f0`, if the query needs one: the sequence then has a watermark on it."""
-    if not _event_time(config):
+    if not event_time(config):
         return None
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
     milliseconds = f"{stream.base_time_ms} + {_number(config, 'f0')} * 1000 / {stream.rate}"
@@ -69,6 +64,13 @@ def select(config: RunConfig) -> str:
         padding = f"CUT({config.seed}, {POOL}, {start}, {PADDING})"
         rows = f"SELECT {_key(config)} AS id, {padding} AS padding FROM numbers"
         return f"SELECT id, COUNT(*), LAST_VALUE(padding) FROM ({rows}) GROUP BY id"
+    if config.workload in ("sliding", "session"):
+        windows = {
+            "sliding": "HOP(TABLE timed, DESCRIPTOR(`dateTime`), INTERVAL '2' SECOND, INTERVAL '10' SECOND)",
+            "session": "SESSION(TABLE timed PARTITION BY k, DESCRIPTOR(`dateTime`), INTERVAL '10' SECOND)",
+        }
+        table = f"TABLE({windows[config.workload]})"
+        return f"SELECT window_start, window_end, k, COUNT(*) FROM {table} GROUP BY window_start, window_end, k"
     return flink_queries.QUERIES[config.query]
 
 
@@ -78,7 +80,7 @@ def _view(config: RunConfig, name: str) -> str:
     asked = sum(1 << i for i, column in enumerate(columns) if re.search(rf"\b{column}\b", query))
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
     arguments = f"{stream.seed}, {stream.rate}, {stream.base_time_ms}, {asked}, n"
-    timed = "numbers" if _event_time(config) else "made"
+    timed = "numbers" if event_time(config) else "made"
     chosen = ", ".join(f"{timed if column == 'dateTime' else 'made'}.`{column}`" for column in columns)
     names = ", ".join(f"`{column}`" for column in columns)
     function = f"LATERAL TABLE({_FUNCTIONS[name]}({arguments})) AS made({names})"
@@ -99,13 +101,15 @@ def functions() -> list[str]:
 
 
 def views(config: RunConfig) -> list[str]:
-    """The statements that make persons, auctions and bids of the table `numbers`."""
+    """The statements that make what the query reads of the table `numbers`."""
+    if config.workload in ("sliding", "session"):
+        return [f"CREATE TEMPORARY VIEW timed AS SELECT {_key(config)} AS k, `dateTime` FROM numbers"]
     arriving = "CREATE TEMPORARY VIEW arriving AS SELECT bidder, PROCTIME() AS arrived FROM bid"
     return [*(_view(config, name) for name in _COLUMNS), arriving] if config.workload == "nexmark" else []
 
 
 def statements(config: RunConfig) -> list[str]:
     """What comes before the query: its functions and its views of the table `sequence` of 0 … `LAST` − 1."""
-    columns = ", `dateTime`" if _event_time(config) else ""
+    columns = ", `dateTime`" if event_time(config) else ""
     numbers = f"CREATE TEMPORARY VIEW numbers AS SELECT {_number(config, 'm')} AS n{columns} FROM `sequence`"
     return [*functions(), numbers, *views(config)]

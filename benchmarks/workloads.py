@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.config import RunConfig
 from millpond.workloads.draws import bits_sql, draw_sql, letters
 from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import numbers
+from millpond.workloads.nexmark_spark import WATERMARK, numbers
 from millpond.workloads.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -84,6 +84,32 @@ def read_write(source: DataFrame) -> DataFrame:
     return source.groupBy("id").agg(f.count("*").alias("count"), f.last("padding").alias("padding"))
 
 
+def timed_source(spark: SparkSession, config: RunConfig) -> DataFrame:
+    """Columns `key`, `time`; times in order."""
+    base = NexmarkConfig().base_time_ms
+    rows = numbers(spark, config.rows_per_batch, config.partitions).selectExpr(
+        f"{key_sql(config)} as key", f"timestamp_millis({base}L + n * 1000 div {config.event_rate}) as time"
+    )
+    return rows.withWatermark("time", WATERMARK)
+
+
+def sliding(source: DataFrame) -> DataFrame:
+    """How often each key came in windows of ten seconds, one every two seconds."""
+    from pyspark.sql import functions as f
+
+    return source.groupBy(f.window("time", "10 seconds", "2 seconds"), "key").count()
+
+
+def session(source: DataFrame) -> DataFrame:
+    """How often each key came before it paused for ten seconds."""
+    from pyspark.sql import functions as f
+
+    return source.groupBy(f.session_window("time", "10 seconds"), "key").count()
+
+
+_TIMED = {"sliding": sliding, "session": session}
+
+
 def nexmark(spark: SparkSession, config: RunConfig) -> DataFrame:
     """One NEXMark query over the events of the stream."""
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
@@ -92,13 +118,22 @@ def nexmark(spark: SparkSession, config: RunConfig) -> DataFrame:
 
 def output_mode(config: RunConfig) -> str:
     """The output mode in which the workload's query runs."""
-    return QUERIES[config.query].mode if config.workload == "nexmark" else "update"
+    if config.workload == "nexmark":
+        return QUERIES[config.query].mode
+    return "append" if config.workload in _TIMED else "update"
+
+
+def event_time(config: RunConfig) -> bool:
+    """Whether the workload's query needs event times."""
+    return config.workload in _TIMED or (config.workload == "nexmark" and QUERIES[config.query].event_time)
 
 
 def build(spark: SparkSession, config: RunConfig) -> DataFrame:
     """The workload's streaming query, ready to be written."""
     if config.workload == "nexmark":
         return nexmark(spark, config)
+    if config.workload in _TIMED:
+        return _TIMED[config.workload](timed_source(spark, config))
     if config.workload == "rmw":
         return rmw(rmw_source(spark, config))
     return read_write(read_write_source(spark, config))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from millpond.operators.catalogue import FUNCTIONS, MAX_KEY_COLUMNS, key_supported, supported
+from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, MAX_KEY_COLUMNS, key_supported, supported
 from millpond.operators.spec import AggregateCall
 from millpond.plan.reasons import REASONS
 
@@ -39,7 +39,7 @@ def runs(function: str, ddl: str, *, distinct: bool = False) -> bool:
         return True  # only nulls count: the plan sends a flag
     if function == "approx_count_distinct":
         return key_supported(ddl) is None  # the plan sends Spark's hash of the value
-    arguments = len(FUNCTIONS[function].arguments)
+    arguments = len(FUNCTIONS[function].arguments) - FUNCTIONS[function].optional
     call = AggregateCall(function, tuple(range(arguments)), ddl, distinct=distinct)
     return supported(call, [ddl] * arguments) is None
 
@@ -58,6 +58,9 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "Each runs in update and in complete mode, with `FILTER (WHERE …)`, by any key of the last line. **D**: with"
     yield "`DISTINCT` too. A dot: stays on Spark, and its whole operator with it."
+    whole = " and ".join(f"`{name}`" for name in sorted(HOLISTIC, reverse=True))
+    yield f"{whole} run in append mode by event time only; `percentile` is also"
+    yield "`median`, `percentile_cont` and `percentile_disc`."
     yield ""
     yield from _row("", *TYPES)
     yield "|---" * (len(TYPES) + 1) + "|"

@@ -36,6 +36,8 @@ class Settings:
         batch_rows: rows of one Arrow batch between Spark and the pipe.
         exchange: how rows reach their partition: `spark` through its shuffle, `local` through files of the host where
             all tasks run, `auto` as the master's URL says.
+        changes: what update mode shows of rows that change: `upsert` their new images, `all` also rows that are gone,
+            and a column `_op` that tells them apart.
     """
 
     enabled: bool = True
@@ -51,6 +53,7 @@ class Settings:
     key_groups: int = 1 << KEY_GROUP_BITS
     batch_rows: int = 100_000
     exchange: Literal["auto", "local", "spark"] = "auto"
+    changes: Literal["upsert", "all"] = "upsert"
 
 
 def parse_size(text: str) -> int:
@@ -125,6 +128,7 @@ _KNOWN: dict[str, tuple[str, Any]] = {
     "explain": ("explain", _one_of("none", "fallback", "all")),
     "keyGroups": ("key_groups", _key_groups),
     "batch.rows": ("batch_rows", _positive),
+    "changes": ("changes", _one_of("upsert", "all")),
     "exchange": ("exchange", _one_of("auto", "local", "spark")),
 }
 

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from millpond.files.append_file import Slice
+from millpond.files.filesystem import open_filesystem
+from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
 from millpond.layout import TableSchema, Words
 from millpond.operators.open import open_operator
-from millpond.operators.protocol import Operator, Times
+from millpond.operators.protocol import Operator, TableKind, Times
 from millpond.operators.spec import (
     GLOBAL_HASH,
     AggregateCall,
@@ -21,6 +25,8 @@ from millpond.operators.spec import (
     input_fields,
 )
 from millpond.operators.types import parse_type
+from millpond.stores.aligned import AlignedStore, AlignedTable
+from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.rmw import RmwTable
 from millpond.stores.runs import RunSet
@@ -84,7 +90,13 @@ class Rig:
         budget = MemoryBudget(self._budget)
         self._made: list[RmwTable] = []
 
-        def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
+        self._appended = AlignedTables(self._deltas, budget, self._pool)
+
+        def make(name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
+            if kind == "aligned":
+                return self._appended.open(name, schema)
+            if kind == "scratch":
+                return RmwTable(schema, initial, no_runs(schema), budget, self._pool)
             table = RmwTable(schema, initial, no_runs(schema), budget, self._pool)
             for delta in self._deltas:
                 for rows in decode_rows(delta[name], table.layout, name) if delta.get(name) else ():
@@ -116,6 +128,35 @@ class Rig:
     def close(self) -> None:
         for table in self._made:
             table.close()
+        self._appended.close()
+
+
+class AlignedTables:
+    """Tables of the aligned append store whose deltas lie in memory; they begin with what earlier batches sealed."""
+
+    def __init__(self, deltas: Sequence[dict[str, bytes]], budget: MemoryBudget, pool: ThreadPoolExecutor) -> None:
+        self._deltas = deltas
+        self._budget = budget
+        self._pool = pool
+        self._folder = TemporaryDirectory()
+        self._files = open_filesystem(f"memory:{self._folder.name}")
+        self._store: AlignedStore | None = None
+
+    def open(self, name: str, schema: TableSchema) -> AlignedTable:
+        append_files = AppendFiles(self._files, self._folder.name)
+        if self._store is None:
+            self._store = AlignedStore(schema, append_files, self._budget, self._pool)
+        slices = []
+        for version, delta in enumerate(self._deltas):
+            if delta.get(name):
+                self._files.put(f"{version}-{name}", [delta[name]])
+                slices.append(Slice(f"{version}-{name}", 0, len(delta[name])))
+        return self._store.open(name, TableManifest(), slices)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        self._folder.cleanup()
 
 
 def no_runs(schema: TableSchema) -> RunSet:

@@ -31,7 +31,12 @@ def test_every_function_has_an_accumulator() -> None:
     [
         (call("sum"), ["bigint"], None),
         (call("sum"), ["string"], INPUT_TYPE),
-        (call("percentile"), ["double"], FUNCTION),
+        (call("skewness"), ["double"], FUNCTION),
+        (call("percentile"), ["double"], None),
+        (call("percentile", 2), ["double", "int"], None),
+        (call("percentile", 3), ["double", "int", "int"], FUNCTION),
+        (call("percentile"), ["date"], INPUT_TYPE),
+        (call("mode"), ["struct<a:int>"], INPUT_TYPE),
         (call("sum", 2), ["int", "int"], FUNCTION),
         (call("min"), ["string collate UNICODE"], INPUT_TYPE),
         (call("min"), ["struct<a:int>"], INPUT_TYPE),

@@ -44,7 +44,7 @@ Found = set[tuple[Any, ...]]
 
 
 def session_spec(mode: str = "append", keys: str = "k string", calls: tuple[AggregateCall, ...] = CALLS) -> SessionSpec:
-    return SessionSpec(fields(keys), WINDOW, fields(INPUTS), calls, mode)
+    return SessionSpec(fields(keys), WINDOW, fields(INPUTS), calls, mode, 0)
 
 
 def text(value: int) -> str | None:

@@ -5,7 +5,7 @@ from docs.compatibility import PAGE, TYPES, page, runs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from millpond.operators.catalogue import FUNCTIONS, key_supported
+from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, key_supported
 from millpond.plan.decide import decide
 
 
@@ -18,7 +18,7 @@ def typed(stream: DataFrame) -> DataFrame:
     return stream.selectExpr(*(f"cast(null as {ddl}) as `{name}`" for name, ddl in TYPES.items()), "k as group")
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", sorted(FUNCTIONS.keys() - HOLISTIC))
 def test_what_it_promises_is_decided_so(typed: DataFrame, function: str) -> None:
     both = 2 if function.endswith("_by") else 1
     calls = [f"{function}({', '.join([f'`{name}`'] * both)})" for name, ddl in TYPES.items() if runs(function, ddl)]
@@ -30,3 +30,17 @@ def test_every_key_it_promises_is_decided_so(typed: DataFrame) -> None:
     keys = [name for name, ddl in TYPES.items() if key_supported(ddl) is None]
     (operator,) = decide(typed.groupBy(*(f"`{name}`" for name in keys)).count(), "complete").operators
     assert operator.spec is not None, operator.reason
+
+
+@pytest.mark.parametrize("function", sorted(HOLISTIC))
+def test_what_it_promises_of_windows_is_decided_so(stream: DataFrame, function: str) -> None:
+    names = {name: ddl for name, ddl in TYPES.items() if runs(function, ddl)}
+    typed = stream.selectExpr("now() as ts", *(f"cast(null as {ddl}) as `{name}`" for name, ddl in names.items()))
+    share = ", 0.5" if function == "percentile" else ""
+    calls = [F.expr(f"{function}(`{name}`{share})") for name in names]
+    windowed = typed.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute"))
+    (operator,) = decide(windowed.agg(*calls), "append").operators
+    assert operator.spec is not None, operator.reason
+    (operator,) = decide(windowed.agg(*calls), "update").operators
+    assert operator.reason is not None
+    assert operator.reason.code == "MP-WHOLE"

@@ -133,7 +133,8 @@ STAY = {
         "complete",
         "MP-SESSION-DISTINCT",
     ),
-    "function": (lambda df, _: df.groupBy("k").agg(F.expr("percentile(d, 0.5)")), "update", "MP-FUNCTION"),
+    "function": (lambda df, _: df.groupBy("k").agg(F.skewness("d")), "update", "MP-FUNCTION"),
+    "whole groups": (lambda df, _: df.groupBy("k").agg(F.expr("percentile(d, 0.5)")), "update", "MP-WHOLE"),
     "array key": (lambda df, _: df.groupBy("arr").count(), "update", "MP-KEY-TYPE"),
     "map key": (lambda df, _: df.groupBy("m").count(), "update", "MP-KEY-TYPE"),
     "collation": (

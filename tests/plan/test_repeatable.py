@@ -56,8 +56,8 @@ def test_explain(stream: DataFrame) -> None:
     first, second = data["operators"]
     assert (first["engine"], first["index"], first["keys"]) == ("millpond", 0, ["k: int"])
     assert first["store"] == "read-modify-write"
-    assert second["reason"]["code"] == "MP-FUNCTION"
+    assert second["reason"]["code"] == "MP-WHOLE"
     text = as_text(decide(df, "update"))
     assert "[millpond 0] deduplicate by k" in text
-    assert "MP-FUNCTION: the aggregate function percentile" in text
+    assert "MP-WHOLE: percentile needs all rows" in text
     assert as_text(decide(stream.select("k"), "append")).startswith("no stateful operators")

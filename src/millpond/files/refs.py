@@ -35,11 +35,14 @@ class RunRef(msgspec.Struct, frozen=True):
 class TableManifest(msgspec.Struct, frozen=True):
     """The runs of one table, newest first; deltas of versions up to `flushed` are covered by them.
 
-    `keys` is how many keys the table holds, deltas included. `expired` is, for tables in order of time, the time
-    (microseconds) up to which rows are not part of the state any more.
+    Attributes:
+        keys: how many keys the table holds, deltas included.
+        expired: for tables in order of time, the time (microseconds) up to which rows are not part of the state.
+        skip: how many rows of the deltas behind `flushed`, in order, are covered too (by stores that only append).
     """
 
     runs: tuple[RunRef, ...] = ()
     flushed: int = 0
     keys: int = 0
     expired: int = -(1 << 63)
+    skip: int = 0

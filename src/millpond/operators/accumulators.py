@@ -140,10 +140,7 @@ class SumInts(Accumulator):
         if not self.ansi:
             aggregate.sum_ints(*at)
         elif not aggregate.sum_ints_checked(*at):
-            raise ArithmeticOverflowError(
-                "overflow in a sum of integers.",
-                action="Sum a wider type, or set spark.sql.ansi.enabled to false (the sum then wraps). SQLSTATE: 22003",
-            )
+            raise overflow_in_integers()
 
     def result(self, rows: Rows) -> pa.Array:
         place = self.places[0]
@@ -183,7 +180,7 @@ class SumDecimals(Accumulator):
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
-        self._limit = _words(10 ** sum_precision(inputs[0]))
+        self._limit = words_of(10 ** sum_precision(inputs[0]))
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values
@@ -248,7 +245,7 @@ class AverageDecimals(SumDecimals):
         out = np.empty_like(sums)
         state = np.empty(rows.count, dtype=np.uint8)
         counts = ints(rows, self.places[1].offset)
-        limit = _words(10**self.type.precision)
+        limit = words_of(10**self.type.precision)
         decimals.average(sums, counts, self.type.scale - self.inputs[0].scale, *limit, out, state)
         if self.ansi and (state == 2).any():
             raise NumericRangeError(
@@ -295,6 +292,14 @@ def sum_precision(dtype: DataType) -> int:
     return min(38, dtype.precision + 10)
 
 
+def overflow_in_integers() -> ArithmeticOverflowError:
+    """The error for an integer sum beyond its type."""
+    return ArithmeticOverflowError(
+        "overflow in a sum of integers.",
+        action="Sum a wider type, or set spark.sql.ansi.enabled to false (the sum then wraps). SQLSTATE: 22003",
+    )
+
+
 def overflow_in_sum() -> ArithmeticOverflowError:
     """The error for a decimal sum beyond its precision."""
     return ArithmeticOverflowError(
@@ -303,7 +308,8 @@ def overflow_in_sum() -> ArithmeticOverflowError:
     )
 
 
-def _words(value: int) -> tuple[np.uint64, np.uint64]:
+def words_of(value: int) -> tuple[np.uint64, np.uint64]:
+    """A number up to 2¹²⁸ as two words, the low one first."""
     return np.uint64(value & (2**64 - 1)), np.uint64(value >> 64)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from millpond.files.blocks import HashRange
+from millpond.layout import Rows
 from millpond.operators.groups import Groups
 from millpond.operators.protocol import MakeTable, Times
 from millpond.operators.spec import AggregateSpec, output_fields
@@ -48,7 +49,7 @@ class AggregateOperator:
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
-        return self._groups.table.passes(rows)
+        return int(self._groups.table.passes(rows))
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""
@@ -63,11 +64,20 @@ class AggregateOperator:
         return self._groups.seal()
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The groups that the batch changed, or in complete mode all groups."""
-        groups = self._groups
-        fields = output_fields(self.spec)
+        """The groups that the batch changed, or in complete mode all groups; with `changes`, what changed of them."""
+        groups, images = self._groups, self._groups.images
         for rows in groups.scan() if self.spec.output_mode == "complete" else groups.touched():
-            yield from decode_rows(groups.main, groups.calls, fields, rows)
+            if images is None:
+                yield from self._decoded(rows)
+            elif self.spec.changes:
+                yield from images.changes(rows, self._decoded)
+            else:
+                yield from self._decoded(images.there(rows))
+
+    def _decoded(self, rows: Rows, before: bool = False) -> Iterator[pa.RecordBatch]:
+        groups = self._groups
+        fields = output_fields(self.spec)[: len(self.spec.keys) + len(self.spec.calls)]
+        yield from decode_rows(groups.main, groups.before if before else groups.calls, fields, rows)
 
     def close(self) -> None:
         """Give all memory back."""

@@ -16,6 +16,7 @@ from millpond.operators.accumulators import (
 )
 from millpond.operators.blobs import Collect, Sketch
 from millpond.operators.extremes import Extreme, ExtremeBy, FirstLast
+from millpond.operators.order_statistics import Mode, Percentile
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
 
@@ -51,6 +52,8 @@ ACCUMULATORS: dict[str, Make] = {
     "collect_list": Collect,
     "collect_set": Collect,
     "approx_count_distinct": Sketch,
+    "percentile": Percentile,
+    "mode": Mode,
     **dict.fromkeys(_EXTREMES, Extreme),
 }
 

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from millpond.operators.spec import (
     AggregateCall,
-    DeduplicateSpec,
+    AggregateSpec,
     Field,
     JoinSpec,
     OperatorSpec,
     SessionSpec,
-    WithinSpec,
     key_fields,
 )
 from millpond.operators.types import leaves, parse_type
@@ -26,6 +25,9 @@ KEY_TYPE = "MP-KEY-TYPE"
 """Reason code: a grouping key, or the input of a distinct aggregate, of a type that is not compared here."""
 KEY_COLUMNS = "MP-KEYS"
 """Reason code: more than 64 key columns, structs counted with all their fields."""
+
+WHOLE_WINDOWS = "MP-WHOLE"
+"""Reason code: a function of all values of a group, where groups are not shown once, when their window closes."""
 
 SESSION_DISTINCT = "MP-SESSION-DISTINCT"
 """Reason code: an aggregate over distinct inputs in sessions, of which two cannot be merged here."""
@@ -46,17 +48,22 @@ class Function(NamedTuple):
         arguments: for each argument, the types it takes.
         variadic: takes any number of arguments, all as the first.
         distinct: whether DISTINCT changes the result (otherwise it is ignored).
+        optional: how many of the last arguments may be left out.
     """
 
     arguments: tuple[tuple[str, ...], ...]
     variadic: bool = False
     distinct: bool = True
+    optional: int = 0
 
 
 _EXTREME = Function((ATOMIC,), distinct=False)
 _BOOLEAN = Function((("boolean",),), distinct=False)
 _BY = Function((ATOMIC, ATOMIC), distinct=False)
 _MOMENTS = Function(((*INTEGERS, *FLOATS),))
+
+HOLISTIC = frozenset(["percentile", "mode"])
+"""Functions that need all values of a group at once."""
 
 FUNCTIONS: dict[str, Function] = {
     "count": Function((ATOMIC,), variadic=True),
@@ -81,6 +88,8 @@ FUNCTIONS: dict[str, Function] = {
     "approx_count_distinct": Function((("bigint",),), distinct=False),
     "collect_list": Function((ATOMIC,)),
     "collect_set": Function((ATOMIC,)),
+    "percentile": Function((NUMBERS, INTEGERS), optional=1),
+    "mode": Function((ATOMIC,)),
 }
 
 
@@ -90,13 +99,13 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
     if function is None:
         return FUNCTION
     arguments = function.arguments * (len(inputs) if function.variadic else 1)
-    if len(arguments) != len(inputs):
+    if not len(arguments) - function.optional <= len(inputs) <= len(arguments):
         return FUNCTION
     if call.options.get("eval_mode") == "try" and call.function == "sum" and parse_type(inputs[0]).name in INTEGERS:
         return FUNCTION
     if call.function.startswith("collect_") and call.options.get("ignore_nulls") is False:
         return FUNCTION
-    for accepted, ddl in zip(arguments, inputs, strict=True):
+    for accepted, ddl in zip(arguments[: len(inputs)], inputs, strict=True):
         dtype = parse_type(ddl)
         distinct = is_distinct(call)
         reason = key_supported(ddl) if distinct else None
@@ -111,6 +120,13 @@ def is_distinct(call: AggregateCall) -> bool:
     """Whether only distinct inputs may reach the accumulator."""
     distinct = call.distinct and bool(call.inputs) and FUNCTIONS[call.function].distinct
     return distinct or call.function == "collect_set"
+
+
+def whole_windows(spec: OperatorSpec) -> bool:
+    """Whether an aggregate's rows are kept until their window closes: so that it computes what needs all of them."""
+    if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
+        return False
+    return any(call.function in HOLISTIC or call.function == "collect_list" for call in spec.calls)
 
 
 def sketch_precision(options: Mapping[str, Any]) -> int:
@@ -138,7 +154,7 @@ def supported_spec(spec: OperatorSpec) -> str | None:
     if isinstance(spec, JoinSpec):
         values = spec.left.values + spec.right.values
         return INPUT_TYPE if any(key_supported(field.type) for field in values) else None
-    if isinstance(spec, DeduplicateSpec | WithinSpec):
+    if not isinstance(spec, AggregateSpec | SessionSpec):
         return None
     for call in spec.calls:
         inputs = [spec.inputs[position] for position in call.inputs]
@@ -148,6 +164,8 @@ def supported_spec(spec: OperatorSpec) -> str | None:
             return SESSION_DISTINCT
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
+        if call.function in HOLISTIC and not whole_windows(spec):
+            return WHOLE_WINDOWS
     return None
 
 

@@ -137,7 +137,8 @@ def numbers(array: pa.Array, dtype: DataType) -> NDArray[Any]:
     return values.astype(np.float64 if dtype.machine == "float" else np.int64, copy=False)
 
 
-def _byte_offsets(array: pa.Array) -> tuple[NDArray[Any], Bytes]:
+def byte_offsets(array: pa.Array) -> tuple[NDArray[Any], Bytes]:
+    """The offsets and the bytes of a column of byte strings."""
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offsets_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offsets_buffer, dtype=np.int64 if large else np.int32)
@@ -154,7 +155,7 @@ def operand(array: pa.Array, dtype: DataType) -> Operand:
         return Operand(np.empty(0, dtype=np.int64), valid)
     if dtype.machine != "bytes":
         return Operand(numbers(array, dtype), valid)
-    offsets, data = _byte_offsets(array)
+    offsets, data = byte_offsets(array)
     values = np.empty((len(array), 2), dtype=np.uint64)
     edges.pack_bytes(values, 0, 0, np.uint64(0), offsets, data, 0, valid)
     return Operand(values, valid, data)
@@ -224,7 +225,7 @@ def put_columns(
         elif machine == "wide":
             edges.put_pairs(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
         elif machine == "bytes":
-            offsets, data = _byte_offsets(leaf.array)
+            offsets, data = byte_offsets(leaf.array)
             edges.pack_bytes(*at, offsets, data, base, leaf.valid)
             heaps.append(data)
             base += len(data)

@@ -27,8 +27,9 @@ from millpond.operators.encode import (
     portions,
 )
 from millpond.operators.protocol import MAIN, MakeTable
+from millpond.operators.retractable import Retractable
 from millpond.operators.spec import GLOBAL_HASH, AggregateSpec
-from millpond.operators.tables import Distinct, Keyed, distincts, main_table
+from millpond.operators.tables import Distinct, Keyed, before_images, distincts, images, main_table
 from millpond.operators.types import parse_type
 
 if TYPE_CHECKING:
@@ -47,12 +48,14 @@ class Groups:
     Attributes:
         main: the main table's layout. calls: the accumulators, bound to it.
         table: the main table. tables: all tables by name.
+        images: what the main table holds of groups that come and go; None where they only come.
+        before: accumulators that read how groups stood before the batch, where the spec asks for changes.
     """
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str = "") -> None:
         self._spec = spec
         self.main, self.calls = main_table(spec)
-        self.table = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
+        self.table: RmwTable = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
         self.tables: dict[str, RmwTable] = {MAIN + suffix: self.table}
         self._sides: list[_Side] = []
         self._mask_of: dict[int, _Side] = {}
@@ -62,6 +65,8 @@ class Groups:
             self.tables[distinct.table + suffix] = table
             self._sides.append(side)
             self._mask_of |= dict.fromkeys(calls, side)
+        self.images = images(spec, self.main)
+        self.before = before_images(spec, self.images) if self.images is not None and spec.changes else []
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         self._used = {position for call in spec.calls for position in call.inputs}
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
@@ -80,7 +85,9 @@ class Groups:
     def show_global(self) -> None:
         """Have the one group of an aggregate without keys, changed in this batch."""
         header = np.array([GLOBAL_HASH], dtype=np.int64)
-        self.table.upsert(key_rows(header, [], [], self.main.layout.key_stop), self._version)
+        (row,), (created,) = self.table.upsert(key_rows(header, [], [], self.main.layout.key_stop), self._version)
+        if self.images is not None:
+            self.images.open_global(self.table, row, self._version, created=created)
 
     def fold(self, batch: pa.RecordBatch) -> None:
         """Fold in rows: the column `__hash`, then keys and inputs in the order of the spec."""
@@ -104,12 +111,15 @@ class Groups:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
             condition = side.distinct.filter
             side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
+        signs = self._signs(batch)
         for number, (call, spec) in enumerate(zip(self.calls, self._spec.calls, strict=True)):
             inputs = [operands[position] for position in spec.inputs]
             counts = ALL if spec.filter is None else filters[spec.filter]
             if number in self._mask_of:  # the side table has looked at the filter and the nulls
                 counts = self._mask_of[number].mask
                 inputs = [normalised(column) for column in inputs]
+            if isinstance(call, Retractable):
+                call.signs = signs
             call.load(inputs, counts)
         self.table.prepare(keys, self._version)
         for start in range(0, count, BLOCK):
@@ -117,8 +127,17 @@ class Groups:
             for side in self._sides:
                 side.fill(start, stop, self._version)
             rows = self.table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
+            if self.images is not None:
+                self.images.update(self.table, rows, start, self._version, signs)
             for call in self.calls:
                 call.update(self.table, rows, start)
+
+    def _signs(self, batch: pa.RecordBatch) -> NDArray[np.int8]:
+        """Which rows come (1) and which go (−1)."""
+        if self._spec.retracts:
+            kinds: NDArray[np.int8] = batch.column(batch.num_columns - 1).to_numpy()
+            return np.sign(kinds)
+        return np.ones(batch.num_rows if self.images is not None else 0, dtype=np.int8)
 
     def seal(self) -> dict[str, TableDelta]:
         """End the batch: seal all tables."""

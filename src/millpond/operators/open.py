@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millpond.operators.aggregate import AggregateOperator
+from millpond.operators.catalogue import whole_windows
 from millpond.operators.deduplicate import DeduplicateOperator
+from millpond.operators.holistic import HolisticAggregate
 from millpond.operators.join import JoinOperator
+from millpond.operators.over_rows import OverRowsOperator
 from millpond.operators.protocol import MakeOrdered, MakeTable, Operator
 from millpond.operators.session import SessionOperator
-from millpond.operators.spec import DeduplicateSpec, JoinSpec, OperatorSpec, SessionSpec, WithinSpec
+from millpond.operators.spec import (
+    DeduplicateSpec,
+    JoinSpec,
+    OperatorSpec,
+    OverSpec,
+    RankSpec,
+    SessionSpec,
+    WithinSpec,
+)
+from millpond.operators.top_n import TopNOperator
 from millpond.operators.windows import WindowedAggregate
 from millpond.operators.within import WithinOperator
 
@@ -37,10 +49,16 @@ def open_operator(
         return JoinOperator(spec, make_ordered)
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table, existing)
+    if isinstance(spec, OverSpec):
+        return OverRowsOperator(spec, make_table)
+    if isinstance(spec, RankSpec):
+        return TopNOperator(spec, make_table)
     if isinstance(spec, SessionSpec):
         return SessionOperator(spec, make_table)
     if isinstance(spec, WithinSpec):
         return WithinOperator(spec, make_table)
+    if whole_windows(spec):
+        return HolisticAggregate(spec, make_table, existing)
     if spec.time is not None:
         return WindowedAggregate(spec, make_table, existing)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

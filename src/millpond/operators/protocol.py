@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -24,8 +24,16 @@ SLICE = "@"
 PIECE = 65_536
 """Rows of an output batch, at most."""
 
-MakeTable = Callable[[str, TableSchema, Words], "RmwTable"]
-"""Opens a table of the partition: its name, its schema, and the words of a fresh row."""
+TableKind = Literal["rmw", "aligned", "scratch"]
+"""Read-modify-write, aligned append, or read-modify-write for a moment, in memory and in no checkpoint."""
+
+
+class MakeTable(Protocol):
+    """Opens a table of the partition."""
+
+    def __call__(self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
+        """Open a table: its name, its schema, the words of a fresh row, and the store that it is in."""
+
 
 MakeOrdered = Callable[[str, TableSchema, bool], "OrderedTable"]
 """Opens an ordered table of the partition: its name, its schema, and whether matched rows are of no use."""

@@ -44,7 +44,7 @@ class SessionOperator:
         self.spec = spec
         self._main, self._calls = main_table(spec)
         self._layout = self._main.layout
-        self._table = make_table(MAIN, self._layout.schema, self._main.initial)
+        self._table: RmwTable = make_table(MAIN, self._layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         self._ordinal = self._main.keys[-1].offset
         self._session = self._main.values[0].offset

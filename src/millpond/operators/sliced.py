@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +23,25 @@ if TYPE_CHECKING:
 _SECOND = 1_000_000
 
 
+class Table(Protocol):
+    """What slices ask of the table of a part."""
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+
+
 class Part(Protocol):
     """What an operator keeps for one slice."""
 
-    table: RmwTable
+    @property
+    def table(self) -> Table:
+        """Its main table."""
 
     @property
-    def tables(self) -> Mapping[str, RmwTable]:
+    def tables(self) -> Mapping[str, Any]:
         """Its tables by name."""
 
     def begin(self, version: int) -> None:
@@ -52,6 +64,7 @@ class Sliced(Generic[P]):
         time: the column of event time.
         make: makes a part whose tables have names with a suffix.
         existing: the names of the tables that there are.
+        reach: microseconds from the beginning of a window to that of the last slice that has rows of it.
 
     Attributes:
         begun: the parts that the running batch has to do with.
@@ -59,8 +72,9 @@ class Sliced(Generic[P]):
         closing: the parts some of which it has closed, those of `over` included.
     """
 
-    def __init__(self, time: EventTime, make: Callable[[str], P], existing: Iterable[str]) -> None:
+    def __init__(self, time: EventTime, make: Callable[[str], P], existing: Iterable[str], *, reach: int = 0) -> None:
         self._windows = time.windows
+        self._reach = reach
         self._make = make
         live = {Slice.parse(name.partition(SLICE)[2]) for name in existing}
         if time.windows is None:
@@ -137,7 +151,9 @@ class Sliced(Generic[P]):
             until = (self._closed - self._windows.size - origin) // slide * slide + origin + slide - 1
         if self._closed > self._late:
             # What is kept by pane is read when the first window of a pane closes, and dropped with the last.
-            ahead = self._windows.size - self._windows.slide if self._windows and self._windows.shared else 0
+            ahead = self._reach
+            if self._windows is not None and self._windows.shared:
+                ahead = self._windows.size - self._windows.slide
             self.closing = {one: part for one, part in self._parts.items() if one.low <= until + ahead}
         self.over = {one: self._parts.pop(one) for one in self._slices.drop(until)}
         sealed: dict[str, TableDelta] = {}

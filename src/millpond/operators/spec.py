@@ -76,6 +76,7 @@ class AggregateSpec(msgspec.Struct, frozen=True, tag="aggregate"):
     """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call.
 
     With `time`, which in append mode there has to be, late rows are dropped and groups are closed by the watermark.
+    `retracts` and `changes` are as for `RankSpec`, and not with `time`.
     """
 
     keys: tuple[Field, ...]
@@ -83,6 +84,8 @@ class AggregateSpec(msgspec.Struct, frozen=True, tag="aggregate"):
     calls: tuple[AggregateCall, ...]
     output_mode: str  # "append" | "update" | "complete"
     time: EventTime | None = None
+    retracts: bool = False
+    changes: bool = False
 
 
 class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
@@ -192,12 +195,63 @@ class WithinSpec(msgspec.Struct, frozen=True, tag="within"):
     delay_ms: int
 
 
-OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | JoinSpec
+class Order(msgspec.Struct, frozen=True):
+    """One column of an ORDER BY: its position among the columns, and how its values stand."""
+
+    column: int
+    descending: bool = False
+    nulls_last: bool = False
+
+
+class RankSpec(msgspec.Struct, frozen=True, tag="rank"):
+    """The rows of each key whose rank in an order is at most `limit`.
+
+    Attributes:
+        columns: of a row; the pipe's input, and its output but for the rank.
+        keys: positions of the columns that rows are partitioned by.
+        order: what they are ordered by within a key.
+        function: `row_number`, `rank` or `dense_rank`.
+        limit: the last rank that is wanted.
+        retracts: whether the input is a changelog, with `OP` as its last column.
+        changes: whether the output is one, with images that are gone and `OP` as its last column.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    order: tuple[Order, ...]
+    function: str
+    limit: int
+    retracts: bool = False
+    changes: bool = False
+
+
+class OverSpec(msgspec.Struct, frozen=True, tag="over"):
+    """Aggregates over the last rows of each key: of every row, its result over itself and the rows before it.
+
+    Attributes:
+        columns: of a row; the pipe's input, and its output but for the results.
+        keys: positions of the columns that rows are partitioned by.
+        order: what rows that come in one batch are ordered by.
+        calls: the aggregates, their inputs being positions in `columns`.
+        preceding: for each call, how many rows before the current one count.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    order: tuple[Order, ...]
+    calls: tuple[AggregateCall, ...]
+    preceding: tuple[int, ...]
+
+
+OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | JoinSpec | RankSpec | OverSpec
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
 
 
+OP = Field("__op", "tinyint")
+"""The kind of a change: 1 a new row, 2 a row's new image, −1 a row that is gone, −2 an image before its new one."""
+RANK = Field("__rank", "int")
 PANE_TYPE = "bigint"
 """The type in which a window that the operator assigns arrives and is stored: the beginning of its pane."""
 
@@ -209,6 +263,8 @@ def lag_of(spec: OperatorSpec) -> int | None:
         return spec.lag_ms if timed else None
     if isinstance(spec, SessionSpec):
         return spec.lag_ms
+    if isinstance(spec, RankSpec | OverSpec):
+        return None
     return None if spec.time is None else spec.time.lag_ms
 
 
@@ -216,7 +272,7 @@ def with_lag(spec: OperatorSpec, lag_ms: int) -> OperatorSpec:
     """The same, reached by a watermark that lags behind the query's."""
     if isinstance(spec, JoinSpec | SessionSpec):
         return spec if spec.lag_ms is None else msgspec.structs.replace(spec, lag_ms=lag_ms)
-    if spec.time is None:
+    if isinstance(spec, RankSpec | OverSpec) or spec.time is None:
         return spec
     return msgspec.structs.replace(spec, time=msgspec.structs.replace(spec.time, lag_ms=lag_ms))
 
@@ -235,21 +291,26 @@ def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
         return spec.columns
     if isinstance(spec, JoinSpec):
         return spec.left.columns + (() if spec.kind == "left_semi" else spec.right.columns)
-    window = (spec.window,) if isinstance(spec, SessionSpec) else ()
-    return (
-        spec.keys
-        + window
-        + tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
-    )
+    if isinstance(spec, RankSpec):
+        return (*spec.columns, RANK, *([OP] if spec.changes else []))
+    results = tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
+    if isinstance(spec, OverSpec):
+        return spec.columns + results
+    if isinstance(spec, SessionSpec):
+        return (*spec.keys, spec.window, *results)
+    return (*spec.keys, *results, *([OP] if spec.changes else []))
 
 
 def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
     if isinstance(spec, JoinSpec):
         return join_header(spec) + spec.keys + spec.left.values + spec.right.values
-    if isinstance(spec, DeduplicateSpec | WithinSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec | OverSpec):
         return spec.columns
-    return key_fields(spec) + (window_bounds(spec) if isinstance(spec, SessionSpec) else ()) + spec.inputs
+    if isinstance(spec, SessionSpec):
+        return key_fields(spec) + window_bounds(spec) + spec.inputs
+    columns = spec.columns if isinstance(spec, RankSpec) else key_fields(spec) + spec.inputs
+    return (*columns, *([OP] if spec.retracts else []))
 
 
 def window_bounds(spec: SessionSpec) -> tuple[Field, Field]:
@@ -271,7 +332,7 @@ def join_header(spec: JoinSpec) -> tuple[Field, ...]:
 
 def key_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns that make up an operator's key, as they arrive and are stored (of sessions, without an ordinal)."""
-    if isinstance(spec, DeduplicateSpec | WithinSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec | RankSpec | OverSpec):
         return tuple(spec.columns[k] for k in spec.keys)
     if isinstance(spec, JoinSpec | SessionSpec) or spec.time is None or spec.time.windows is None:
         return spec.keys

@@ -11,22 +11,28 @@ import pyarrow as pa
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.accumulators import Accumulator
 from millpond.operators.calls import accumulator
-from millpond.operators.catalogue import is_distinct
+from millpond.operators.catalogue import is_distinct, whole_windows
 from millpond.operators.decode import OversizeError, ints, key_columns, to_arrow
 from millpond.operators.encode import ALL, Place
+from millpond.operators.images import Images, image_columns
 from millpond.operators.join_rows import read_side, side_schemas, state_columns
 from millpond.operators.protocol import MAIN
+from millpond.operators.retractable import RETRACTABLE
+from millpond.operators.slots import Slots
 from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
     Field,
     JoinSpec,
     OperatorSpec,
+    OverSpec,
+    RankSpec,
     SessionSpec,
     WithinSpec,
     key_fields,
     output_fields,
 )
+from millpond.operators.stored_rows import StoredRows
 from millpond.operators.types import DataType, leaves, parse_type
 
 ORDINAL = Field("__ordinal", "bigint")
@@ -89,15 +95,20 @@ def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]], windo
 
 def accumulators(spec: AggregateSpec | SessionSpec) -> list[Accumulator]:
     """The accumulators of the calls, not bound yet."""
-    return [
-        accumulator(call, [parse_type(spec.inputs[position].type) for position in call.inputs]) for call in spec.calls
-    ]
+    made: list[Accumulator] = []
+    retracts = isinstance(spec, AggregateSpec) and spec.retracts
+    for call in spec.calls:
+        inputs = [parse_type(spec.inputs[position].type) for position in call.inputs]
+        made.append(RETRACTABLE[call.function](call, inputs) if retracts else accumulator(call, inputs))
+    return made
 
 
 def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
     """The main table and, for an aggregate, its accumulators, bound to their columns."""
     assert not isinstance(spec, JoinSpec)
     fields = key_fields(spec)
+    if isinstance(spec, RankSpec | OverSpec):
+        return rank_table(spec), []
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
     if isinstance(spec, WithinSpec):
@@ -112,11 +123,41 @@ def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
         table = keyed((*fields, ORDINAL), [*SESSION, *columns], parse_type(spec.window.type))
         remaining = iter(table.values[len(SESSION) :])
     else:
+        columns += image_columns(columns, retracts=spec.retracts, changes=spec.changes)
         table = keyed(fields, columns)
         remaining = iter(table.values)
     for each in made:
         each.bind([next(remaining) for _ in each.columns])
     return table, made
+
+
+def images(spec: AggregateSpec, table: Keyed) -> Images | None:
+    """What the main table holds of groups that come and go; None where they only come."""
+    if not spec.retracts and not spec.changes:
+        return None
+    return Images(spec, table.values, [column.kind for column in table.layout.schema.values])
+
+
+def before_images(spec: AggregateSpec, found: Images) -> list[Accumulator]:
+    """Accumulators that read how groups stood before the batch."""
+    made = accumulators(spec)
+    remaining = iter(found.before)
+    for each in made:
+        each.bind([next(remaining) for _ in each.columns])
+    return made
+
+
+def single(spec: RankSpec) -> bool:
+    """Whether one row a key suffices."""
+    return spec.function == "row_number" and spec.limit == 1 and not spec.retracts and not spec.changes
+
+
+def rank_table(spec: RankSpec | OverSpec) -> Keyed:
+    """How the rows of each key are stored: the one row itself, or all of them in one value, with their number."""
+    fields = key_fields(spec)
+    if isinstance(spec, RankSpec) and single(spec):
+        return keyed(fields, [(column, False) for column in Slots(spec.columns, spec.order).columns()])
+    return keyed(fields, [(Column("slots", "bytes"), False), (Column("count", "word"), False)])
 
 
 def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
@@ -140,6 +181,9 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
 
 def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     """The operator's tables by name: schema, and the words of a fresh row."""
+    if isinstance(spec, AggregateSpec) and whole_windows(spec):
+        stored = StoredRows(spec)
+        return {MAIN: (stored.layout.schema, stored.initial)}
     if isinstance(spec, JoinSpec):
         return {name: (schema, np.zeros(0, np.uint64)) for name, schema in side_schemas(spec).items()}
     tables = {MAIN: main_table(spec)[0]}
@@ -149,10 +193,17 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
 
 
 def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
-    """The columns of `read_rows` for the main table: the key, and what the state says of it."""
+    """The columns of `read_rows` for the main table: the key, and what the state says of it.
+
+    Of whole windows that is the input of each row, and windows are shown by the beginnings of their panes.
+    """
+    if isinstance(spec, AggregateSpec) and whole_windows(spec):
+        return StoredRows(spec).fields
+    if isinstance(spec, AggregateSpec):
+        return output_fields(spec)[: len(spec.keys) + len(spec.calls)]
     if isinstance(spec, JoinSpec):
         return state_columns(spec)
-    return key_fields(spec) if isinstance(spec, DeduplicateSpec | WithinSpec) else output_fields(spec)
+    return output_fields(spec) if isinstance(spec, SessionSpec) else key_fields(spec)
 
 
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -160,11 +211,16 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
 
     Yields one batch, or more where a column would exceed Arrow's 32-bit offsets.
     """
+    if isinstance(spec, AggregateSpec) and whole_windows(spec):
+        yield StoredRows(spec).decode(rows).drop_columns(["__hash"])
+        return
     if isinstance(spec, JoinSpec):
         yield read_side(spec, table, rows)
         return
     if table == MAIN:
         main, made = main_table(spec)
+        found = images(spec, main) if isinstance(spec, AggregateSpec) else None
+        rows = rows if found is None else found.there(rows)
         yield from decode_rows(main, made, state_fields(spec), rows)
         return
     if isinstance(spec, AggregateSpec):

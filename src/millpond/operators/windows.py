@@ -46,10 +46,14 @@ class WindowedAggregate:
         self._type = keys[spec.time.column]
         self._leaf = sum(1 for key in keys[: self._column] for _ in leaves(key)) - 1
         self._shown = parse_type(spec.keys[spec.time.column].type)
-        self._parts = Sliced(spec.time, lambda suffix: Groups(spec, make_table, suffix), existing)
+        self._parts = self._sliced(make_table, existing)
         self._sliding = self._windows is not None and self._windows.overlap > 1
         self._shared = self._windows is not None and self._windows.shared
         self.late_rows = 0
+
+    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[Groups]:
+        assert self.spec.time is not None
+        return Sliced(self.spec.time, lambda suffix: Groups(self.spec, make_table, suffix), existing)
 
     @property
     def tables(self) -> Mapping[str, RmwTable]:
@@ -77,7 +81,7 @@ class WindowedAggregate:
             begins = times if self._windows is None else times - number * self._windows.slide
             kept, begins = self._on_time(batch, begins, count=number == 0)
             if self._sliding:
-                kept = _in_windows(kept, self._column, begins)
+                kept = in_windows(kept, self._column, begins)
             for part, rows in self._parts.divide(kept, begins):
                 part.fold(rows)
 
@@ -133,7 +137,7 @@ class WindowedAggregate:
         self._parts.close()
 
 
-def _in_windows(batch: pa.RecordBatch, column: int, begins: NDArray[np.int64]) -> pa.RecordBatch:
+def in_windows(batch: pa.RecordBatch, column: int, begins: NDArray[np.int64]) -> pa.RecordBatch:
     """The rows as those of the windows or panes that begin at some times; their hashes, of other keys only, spread."""
     names = batch.schema.names
     batch = batch.set_column(column, names[column], pa.array(begins))

@@ -34,7 +34,7 @@ class WithinOperator:
     def __init__(self, spec: WithinSpec, make_table: MakeTable) -> None:
         self.spec = spec
         self._main, _ = main_table(spec)
-        self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
+        self._table: RmwTable = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         self._at = self._main.values[0].offset
         self._expiry = self._table.expire_by(self._at)

@@ -27,7 +27,15 @@ from millpond.operators.spec import (
     Field,
     SessionSpec,
 )
-from millpond.plan.catalyst import SESSION_WINDOW, WATERMARK_DELAY, Catalyst, Expression, Node, sketch_tables
+from millpond.plan.catalyst import (
+    SESSION_WINDOW,
+    WATERMARK_DELAY,
+    Catalyst,
+    Expression,
+    Node,
+    percentile_options,
+    sketch_tables,
+)
 from millpond.plan.reasons import Reason
 from millpond.plan.session import Session
 from millpond.plan.support import FUNCTIONS, SMALL
@@ -184,7 +192,7 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
         for expression in result.walk():
             if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
                 reading.aggregates.append(expression)
-                reading.calls.append(_read_call(catalyst, reading, expression))
+                reading.calls.append(read_function(catalyst, reading, expression))
     if reading.session is not None:
         if reading.time is not None:
             raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
@@ -244,7 +252,12 @@ def metadata(expression: Expression) -> dict[str, Any]:
     return expression.metadata if expression.kind in ("AttributeReference", "Alias") else {}
 
 
-def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
+def read_function(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
+    """Read one `AggregateExpression`; its arguments become inputs of the reading.
+
+    Raises:
+        Unsupported: the function, or its arguments, cannot run here.
+    """
     aggregate = expression.expression("aggregateFunction")
     assert aggregate is not None
     name = FUNCTIONS.get(aggregate.kind)
@@ -258,6 +271,8 @@ def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> 
     elif name == "approx_count_distinct":
         inputs = [_hashed(reading, operands[0])]
     else:
+        if name == "percentile":
+            operands = _counted(aggregate)
         inputs = [reading.add_input([operand]) for operand in operands]
     condition = expression.expression("filter")
     position = None if condition is None else reading.add_input([condition])
@@ -280,10 +295,21 @@ def _options(catalyst: Catalyst, name: str, aggregate: Expression) -> dict[str, 
         return {"eval_mode": _eval_mode(aggregate)}
     if name in ("stddev_samp", "var_samp"):
         return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False}
+    if name == "percentile":
+        return percentile_options(aggregate)
+    if name == "mode":  # Spark reverses the order of values so that its maximum is the least one
+        return {"greatest": aggregate.get("reverseOpt") is False}
     if name == "approx_count_distinct":
         options = {"relative_sd": float(aggregate.get("relativeSD"))}
         return options | sketch_tables(sketch_precision(options))
     return {}
+
+
+def _counted(aggregate: Expression) -> list[Expression]:
+    """The operands of a percentile that rows have: the value, and its frequency unless that is 1."""
+    value, *rest = aggregate.children
+    frequency = rest[1] if len(rest) > 1 else None
+    return [value] if frequency is None or str(frequency) == "1" else [value, frequency]
 
 
 def _presence(reading: Reading, operands: list[Expression]) -> int:

@@ -139,11 +139,16 @@ class Expression(_Tree):
         return bool(self.canonical.equals(other.canonical))
 
     @property
+    def constant(self) -> Any:
+        """The value of a constant expression, as the JVM has it."""
+        return self.java.eval(None)
+
+    @property
     def interval(self) -> Interval | None:
         """The length of a constant interval of time."""
         if not self.type.startswith("interval") or "year" in self.type or "month" in self.type:
             return None
-        value = self.java.eval(None)
+        value = self.constant
         if value is None:
             return None
         if isinstance(value, int):
@@ -200,6 +205,10 @@ class Node(_Tree):
         """The expressions that the node itself holds."""
         return [Expression(expression) for expression in items(self.java.expressions())]
 
+    def expression(self, method: str) -> Expression:
+        """A field of the JVM object that is an expression."""
+        return Expression(getattr(self.java, method)())
+
     def list(self, method: str) -> list[Expression]:
         """A field of the JVM object that is a sequence of expressions."""
         return [Expression(expression) for expression in items(getattr(self.java, method)())]
@@ -207,10 +216,6 @@ class Node(_Tree):
     def rows(self, method: str) -> Sequence[Sequence[Expression]]:
         """A field of the JVM object that is a sequence of sequences of expressions."""
         return [[Expression(one) for one in items(row)] for row in items(getattr(self.java, method)())]
-
-    def expression(self, method: str) -> Expression:
-        """A field of the JVM object that is an expression."""
-        return Expression(getattr(self.java, method)())
 
     @property
     def source(self) -> str:
@@ -320,6 +325,11 @@ class Catalyst:
         option = self._class("scala.Option").apply(metadata)
         alias = self._class(f"{_EXPRESSIONS}.Alias")
         return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
+
+    def null(self, like: Expression) -> Expression:
+        """A null of the type of `like`, declared as that is."""
+        java = self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType())
+        return Expression(java) if like.nullable else self.not_null(Expression(java))
 
     def not_null(self, expression: Expression) -> Expression:
         """`expression`, declared never null."""
@@ -449,3 +459,20 @@ class Catalyst:
         if not expression.children:
             return expression
         return self.with_operands(expression, [self._plain(child) for child in expression.children])
+
+
+def percentile_options(aggregate: Expression) -> dict[str, Any]:
+    """What a percentile's result depends on beside its values, from `Median`, `Percentile` and their like."""
+    if aggregate.kind == "Median":
+        return {"percentages": [0.5]}
+    shares = aggregate.children[1]
+    value = shares.java.eval(None)
+    several = shares.type.startswith("array")
+    options: dict[str, Any] = {
+        "percentages": [float(share) for share in value.toDoubleArray()] if several else [float(value)],
+        "array": several,
+        "reverse": bool(aggregate.get("reverse")),
+    }
+    if aggregate.kind == "PercentileDisc":
+        options |= {"discrete": True, "legacy": bool(aggregate.get("legacyCalculation"))}
+    return options

@@ -6,16 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
+from millpond.operators.catalogue import HOLISTIC, WHOLE_WINDOWS, whole_windows
 from millpond.operators.spec import (
-    AggregateSpec,
     DeduplicateSpec,
     EventTime,
     Field,
     OperatorSpec,
+    RankSpec,
     WithinSpec,
     closes,
     lag_of,
@@ -25,7 +27,10 @@ from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst_joins import with_settled_joins
+from millpond.plan.changes import changing, consuming, emitting, updating
 from millpond.plan.join import JoinReading, join_title, read_join
+from millpond.plan.ranking import FUNCTIONS as RANKS
+from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason
 
 _OTHER_STATE = {
@@ -86,12 +91,14 @@ class Decision:
         root: the decided plan.
         output_mode: `append`, `update` or `complete`.
         analyzed: the plan as the user wrote it.
+        all_changes: whether the query shows rows that are gone too, and a column `_op`.
         operators: the query's stateful operators, bottom up, left to right.
     """
 
     root: Decided
     output_mode: str
     analyzed: Node
+    all_changes: bool = False
     operators: tuple[Operator, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,19 +120,45 @@ class Decision:
         return [operator.spec for operator in self.operators if operator.spec is not None]
 
 
-def decide(df: DataFrame, output_mode: str = "append") -> Decision:
-    """Decide where each stateful operator of a streaming DataFrame runs."""
+def decide(df: DataFrame, output_mode: str = "append", changes: str = "upsert") -> Decision:
+    """Decide where each stateful operator of a streaming DataFrame runs.
+
+    Args:
+        df: a streaming DataFrame.
+        output_mode: `append`, `update` or `complete`.
+        changes: what update mode shows of rows that change: `upsert` their new images, `all` also that they are gone.
+    """
     catalyst = Catalyst(df.sparkSession)
     plan = analyzed = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
     if any(_joins_streams(node) for node in plan.walk()) and not shared:
         plan = with_settled_joins(catalyst, plan)
-    root = _Decider(catalyst, output_mode.lower(), shared=shared).visit(plan)
+    mode = output_mode.lower()
+    root = _shown(_Decider(catalyst, mode, shared=shared).visit(plan), mode)
     operators = list(root.operators())
     if any(one.closes for one in operators) and any(one.spec is None for one in operators):
         root = _leave(root)
     root, _ = _lagging(root)
-    return Decision(_number(root, count()), output_mode.lower(), analyzed)
+    every = changes == "all" and mode == "update" and _changing(root) is not None
+    return Decision(_number(emitting(root) if every else root, count()), mode, analyzed, every)
+
+
+def _changing(root: Decided) -> Operator | None:
+    try:
+        return changing(root)
+    except Unsupported:
+        return None
+
+
+def _shown(decided: Decided, output_mode: str) -> Decided:
+    """Leave to Spark a top-N that the query shows in complete mode: there, all rows would have to be shown again."""
+    children = tuple(_shown(child, output_mode) for child in decided.children)
+    operator = decided.operator
+    shown = operator is not None and isinstance(operator.spec, RankSpec) and not operator.spec.changes
+    if shown and output_mode == "complete":
+        operator = Operator(describe(decided.node), reason=Reason("MP-MODE", output_mode))
+        children = tuple(_leave_updating(child) for child in children)
+    return Decided(decided.node, children, operator)
 
 
 def _leave(decided: Decided) -> Decided:
@@ -155,7 +188,7 @@ def _leave_updating(decided: Decided) -> Decided:
     """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
     children = tuple(_leave_updating(child) for child in decided.children)
     operator = decided.operator
-    if operator is not None and isinstance(operator.spec, AggregateSpec) and operator.spec.output_mode != "append":
+    if operator is not None and updating(operator.spec):
         operator = Operator(operator.title, reason=Reason("MP-ABOVE"))
     return Decided(decided.node, children, operator)
 
@@ -175,14 +208,22 @@ class _Decider:
         self.output_mode = output_mode
         self.shared = shared
 
-    def visit(self, node: Node) -> Decided:
-        children = tuple(self.visit(child) for child in node.children)
-        operator = self._operator(node) if node.streaming else None
+    def visit(self, node: Node, limits: Limits = MappingProxyType({})) -> Decided:
+        below = limits_of(node, limits)
+        children = tuple(self.visit(child, below) for child in node.children)
+        operator = self._operator(node, limits) if node.streaming else None
+        if operator is not None and operator.spec is not None:
+            try:
+                if any([changing(child) is not None for child in children]):  # noqa: C419 — each may refuse
+                    operator = replace(operator, spec=consuming(operator.spec))
+                    children = tuple(emitting(child) for child in children)
+            except Unsupported as unsupported:
+                operator = Operator(operator.title, reason=unsupported.reason)
         if operator is not None and operator.spec is None:
             children = tuple(_leave_updating(child) for child in children)
         return Decided(node, children, operator)
 
-    def _operator(self, node: Node) -> Operator | None:
+    def _operator(self, node: Node, limits: Limits) -> Operator | None:
         if _joins_streams(node):
             return self._join(node)
         if node.kind == "GlobalLimit" and (self.output_mode == "append" or not aggregates(node)):
@@ -196,6 +237,7 @@ class _Decider:
             "Deduplicate": self._deduplicate,
             "DeduplicateWithinWatermark": self._within,
             "Distinct": self._distinct,
+            "Window": lambda window: self._window(window, limits),
         }
         if node.kind not in reader:
             return None
@@ -229,12 +271,24 @@ class _Decider:
         if self.output_mode == "append" and reading.time is None:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
         self._check_watermarks(reading.time is not None)
-        return reading, reading.spec(self.output_mode)
+        spec = reading.spec(self.output_mode)
+        whole = [call.function for call in spec.calls if call.function in HOLISTIC]
+        if whole and not whole_windows(spec):
+            raise Unsupported(Reason(WHOLE_WINDOWS, whole[0]))
+        return reading, spec
 
     def _check_watermarks(self, timed: bool) -> None:
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
         if timed and single:
             raise Unsupported(Reason("MP-SINGLE"))
+
+    def _window(self, node: Node, limits: Limits) -> tuple[Reading, OperatorSpec]:
+        """A rank under a filter on it, or aggregates over rows."""
+        if any(result.children[0].children[0].kind in RANKS for result in node.list("windowExpressions")):
+            if self.output_mode == "append":
+                raise Unsupported(Reason("MP-MODE", self.output_mode))
+            return read_rank(node, limits)
+        return read_over(self.catalyst, node)
 
     def _distinct(self, node: Node) -> tuple[Reading, OperatorSpec]:
         """`SELECT DISTINCT` is a grouping by all columns without functions, in Spark and here."""
@@ -307,12 +361,19 @@ def describe(node: Node) -> str:
     """An operator in a few words."""
     if node.kind == "Aggregate":
         keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
-        # `spark.sql("… {df} …", df=df)` names its view anew each time; the pinned query must not.
-        keys = re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", keys)
-        return f"aggregate by {keys}" if keys else "aggregate"
+        return f"aggregate by {_nameless(keys)}" if keys else "aggregate"
+    if node.kind == "Window":
+        results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
+        keys = ", ".join(key.name for key in node.list("partitionSpec"))
+        return _nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
     if node.kind == "Join":
         return f"{join_title(node)} join"
     if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
     return "distinct"
+
+
+def _nameless(text: str) -> str:
+    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time: it is pinned."""
+    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)

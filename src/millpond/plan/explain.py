@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, OperatorSpec, SessionSpec, key_fields
+from millpond.operators.spec import (
+    AggregateCall,
+    AggregateSpec,
+    OperatorSpec,
+    OverSpec,
+    RankSpec,
+    SessionSpec,
+    key_fields,
+)
 from millpond.plan.access_pattern import access_pattern
 from millpond.plan.decide import Decision, Operator
 from millpond.plan.repeatable import needs_sync
@@ -45,11 +53,16 @@ def _operator(operator: Operator) -> dict[str, Any]:
 
 
 def _functions(spec: OperatorSpec) -> list[str]:
-    return [_call(spec, call) for call in spec.calls] if isinstance(spec, AggregateSpec | SessionSpec) else []
+    if isinstance(spec, RankSpec):
+        return [f"{spec.function}() <= {spec.limit}"]
+    if isinstance(spec, AggregateSpec | SessionSpec | OverSpec):
+        return [_call(spec, call) for call in spec.calls]
+    return []
 
 
-def _call(spec: AggregateSpec | SessionSpec, call: AggregateCall) -> str:
-    inputs = ", ".join(spec.inputs[position].type for position in call.inputs) or "*"
+def _call(spec: AggregateSpec | SessionSpec | OverSpec, call: AggregateCall) -> str:
+    columns = spec.inputs if isinstance(spec, AggregateSpec | SessionSpec) else spec.columns
+    inputs = ", ".join(columns[position].type for position in call.inputs) or "*"
     condition = " filter" if call.filter is not None else ""
     return f"{call.function}({'distinct ' if call.distinct else ''}{inputs}){condition}: {call.type}"
 

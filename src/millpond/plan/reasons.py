@@ -10,6 +10,7 @@ REASONS = {
     "MP-SINGLE": "spark.sql.streaming.statefulOperator.allowMultiple is false, which changes what is late",
     "MP-BESIDE": "its state is closed by the watermark, beside a stateful operator that stays on Spark",
     "MP-FUNCTION": "the aggregate function {detail} is not supported",
+    "MP-WHOLE": "{detail} needs all rows of a group, which are kept for event-time windows in append mode only",
     "MP-SESSION-DISTINCT": "{detail} over distinct inputs is not supported in session windows",
     "MP-KEY-TYPE": "the key {detail} has a type that cannot be a key",
     "MP-INPUT-TYPE": "{detail} has a type that is not supported",
@@ -18,6 +19,10 @@ REASONS = {
     "MP-ABOVE": "a stateful operator above it stays on Spark and would count its updates twice",
     "MP-CONDITION": "whether a row has a partner depends on {detail}, which is not supported in such a join",
     "MP-CTE": "it stands in a common table expression that is evaluated once for several readers",
+    "MP-WINDOW": "the window function {detail} is not supported on streams",
+    "MP-UNBOUNDED": "no filter above bounds {detail} by a constant, so that all rows would have to be kept",
+    "MP-CHANGES": "rows below it change, and their changes do not pass {detail}",
+    "MP-RETRACT": "rows below it change, and {detail} cannot take rows back",
     "MP-TRIGGER": "the trigger {detail} runs without micro-batch commits",
     "MP-OFF": "spark.millpond.enabled is false",
 }

@@ -23,6 +23,11 @@ FUNCTIONS = {
     "HyperLogLogPlusPlus": "approx_count_distinct",
     "CollectList": "collect_list",
     "CollectSet": "collect_set",
+    "Median": "percentile",
+    "Percentile": "percentile",
+    "PercentileCont": "percentile",
+    "PercentileDisc": "percentile",
+    "Mode": "mode",
 }
 """Catalyst's class of each function → the name in `millpond.operators.catalogue`."""
 

@@ -11,19 +11,22 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
-from millpond.operators.spec import DeduplicateSpec, WithinSpec, output_fields
+from millpond.operators.spec import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec, output_fields
 from millpond.plan.aggregate import Derived, Reading, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
+from millpond.plan.changes import filtered
 from millpond.plan.decide import Decided, Decision, Operator
 from millpond.plan.join import JoinReading
 from millpond.plan.join_input import joined_sides
 from millpond.plan.workers import ArrowFunction, map_in_arrow
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
+_DERIVED = {"boolean": BooleanType(), "bigint": LongType()}
+"""Types of the columns that the pipe's input has beside those of the query (see `plan.aggregate`)."""
 
 
 def transplant(
@@ -43,7 +46,10 @@ def transplant(
         writes: the map side of each operator's local exchange; None where rows go through Spark's shuffle.
     """
     surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes)
-    return surgeon.catalyst.dataframe(surgeon.visit(decision.root))
+    rewritten = surgeon.visit(decision.root)
+    if decision.all_changes:
+        return with_kinds(surgeon.catalyst, rewritten, surgeon.kind_of(rewritten), split=filtered(decision.root))
+    return surgeon.catalyst.dataframe(rewritten)
 
 
 class _Surgeon:
@@ -61,6 +67,7 @@ class _Surgeon:
         self.writes = writes
         self.complete = decision.output_mode == "complete"
         self.watching = next((one.index for one in decision.ours if one.closes), None)
+        self._kinds: set[int] = set()  # identities of the columns that say what kind of change a row is
 
     def visit(self, decided: Decided) -> Node:
         children = [self.visit(child) for child in decided.children]
@@ -72,8 +79,15 @@ class _Surgeon:
         if all(new is old.node for new, old in zip(children, decided.children, strict=True)):
             return decided.node
         node = self.catalyst.with_children(decided.node, children)
+        kind = self.kind_of(children[0]) if node.kind == "Project" else None
+        if kind is not None:  # changes travel through what computes columns of single rows
+            return self.catalyst.project([*node.list("projectList"), kind], children[0])
         limits = node.kind == "GlobalLimit" and self.complete and operator is None
         return self.catalyst.stateless_limit(node) if limits else node
+
+    def kind_of(self, node: Node) -> Expression | None:
+        """The column by which a node's rows say what kind of change they are."""
+        return next((column for column in node.output if column.expr_id in self._kinds), None)
 
     def _replace(self, node: Node, operator: Operator, child: Node) -> Node:
         reading = operator.reading
@@ -81,18 +95,36 @@ class _Surgeon:
         if reading.assigned is not None and reading.assigned.expanded:
             (expand,) = child.children
             child = self.catalyst.with_children(child, expand.children)
-        prepared = self._prepare(child, reading.raw, reading.columns, reading.hash)
-        if isinstance(operator.spec, DeduplicateSpec | WithinSpec):
+        columns, raw = reading.columns, reading.raw
+        if getattr(operator.spec, "retracts", False):
+            kind = self.kind_of(child)
+            assert kind is not None
+            columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
+        prepared = self._prepare(child, raw, columns, reading.hash)
+        if isinstance(operator.spec, DeduplicateSpec | WithinSpec | RankSpec | OverSpec):
             names = [column.field.name for column in reading.inputs]
-            types = [raw.data_type for raw in reading.raw]
+            types: list[DataType] = [
+                reading.raw[column.raw[0]].data_type if column.sql == "{0}" else _DERIVED[column.field.type]
+                for column in reading.inputs
+            ]
+            for index, result in enumerate(node.list("windowExpressions") if node.kind == "Window" else []):
+                names.append(f"window{index}")
+                types.append(result.data_type)
         else:
             shown = reading.results(node.list("groupingExpressions") if node.kind == "Aggregate" else node.output)
             names, types = [name for name, _ in shown], [key.data_type for _, key in shown]
             names += [f"call{index}" for index in range(len(reading.aggregates))]
             types += [aggregate.data_type for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
+        changes = getattr(operator.spec, "changes", False)
+        if changes:
+            schema.add(OP.name, ByteType())
         piped = self._through_pipe(prepared, operator, schema)
-        return self._reattach(node, reading, piped)
+        kinds = []
+        if changes:
+            kinds = [self.catalyst.alias(piped.output[-1], OP.name)]
+            self._kinds.add(kinds[0].expr_id)
+        return self._reattach(node, reading, piped, kinds)
 
     def _replace_join(self, node: Node, operator: Operator, reading: JoinReading, children: list[Node]) -> Node:
         both = [
@@ -162,13 +194,21 @@ class _Surgeon:
             rows = rows.union(self.catalyst.watching_watermark(sent))
         return rows.repartitionById(self.partitions, partition)
 
-    def _reattach(self, node: Node, reading: Reading, piped: Node) -> Node:
-        """Put the node's results, computed from the pipe's output, under their old names and identities."""
+    def _reattach(self, node: Node, reading: Reading, piped: Node, more: list[Expression]) -> Node:
+        """Put the node's results, computed from the pipe's output, under their old names and identities.
+
+        `more` are columns to come after them.
+        """
         if node.kind != "Aggregate":
-            pairs = zip(piped.output, node.output, strict=True)
-            return self.catalyst.project([self._stand_in(self._as(new, old), old) for new, old in pairs], piped)
+            columns = piped.output
+            if node.kind == "Window":  # arguments of its functions, which follow the columns, end here
+                kept = len(node.children[0].output)
+                columns = columns[:kept] + columns[len(reading.inputs) :]
+            pairs = zip(columns, node.output, strict=False)
+            results = [self._stand_in(self._as(new, old), old) for new, old in pairs]
+            return self.catalyst.project(results + more, piped)
         groupings = [grouping for _, grouping in reading.results(node.list("groupingExpressions"))]
-        known = list(zip(groupings + reading.aggregates, piped.output, strict=True))
+        known = list(zip(groupings + reading.aggregates, piped.output, strict=False))
 
         def replace(expression: Expression) -> Expression | None:
             return next((self._as(new, old) for old, new in known if old.means(expression)), None)
@@ -177,7 +217,7 @@ class _Surgeon:
         for result, old in zip(node.list("aggregateExpressions"), node.output, strict=True):
             value = result.children[0] if result.kind == "Alias" else result
             results.append(self._stand_in(rewrite(self.catalyst, value, replace), old))
-        return self.catalyst.project(results, piped)
+        return self.catalyst.project(results + more, piped)
 
     def _stand_in(self, new: Expression, old: Expression) -> Expression:
         return self.catalyst.stand_in(self.catalyst.fitted(new, old), old)
@@ -185,6 +225,26 @@ class _Surgeon:
     def _as(self, new: Expression, old: Expression) -> Expression:
         """The pipe's column with the nullability that the plan knew."""
         return new if old.nullable else self.catalyst.not_null(new)
+
+
+def with_kinds(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split: bool) -> DataFrame:
+    """The rows of a changelog as a user sees them: the column `_op` says `I`, `U` or `D`.
+
+    Args:
+        plan: gives the changelog.
+        kind: its column of kinds.
+        split: whether either image of an update may be missing: it then shows as a deletion and an insertion.
+    """
+    assert kind is not None
+    position = [column.expr_id for column in plan.output].index(kind.expr_id)
+    columns = [column.name for column in plan.output]
+    frame = catalyst.dataframe(plan).toDF(*(f"c{number}" for number in range(len(columns))))
+    value = F.col(f"c{position}")
+    if not split:
+        frame = frame.filter(value != -2)
+    shown = F.when(value == 1, "I").when(value == 2, "I" if split else "U").otherwise("D").alias("_op")
+    others = [F.col(f"c{number}").alias(name) for number, name in enumerate(columns) if number != position]
+    return frame.select(*others, shown)
 
 
 def named(pipe: ArrowFunction, title: str, last: int) -> ArrowFunction:

@@ -9,8 +9,9 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import SettingError, UsageError
-from millpond.plan.catalyst import Catalyst
-from millpond.plan.decide import Decision
+from millpond.operators.spec import AggregateSpec, OverSpec, RankSpec
+from millpond.plan.catalyst import Catalyst, Node
+from millpond.plan.decide import Decided, Decision
 
 TESTED = ("4.1", "4.2", "4.3")
 """The versions of Spark that Millpond is tested with."""
@@ -47,15 +48,40 @@ def check_spark(spark: SparkSession) -> None:
 def check_stream(df: DataFrame, decision: Decision) -> None:
     """Have Spark check the query as the user wrote it, with its output mode; the errors are Spark's.
 
-    The one thing allowed beyond Spark's rules is DISTINCT in aggregates that Millpond runs.
+    Allowed beyond Spark's rules are, where Millpond runs them, DISTINCT in aggregates, top-N, aggregates over each
+    key's last rows, and operators over those whose rows change.
     """
     if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
         return
     catalyst = Catalyst(df.sparkSession)
     plan = decision.analyzed
+    if any(isinstance(spec, RankSpec | OverSpec) or getattr(spec, "retracts", False) for spec in decision.specs):
+        plan = _stand_in(catalyst, decision.root)
     if any(getattr(call, "distinct", False) for spec in decision.specs for call in getattr(spec, "calls", ())):
         plan = catalyst.without_distincts(plan)
     catalyst.check_streaming(plan, decision.output_mode)
+
+
+def _stand_in(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -> Node:
+    """The plan with what Millpond alone defines replaced by projections of the same columns.
+
+    Args:
+        decided: the plan.
+        consumed: whether the changes of the topmost operator go into another one.
+    """
+    node, spec = decided.node, decided.operator.spec if decided.operator is not None else None
+    below = consumed if decided.operator is None else getattr(spec, "retracts", False)
+    children = [_stand_in(catalyst, child, consumed=below) for child in decided.children]
+    if isinstance(spec, RankSpec | OverSpec) or (isinstance(spec, AggregateSpec) and consumed):
+        known = {column.expr_id for column in children[0].output} if node.kind == "Window" else set()
+        columns = [
+            column if column.expr_id in known else catalyst.stand_in(catalyst.null(column), column)
+            for column in node.output
+        ]
+        return catalyst.project(columns, children[0])
+    if any(new is not old for new, old in zip(children, node.children, strict=True)):
+        return catalyst.with_children(node, children)
+    return node
 
 
 def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> None:

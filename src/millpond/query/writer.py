@@ -119,7 +119,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         settings = read_settings(self._spark.conf.getAll)
         if not settings.enabled:
             return launch(self)
-        decision = decide(self._df, self._said("outputMode") or "append")
+        decision = decide(self._df, self._said("outputMode") or "append", settings.changes)
         self._report(decision, settings)
         if not decision.ours:
             return launch(self)

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
+from millpond.files.append_file import Slice
 from millpond.files.blocks import HashRange
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
-from millpond.layout import TableSchema, Words
+from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
-from millpond.operators.protocol import MAIN, Times, base_name
+from millpond.operators.protocol import MAIN, TableKind, Times, base_name
 from millpond.operators.spec import GLOBAL_HASH, lag_of
 from millpond.slot.checksum import InputChecksum
 from millpond.slot.offsets import check_time
@@ -28,8 +29,10 @@ from millpond.slot.running import RunningQuery
 from millpond.slot.spool import Spool
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt, Turns
+from millpond.stores.aligned import AlignedStore, AlignedTable
 from millpond.stores.ordered import OrderedTable
 from millpond.stores.rmw import RmwTable
+from millpond.stores.runs import RunSet
 
 if TYPE_CHECKING:
     from millpond.operators.protocol import Operator
@@ -79,6 +82,7 @@ class Partition:
         self._busy = threading.Lock()  # held for each step that reads or replaces the operator
         self._epoch = 0  # changes whenever the state does, so that output of an older state stops
         self._operator: Operator | None = None
+        self._aligned: AlignedStore | None = None
         self._manifest: PartitionManifest | None = None
         self._applied: Applied | None = None
         self.answered: int | None = None
@@ -208,6 +212,10 @@ class Partition:
             input_rows=seen.rows,
         )
         sealed = self.query.sealed.write(sealed, self.task.generation)
+        for name, table in operator.tables.items():
+            if isinstance(table, AlignedTable) and name in deltas:
+                (data,) = sealed.pieces[name]
+                table.placed(data)
         self.query.committer.submit(sealed)
         self._manifest = sealed.manifest
         return sealed.bytes
@@ -240,7 +248,7 @@ class Partition:
         )
         query.committer.opened(manifest)
         owns_global = self.task.partition_of(GLOBAL_HASH) == self.number
-        made: list[RmwTable | OrderedTable] = []
+        made: list[RmwTable | OrderedTable | AlignedTable] = []
         with self._busy:
             self._epoch += 1
             try:
@@ -260,7 +268,9 @@ class Partition:
                 raise
             self._manifest = manifest
 
-    def _load(self, table: RmwTable | OrderedTable, deltas: Any) -> None:
+    def _load(self, table: RmwTable | OrderedTable | AlignedTable, deltas: Any) -> None:
+        if isinstance(table, AlignedTable):
+            return  # it reads its deltas where they lie
         checkpoint = self.query.checkpoint
         for ref, data in zip(deltas, checkpoint.read_deltas(deltas), strict=True):
             for rows in decode_rows(data, table.layout, checkpoint.files.locate(ref.commit)):
@@ -269,17 +279,30 @@ class Partition:
     def _table(
         self,
         manifest: PartitionManifest,
-        made: list[RmwTable | OrderedTable],
+        made: list[RmwTable | OrderedTable | AlignedTable],
         name: str,
         schema: TableSchema,
         initial: Words,
-    ) -> RmwTable:
+        *,
+        kind: TableKind = "rmw",
+    ) -> RmwTable | AlignedTable:
         means = self.query.means
+        if kind == "scratch":
+            return RmwTable(schema, initial, RunSet(RowLayout(schema)), means.budget, means.merges)
         state = manifest.tables.get(name)
+        runs = TableManifest() if state is None else state.runs
+        if kind == "aligned":
+            if self._aligned is None:
+                self._aligned = AlignedStore(schema, self.query.append_files, means.budget, means.merges)
+            deltas = () if state is None else state.deltas
+            at = [Slice(ref.commit, ref.offset, ref.length) for ref in deltas if ref.length]
+            aligned = self._aligned.open(name, runs, at)
+            made.append(aligned)
+            return aligned
         table = RmwTable.open(
             schema,
             initial,
-            TableManifest() if state is None else state.runs,
+            runs,
             self.query.runs,
             means.budget,
             means.merges,
@@ -292,7 +315,7 @@ class Partition:
     def _ordered_table(
         self,
         manifest: PartitionManifest,
-        made: list[RmwTable | OrderedTable],
+        made: list[RmwTable | OrderedTable | AlignedTable],
         name: str,
         schema: TableSchema,
         drop_matched: bool,
@@ -328,6 +351,9 @@ class Partition:
         self._epoch += 1
         if self._operator is not None:
             self._operator.close()
+        if self._aligned is not None:
+            self._aligned.close()
+            self._aligned = None
         self._operator = self._manifest = self._applied = self.answered = None
 
     def close(self) -> None:

@@ -16,14 +16,18 @@ from millpond.checkpoint.generation import Base, Generation, numbers, read_base,
 from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.errors import StateDamagedError, UsageError
+from millpond.files.append_file import Slice
 from millpond.files.blocks import HashRange, sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
+from millpond.operators.catalogue import whole_windows
 from millpond.operators.join_rows import LEFT, RIGHT
 from millpond.operators.protocol import MAIN, base_name
-from millpond.operators.spec import JoinSpec, OperatorSpec
+from millpond.operators.spec import AggregateSpec, JoinSpec, OperatorSpec
 from millpond.operators.tables import read_rows, table_schemas
+from millpond.stores.aligned import gradually
+from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.ordered import OrderedTable
 from millpond.stores.run_store import RunStore
@@ -137,9 +141,23 @@ class StateReader:
         schema = table_schemas(spec)[table][0]
         states = [state for name, state in manifest.tables.items() if base_name(name) == table]
         range_ = self._range(partition) if table == MAIN else HashRange()
+        read = self._appended if isinstance(spec, AggregateSpec) and whole_windows(spec) else self._rows
         for state in states:
-            for rows in self._rows(state, RowLayout(schema), range_):
+            for rows in read(state, RowLayout(schema), range_):
                 yield from read_rows(spec, table, rows)
+
+    def _appended(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
+        """The rows of a table of the aligned append store."""
+        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
+            store = AppendFiles(self.files, local)
+            try:
+                files = [store.open(ref, [layout]) for ref in reversed(state.runs.runs)]
+                for ref in state.deltas:
+                    if ref.length:
+                        files += store.open_slice(Slice(ref.commit, ref.offset, ref.length), [layout])
+                yield from gradually([files], layout, _MEMORY // 8, range_)
+            finally:
+                store.close()
 
     def _read_side(
         self, spec: JoinSpec, manifest: PartitionManifest, partition: int, name: str

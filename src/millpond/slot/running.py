@@ -15,6 +15,7 @@ from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.slot.offsets import Planned, planned
 from millpond.slot.parcels import exchange_folder, forget_batches
 from millpond.slot.task import PipeTask
+from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import Account, MemoryBudget
 from millpond.stores.run_store import RunStore
 
@@ -63,6 +64,7 @@ class RunningQuery:
     committer: Committer = field(init=False)
     sealed: SealedFiles = field(init=False)
     runs: RunStore = field(init=False)
+    append_files: AppendFiles = field(init=False)
     spill: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,7 @@ class RunningQuery:
         cache.mkdir(parents=True, exist_ok=True)
         disk = task.settings.cache_disk or shutil.disk_usage(cache).free // 2
         self.runs = RunStore(self.files, str(cache), disk=disk, memory=self.means.cache_memory)
+        self.append_files = AppendFiles(self.files, str(cache))
         self._exchange = exchange_folder(self.means.directory, task)
         self._account = self.means.budget.open()
         self._account.force(self.means.cache_memory)
@@ -118,5 +121,6 @@ class RunningQuery:
         self.committer.close()
         self.sealed.close()
         self.runs.close()
+        self.append_files.close()
         self._account.close()
         shutil.rmtree(self._exchange, ignore_errors=True)

@@ -1,0 +1,101 @@
+"""Percentiles and modes of many groups at once, over rows sorted by group and value."""
+
+# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+_I64 = types.Array(types.int64, 1, "C")
+_U64 = types.Array(types.uint64, 1, "C")
+_F64 = types.Array(types.float64, 1, "C")
+
+CONTINUOUS, DISCRETE, LOWER = 0, 1, 2
+"""Between two values: interpolate; the first whose cumulative distribution is enough; the lower one."""
+
+
+@njit(inline="always")
+def _at(totals: Array, begin: int, end: int, count: int) -> int:
+    """The first row of a group by which at least so many values are counted."""
+    low, high = begin, end - 1
+    before = totals[begin - 1] if begin > 0 else 0
+    while low < high:
+        middle = (low + high) // 2
+        if totals[middle] - before >= count:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit(types.void(_I64, _I64, types.float64, types.boolean, types.int64, _I64, _I64, _F64, _F64), cache=True, nogil=True)
+def percentile(
+    starts: Array,
+    totals: Array,
+    share: float,
+    reverse: bool,
+    kind: int,
+    lower: Array,
+    upper: Array,
+    lower_weight: Array,
+    upper_weight: Array,
+) -> None:
+    """Which rows the percentile of each group comes from, and how much each of the two counts.
+
+    Args:
+        starts: first row of each group, and the number of rows. Rows are sorted by group, then by value.
+        totals: the frequencies of the rows up to and including each, summed from the first row of all.
+        share: the percentage, from 0 to 1. reverse: whether it counts from the greatest value down.
+        kind: what is between two values.
+        lower, upper: filled with rows, −1 for groups without rows; lower_weight, upper_weight: filled.
+    """
+    for group in range(len(starts) - 1):
+        begin, end = starts[group], starts[group + 1]
+        lower[group] = upper[group] = -1
+        lower_weight[group] = 1.0
+        upper_weight[group] = 0.0
+        if begin == end:
+            continue
+        count = totals[end - 1] - (totals[begin - 1] if begin > 0 else 0)
+        position = np.float64(count - 1) * share
+        low = np.int64(np.floor(position))
+        high = np.int64(np.ceil(position))
+        if kind == DISCRETE:
+            low = high = np.int64(max(np.ceil(np.float64(count) * share), 1.0)) - 1
+        elif kind == LOWER:
+            high = low
+        elif high != low:
+            lower_weight[group] = np.float64(high) - position
+            upper_weight[group] = position - np.float64(low)
+        if reverse:
+            low, high = count - 1 - low, count - 1 - high
+        lower[group] = _at(totals, begin, end, low + 1)
+        upper[group] = _at(totals, begin, end, high + 1)
+
+
+@njit(types.void(_I64, _I64, types.boolean, _I64), cache=True, nogil=True)
+def mode(starts: Array, runs: Array, greatest: bool, out: Array) -> None:
+    """The first row of the longest run of equal values of each group; of equally long ones the first, or the last.
+
+    Args:
+        starts: as for `percentile`. runs: for each row, a number that equal values of a group share and others do not.
+        out: filled with rows, −1 for groups without rows.
+    """
+    for group in range(len(starts) - 1):
+        begin, end = starts[group], starts[group + 1]
+        out[group] = -1
+        longest = 0
+        row = begin
+        while row < end:
+            stop = row + 1
+            while stop < end and runs[stop] == runs[row]:
+                stop += 1
+            if stop - row > longest or (greatest and stop - row == longest):
+                longest = stop - row
+                out[group] = row
+            row = stop

@@ -1,0 +1,121 @@
+"""Grouped aggregation over whole windows: rows are appended as they come, and aggregated once their window closes.
+
+For functions that need all values of a group at once (FlowKV's append pattern). A row is stored once, in its pane, also
+where windows overlap. When the watermark closes windows, the panes that they are made of are read together, gradually
+and in hash order, so that each piece has all rows of its keys; a piece is aggregated like a small batch, in tables that
+live for it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from millpond.layout import Rows
+from millpond.operators.encode import portions
+from millpond.operators.groups import Groups
+from millpond.operators.protocol import MAIN, MakeTable
+from millpond.operators.sliced import Sliced, times_of
+from millpond.operators.spec import AggregateSpec
+from millpond.operators.stored_rows import StoredRows
+from millpond.operators.windows import WindowedAggregate, in_windows
+from millpond.stores.aligned import AlignedTable, gradually
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+
+
+class _Appended:
+    """The rows of one slice of event time."""
+
+    def __init__(self, stored: StoredRows, make_table: MakeTable, suffix: str) -> None:
+        self._stored = stored
+        self._name = MAIN + suffix
+        self.table: AlignedTable = make_table(self._name, stored.layout.schema, stored.initial, kind="aligned")
+
+    @property
+    def tables(self) -> Mapping[str, AlignedTable]:
+        """Its one table."""
+        return {self._name: self.table}
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads state `version`."""
+        self.table.begin(version)
+
+    def fold(self, batch: pa.RecordBatch) -> None:
+        """Append the rows of a batch."""
+        for portion in portions(batch, self.table.portion, self.table.ahead):
+            self.table.append(self._stored.encode(portion))
+
+    def seal(self) -> dict[str, TableDelta]:
+        """End the batch."""
+        return {self._name: self.table.seal()}
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self.table.close()
+
+
+class HolisticAggregate(WindowedAggregate):
+    """An `AggregateSpec` with `time`, in append mode, on one partition, whose rows are kept until their windows close.
+
+    Args:
+        spec: keys, inputs and calls.
+        make_table: opens the partition's tables, and tables that live for one piece of rows.
+        existing: the names of the tables that there are.
+    """
+
+    def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
+        self._stored = StoredRows(spec)
+        self._make_table = make_table
+        super().__init__(spec, make_table, existing)
+
+    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[_Appended]:  # type: ignore[override]
+        assert self.spec.time is not None
+        reach = 0 if self._windows is None else self._windows.size - self._windows.slide
+        return Sliced(self.spec.time, lambda suffix: _Appended(self._stored, make_table, suffix), existing, reach=reach)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Append rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
+        times = times_of(batch.column(self._column), self._type)
+        kept, begins = self._on_time(batch, times, count=True)
+        for part, rows in self._parts.divide(kept, begins):
+            part.fold(rows)
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The groups of the windows that the batch's watermark closed."""
+        tables: list[Any] = [self._parts.closing[one].table for one in sorted(self._parts.closing)]
+        if not tables:
+            return
+        files = [table.readable() for table in tables]
+        for rows in gradually(files, self._stored.layout, max(1, tables[0].portion // 2)):
+            yield from self._piece(rows)
+
+    def _piece(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """The results of all keys of a piece."""
+        batch = self._stored.decode(rows)
+        times = times_of(batch.column(self._column), self._type)
+        groups: Groups | None = None
+        try:
+            overlap = 1 if self._windows is None else self._windows.overlap
+            for number in range(overlap):
+                begins = times if self._windows is None else times - number * self._windows.slide
+                closing = self._parts.closing_now(begins)
+                if not closing.any():
+                    continue
+                kept = batch if closing.all() else batch.filter(pa.array(closing))
+                if overlap > 1:
+                    kept = in_windows(kept, self._column, begins[closing])
+                if groups is None:
+                    groups = Groups(self.spec, partial(self._make_table, kind="scratch"))
+                    groups.begin(0)
+                groups.fold(kept)
+            if groups is not None:
+                for some in groups.scan():
+                    yield from self._decoded(groups, some)
+        finally:
+            if groups is not None:
+                groups.close()

@@ -1,0 +1,187 @@
+"""Reads `Window` nodes: top-N by rank under a filter on it, and aggregates over each key's last rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millpond.errors import UsageError
+from millpond.operators.spec import AggregateCall, Field, Order, OverSpec, RankSpec
+from millpond.operators.types import leaves, parse_type
+from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_function, unique
+from millpond.plan.catalyst import Catalyst, Expression, Node
+from millpond.plan.reasons import Reason
+
+FUNCTIONS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
+"""Catalyst's class of each ranking function → its name."""
+
+_FLIPPED = {
+    "GreaterThan": "LessThan",
+    "GreaterThanOrEqual": "LessThanOrEqual",
+    "LessThan": "GreaterThan",
+    "LessThanOrEqual": "GreaterThanOrEqual",
+    "EqualTo": "EqualTo",
+}
+
+Limits = Mapping[int, int]
+"""Identities of columns → the greatest value of which rows pass the filters above."""
+
+
+def limits_of(node: Node, known: Limits) -> dict[int, int]:
+    """What holds below a node of the limits that hold above it, and of those that it sets."""
+    if node.kind == "Filter":
+        limits = dict(known)
+        condition = node.expression("condition")
+        for part in conjuncts(condition):
+            bound = bound_of(part)
+            if bound is not None:
+                column, most = bound
+                limits[column] = min(most, limits.get(column, most))
+        return limits
+    if node.kind == "Project":
+        below: dict[int, int] = {}
+        for result in node.list("projectList"):
+            source = result.children[0] if result.kind == "Alias" else result
+            if source.kind == "AttributeReference" and result.expr_id in known:
+                below[source.expr_id] = min(known[result.expr_id], below.get(source.expr_id, known[result.expr_id]))
+        return below
+    return dict(known) if node.kind in ("SubqueryAlias", "View") else {}
+
+
+def conjuncts(condition: Expression | None) -> list[Expression]:
+    """The conditions that all have to hold."""
+    if condition is None:
+        return []
+    if condition.kind == "And":
+        return [part for child in condition.children for part in conjuncts(child)]
+    return [condition]
+
+
+def bound_of(condition: Expression) -> tuple[int, int] | None:
+    """The column, and the greatest value, that a comparison of a column with a constant lets pass."""
+    if condition.kind not in _FLIPPED:
+        return None
+    left, right = (_bare(child) for child in condition.children)
+    kind = condition.kind
+    if left.foldable:
+        left, right, kind = right, left, _FLIPPED[kind]
+    if left.kind != "AttributeReference" or not right.foldable or kind.startswith("Greater"):
+        return None
+    most = right.constant
+    if not isinstance(most, int) or isinstance(most, bool):
+        return None
+    return left.expr_id, most - 1 if kind == "LessThan" else most
+
+
+def _bare(expression: Expression) -> Expression:
+    """An integer column without the cast to a wider integer that a comparison put around it."""
+    if expression.kind == "Cast" and expression.type == "bigint" and expression.children[0].type == "int":
+        return expression.children[0]
+    return expression
+
+
+def read_rank(node: Node, limits: Limits) -> tuple[Reading, RankSpec]:
+    """Read a `Window` of one ranking function.
+
+    Raises:
+        Unsupported: with the reason why it cannot run here.
+    """
+    function = _functions(node)
+    if len(function) != 1 or function[0].kind not in FUNCTIONS:
+        raise Unsupported(Reason("MP-WINDOW", ", ".join(one.name for one in function)))
+    name = FUNCTIONS[function[0].kind]
+    most = limits.get(node.list("windowExpressions")[0].expr_id)
+    if most is None or most < 1:
+        raise Unsupported(Reason("MP-UNBOUNDED", name))
+    reading, columns, keys, order = _read_rows(node)
+    return reading, RankSpec(columns, keys, order, name, most)
+
+
+def read_over(catalyst: Catalyst, node: Node) -> tuple[Reading, OverSpec]:
+    """Read a `Window` of aggregates over rows from some number before the current one on.
+
+    Raises:
+        Unsupported: with the reason why it cannot run here.
+    """
+    reading, _, keys, order = _read_rows(node)
+    calls: list[AggregateCall] = []
+    preceding = []
+    for result in node.list("windowExpressions"):
+        window = result.children[0]
+        aggregate, specification = window.children
+        before = _preceding(specification)
+        if window.kind != "WindowExpression" or aggregate.kind != "AggregateExpression" or before is None:
+            raise Unsupported(Reason("MP-WINDOW", window.name))
+        call = read_function(catalyst, reading, aggregate)
+        types = [parse_type(reading.inputs[position].field.type) for position in call.inputs]
+        if call.distinct or call.function not in OVER or any(dtype.machine == "bytes" for dtype in types):
+            raise Unsupported(Reason("MP-FUNCTION", f"{call.function} over rows"))
+        calls.append(call)
+        preceding.append(before)
+    columns = tuple(column.field for column in reading.inputs)
+    return reading, OverSpec(columns, keys, order, tuple(calls), tuple(preceding))
+
+
+OVER = frozenset({"count", "count_if", "sum", "avg", "min", "max", "bool_and", "bool_or", "stddev_samp", "stddev_pop"})
+"""Functions that run over each key's last rows."""
+
+
+def _preceding(specification: Expression) -> int | None:
+    """How many rows before the current one are in a frame that ends with it; None for other frames."""
+    frame = specification.expression("frameSpecification")
+    if frame is None or str(frame.get("frameType").toString()) != "RowFrame":
+        return None
+    lower, upper = frame.children
+    if upper.kind != "CurrentRow":
+        return None
+    if lower.kind == "CurrentRow":
+        return 0
+    rows = lower.constant if lower.foldable else None
+    return -rows if isinstance(rows, int) and rows <= 0 else None
+
+
+def _functions(node: Node) -> list[Expression]:
+    return [result.children[0].children[0] for result in node.list("windowExpressions")]
+
+
+def _read_rows(node: Node) -> tuple[Reading, tuple[Field, ...], tuple[int, ...], tuple[Order, ...]]:
+    """All columns below the window, and which of them rows are partitioned and ordered by."""
+    reading = Reading()
+    names: set[str] = set()
+    (child,) = node.children
+    for attribute in child.output:
+        reading.raw.append(attribute)
+        column = Field(unique(attribute.name, names), attribute.type)
+        reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
+        check_travels(attribute)
+    keys = []
+    for key in node.list("partitionSpec"):
+        check_key(key)
+        keys.append(_position(child, key))
+    order: list[Order] = []
+    for each in node.list("orderSpec"):
+        by = each.children[0]
+        if not parse_type(by.type).atomic:
+            raise Unsupported(Reason("MP-INPUT-TYPE", f"{by.name} ({by.type})"))
+        descending = str(each.get("direction").toString()) == "Descending"
+        nulls_last = str(each.get("nullOrdering").toString()) == "NullsLast"
+        position = _position(child, by)
+        if all(known.column != position for known in order):
+            order.append(Order(position, descending, nulls_last))
+    reading.set_hash([reading.inputs[position].field.name for position in keys])
+    return reading, tuple(column.field for column in reading.inputs), tuple(keys), tuple(order)
+
+
+def _position(child: Node, column: Expression) -> int:
+    for position, attribute in enumerate(child.output):
+        if column.kind == "AttributeReference" and attribute.expr_id == column.expr_id:
+            return position
+    raise Unsupported(Reason("MP-WINDOW", column.name))
+
+
+def check_travels(attribute: Expression) -> None:
+    """Refuse a column of a row that cannot be kept as state."""
+    try:
+        if not all(leaf.atomic for leaf in leaves(parse_type(attribute.type))):
+            raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})"))
+    except UsageError:
+        raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})")) from None

@@ -1,0 +1,474 @@
+"""The unaligned append store against lists, over segments, compactions and restarts at every version."""
+
+import copy
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.errors import SettingError, StateDamagedError, TransientError, UsageError
+from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.refs import TableManifest
+from millpond.files.segment import decode_rows
+from millpond.layout import RowLayout, Rows
+from millpond.stores import fold, log_segment, unaligned
+from millpond.stores.append_files import AppendFiles
+from millpond.stores.budget import MemoryBudget
+from millpond.stores.unaligned import UnalignedTable
+from tests.rows import Entry, decode, encode, layout
+from tests.stores.test_rmw_model import Immediate
+
+WORDS = layout("ww", "ww")
+BYTES = layout("wbw", "bw")
+Name = tuple[int, int]  # hash and initial window
+
+
+@dataclass
+class Append:
+    rows: list[tuple[Entry, int]]
+
+
+@dataclass
+class Take:
+    """Some of the windows that are open, by their place in order, and one that is not."""
+
+    picks: list[int]
+    again: bool
+
+
+@dataclass
+class Freeze:
+    pass
+
+
+@dataclass
+class Evict:
+    pass
+
+
+@dataclass
+class Rig:
+    """A table beside a dictionary of lists."""
+
+    layout: RowLayout
+    files: FileSystem
+    local: str
+    ratio: float
+    model: dict[Name, list[Entry]] = field(default_factory=dict)
+    version: int = 0
+    log: list[tuple[int, bytes]] = field(default_factory=list)
+    history: list[tuple[TableManifest, dict[Name, list[Entry]]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.append_files = AppendFiles(self.files, self.local)
+        self.table = self._open(TableManifest())
+        self.history.append((self.table.manifest(), {}))
+
+    def _open(self, manifest: TableManifest) -> UnalignedTable:
+        return UnalignedTable(
+            self.layout.schema,
+            self.append_files,
+            MemoryBudget(8 << 20),
+            Immediate(),
+            manifest,
+            directory=self.local,
+            read_batch_ratio=self.ratio,
+        )
+
+    def name(self, entry: Entry) -> Name:
+        window = entry.key[-1]
+        assert isinstance(window, int)
+        return entry.hash, window
+
+    def append(self, rows: list[tuple[Entry, int]]) -> None:
+        times = np.array([time for _, time in rows], np.int64)
+        self.table.append(encode([entry for entry, _ in rows], self.layout), times)
+        for entry, _ in rows:
+            self.model.setdefault(self.name(entry), []).append(plain(entry))
+
+    def take(self, names: list[Name]) -> list[Entry]:
+        hashes = np.array([h for h, _ in names], np.uint64)
+        pieces = list(self.table.take(hashes, np.array([w for _, w in names], np.uint64).view(np.int64)))
+        found = [plain(entry) for piece in pieces for entry in decode(piece, self.layout)]
+        want = [entry for name in names for entry in self.model.pop(name, [])]
+        assert found == want
+        return found
+
+    def batch(self, steps: list[Append | Take | Freeze | Evict]) -> None:
+        table = self.table
+        table.begin(self.version)
+        for step in steps:
+            if isinstance(step, Append) and step.rows:
+                self.append(step.rows)
+            elif isinstance(step, Take):
+                open_ = sorted(self.model)
+                names = list(dict.fromkeys(open_[pick % len(open_)] for pick in step.picks)) if open_ else []
+                taken = self.take([*names, (77, 77)])
+                if step.again and taken:
+                    self.append([(entry, 3) for entry in taken[: len(taken) // 2 + 1]])
+            elif isinstance(step, Freeze):
+                table._freeze()
+            elif isinstance(step, Evict):
+                table._evict()
+        delta = table.seal()
+        data = b"".join(bytes(piece) for piece in delta.pieces)
+        assert sum(rows.count for rows in decode_rows(data, self.layout, "delta")) == delta.rows
+        self.version += 1
+        self.log.append((self.version, data))
+        self.history.append((table.manifest(), copy.deepcopy(self.model)))
+        stats = table.stats()
+        assert stats["keys"] == len(self.model)
+        assert stats["live_rows"] <= sum(map(len, self.model.values()))
+
+    def restart(self, version: int) -> None:
+        manifest, model = self.history[version]
+        self.table.close()
+        self.table = self._open(manifest)
+        self.model, self.version = copy.deepcopy(model), version
+        del self.history[version + 1 :]
+        self.log = [(number, data) for number, data in self.log if number <= version]
+        for number, data in self.log:
+            if number > manifest.flushed:
+                for rows in decode_rows(data, self.layout, "delta"):
+                    self.table.load(rows)
+        assert self.table.stats()["keys"] == len(self.model)
+
+
+def plain(entry: Entry) -> Entry:
+    return Entry(entry.hash, entry.key, entry.value)
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> tuple[RowLayout, list[list[object]]]:
+    shape = draw(st.sampled_from([WORDS, BYTES]))
+    words = st.integers(0, 2**64 - 1)
+    blobs = st.none() | st.binary(max_size=30)
+    if shape is WORDS:
+        entry = st.builds(
+            lambda h, k, w, v: Entry(h, (k, w), v),
+            *(st.integers(0, 3), st.integers(0, 1), st.integers(0, 3), st.tuples(words, words)),
+        )
+    else:
+        keys = st.sampled_from([b"", b"k" * 12, b"k" * 13])
+        entry = st.builds(
+            lambda h, b, w, v: Entry(h << 60, (5, b, w), v),
+            *(st.integers(0, 3), keys, st.integers(0, 3), st.tuples(blobs, words)),
+        )
+    rows = st.lists(st.tuples(entry, st.integers(-5, 100)), max_size=20)
+    step = (
+        st.builds(Append, rows)
+        | st.builds(Append, rows)
+        | st.builds(Take, st.lists(st.integers(0, 30), max_size=6), st.booleans())
+        | st.builds(Freeze)
+        | st.builds(Evict)
+    )
+    return shape, draw(st.lists(st.lists(step, max_size=6), min_size=1, max_size=8))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything small, so that a few rows make many blocks, segments and compactions."""
+    shrink(monkeypatch)
+
+
+def shrink(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unaligned, "_LEAST_OUTDATED", 1)
+    patch.setattr(unaligned, "_CHUNK", 5)
+    patch.setattr(unaligned, "_BLOCKS", 2)
+    patch.setattr(log_segment, "_GROUP", 2)
+    patch.setattr("millpond.files.blocks.BLOCK_BYTES", 100)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    scripts(),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.sampled_from(["file", "memory"]),
+    st.lists(st.integers(0, 8), max_size=3),
+)
+def test_a_table_equals_lists(
+    script: tuple[RowLayout, list[list[object]]], ratio: float, where: str, restarts: list[int]
+) -> None:
+    shape, batches = script
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        shrink(patch)
+        files = open_filesystem(f"{folder}/store" if where == "file" else f"memory:{folder}")
+        rig = Rig(shape, files, folder, ratio)
+        for steps in batches:
+            rig.batch(steps)
+        for version in [*restarts, *range(len(batches), -1, -1)]:
+            if version < len(rig.history):
+                rig.restart(version)
+                if version in restarts:
+                    rig.batch(batches[-1])
+        for number in range(len(rig.history) - 1, -1, -1):
+            rig.restart(number)
+            rig.table.begin(number)
+            rig.take(sorted(rig.model))
+            rig.table.seal()
+        rig.table.close()
+        rig.append_files.close()
+
+
+# Sessions
+
+WIDE = layout("ww", "wwww")
+
+
+def rows_of(keys: np.ndarray, windows: np.ndarray, values: np.ndarray) -> Rows:
+    words = np.zeros((len(keys), WIDE.width), np.uint64)
+    words[:, 3] = keys
+    words[:, 0] = words[:, 3] * np.uint64(0x9E3779B97F4A7C15)
+    words[:, 4] = windows
+    words[:, 5] = values
+    words[:, 6:9] = words[:, 5:6] * np.uint64(7)
+    return Rows(words, np.empty(0, np.uint8))
+
+
+@dataclass
+class Sessions:
+    """Keys that are active for a while and then idle for longer than the gap; each batch is a step of event time."""
+
+    table: UnalignedTable
+    keys: int
+    active: int = 300  # batches that a key is active for, on average
+    often: float = 0.05  # share of them in which it has a row
+    gap: int = 30_000  # ms; batches are 100 ms
+    total: int = 0
+    seconds: float = 0.0
+
+    def run(self, batches: int, *, before_take: object = None) -> None:
+        rng = np.random.default_rng(17)
+        starts = rng.integers(0, batches, self.keys)  # batch in which each key's one session begins
+        length = rng.integers(1, 2 * self.active, self.keys)
+        last = starts + length
+        expected = np.zeros(self.keys, np.int64)
+        for version in range(batches + 2 * self.active + self.gap // 100 + 2):
+            self.table.begin(version)
+            running = np.flatnonzero((starts <= version) & (version <= last))
+            if version < last.max():
+                # The last row of a session comes in its last batch, others in some of those before.
+                running = running[(rng.random(len(running)) < self.often) | (last[running] == version)]
+            expected[running] += 1
+            now = version * 100
+            self.table.append(
+                rows_of(running, starts[running], np.full(len(running), version)),
+                np.full(len(running), now + self.gap),
+            )
+            closed = np.flatnonzero(last * 100 + self.gap == now)
+            if before_take is not None:
+                before_take()  # type: ignore[operator]
+            started = time.perf_counter()
+            hashes = closed.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            got = np.zeros(self.keys, np.int64)
+            for piece in self.table.take(hashes, starts[closed]):
+                np.add.at(got, piece.words[:, 3].astype(np.int64), 1)
+                self.total += piece.count
+            self.seconds += time.perf_counter() - started
+            assert (got[closed] == expected[closed]).all()
+            assert got.sum() == expected[closed].sum()
+            self.table.seal()
+        assert self.table.stats()["keys"] == 0
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as background:
+        yield background
+
+
+def session_table(files: FileSystem, local: Path, pool: ThreadPoolExecutor, **options: object) -> UnalignedTable:
+    settings_: dict[str, object] = {"write_buffer": 1 << 20, **options}
+    append_files = AppendFiles(files, str(local))
+    return UnalignedTable(
+        WIDE.schema,
+        append_files,
+        MemoryBudget(64 << 20),
+        pool,
+        directory=str(local),
+        **settings_,  # type: ignore[arg-type]
+    )
+
+
+def test_predictions_hit(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    table = session_table(open_filesystem(str(tmp_path / "store")), tmp_path, pool)
+    Sessions(table, 30_000, 500, often=0.03, gap=50_000).run(1500)
+    stats = table.stats()
+    assert stats["prefetch_hits"] + stats["prefetch_misses"] > 25_000
+    assert stats["prefetch_hit_ratio"] >= 0.93
+    assert stats["read_amplification"] < 1.3
+    assert stats["compactions"] > 0
+    table.close()
+
+
+def test_without_prediction_nothing_hits(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    table = session_table(open_filesystem(str(tmp_path / "store")), tmp_path, pool, read_batch_ratio=0.0)
+    Sessions(table, 5_000, 50, gap=5000).run(200)
+    stats = table.stats()
+    assert stats["prefetch_hits"] == 0 < stats["prefetch_misses"]
+    table.close()
+
+
+def forget_pages(table: UnalignedTable) -> None:
+    """Drop what the page cache holds of a table's segments."""
+    for segment in table._segments:
+        mapped = segment.file.data.view.obj
+        mapped.madvise(mmap.MADV_DONTNEED)
+        if segment.ref is not None:
+            handle = os.open(segment.file.data.place, os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+@pytest.mark.parametrize("where", ["disk", "remote"])
+def test_prediction_pays_where_reads_are_cold(where: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    seconds = {}
+    for ratio in (0.0, 0.02):
+        folder = tmp_path / str(ratio)
+        folder.mkdir()
+        url = str(folder / "store") if where == "disk" else f"faults+memory:{folder}?latency_ms=1.5"
+        table = session_table(open_filesystem(url), folder, pool, read_batch_ratio=ratio, write_buffer=1 << 18)
+        sessions = Sessions(table, 4000, 250, gap=25_000)
+        cool = (lambda table=table: forget_pages(table)) if where == "disk" else None
+        sessions.run(400, before_take=cool)
+        seconds[ratio] = sessions.seconds
+        table.close()
+    assert seconds[0.0] > 2.5 * seconds[0.02], seconds
+
+
+def test_a_state_of_ten_times_the_memory(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    budget = 4 << 20
+    files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
+    table = UnalignedTable(WIDE.schema, files, MemoryBudget(budget), pool, directory=str(tmp_path))
+    keys, seen = np.repeat(np.arange(1000), 8), 0
+    for version in range(70):
+        table.begin(version)
+        table.append(rows_of(keys, keys, np.full(len(keys), version)), 100 + keys)
+        assert table.stats()["hot_bytes"] <= budget
+        table.seal()
+    assert table.stats()["segment_rows"] * 72 > 9 * budget
+    table.begin(70)
+    for part in np.array_split(np.arange(1000), 50):
+        for piece in table.take(part.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15), part):
+            assert table.stats()["hot_bytes"] <= budget
+            values = piece.words[:, 5].reshape(-1, 70, 8)
+            assert (values == np.arange(70)[:, None]).all()
+            seen += piece.count
+    assert seen == 8000 * 70
+    table.seal()
+    table.close()
+
+
+def test_windows_that_outgrow_memory_are_an_error(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
+    table = UnalignedTable(WIDE.schema, files, MemoryBudget(1 << 20), pool, directory=str(tmp_path))
+    table.begin(0)
+    keys = np.arange(100_000)
+    rows = rows_of(keys, keys, keys)
+    with pytest.raises(SettingError, match=r"slot\.memory"):
+        table.append(rows, keys)
+
+
+def test_damage_is_found(tmp_path: Path, tiny: None) -> None:
+    files = open_filesystem(str(tmp_path / "store"))
+    append_files = AppendFiles(files, str(tmp_path))
+
+    def open_table(manifest: TableManifest) -> UnalignedTable:
+        budget = MemoryBudget(8 << 20)
+        return UnalignedTable(WIDE.schema, append_files, budget, Immediate(), manifest, directory=str(tmp_path))
+
+    table = open_table(TableManifest())
+    table.begin(0)
+    keys = np.arange(100)
+    table.append(rows_of(keys, keys, keys), keys)
+    table._freeze()
+    table.seal()
+    table.begin(1)
+    table.seal()
+    manifest = table.manifest()
+    (ref,) = manifest.runs
+    assert (manifest.flushed, manifest.skip) == (0, 100)
+
+    def read() -> int:
+        again = open_table(manifest)
+        again.begin(1)
+        return sum(rows.count for rows in again.take(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15), keys))
+
+    assert read() == 100
+    path = tmp_path / "store" / ref.name
+    data = path.read_bytes()
+    for at in [*range(8, len(data), 499), len(data) - 1, len(data) - 30]:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        with pytest.raises(StateDamagedError, match=ref.name.split("/")[1]):
+            read()
+    for size in (0, 100, len(data) - 1):
+        path.write_bytes(data[:size])
+        with pytest.raises(StateDamagedError):
+            read()
+    path.unlink()
+    with pytest.raises(StateDamagedError):
+        read()
+
+
+def test_a_failure_to_write_is_raised_between_batches(tmp_path: Path) -> None:
+    files = open_filesystem(f"memory:{tmp_path}")
+
+    class Failing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(files, name)
+
+        def put(self, *args: object, **kwargs: object) -> None:
+            raise TransientError("the store is away")
+
+    append_files = AppendFiles(Failing(), str(tmp_path))  # type: ignore[arg-type]
+    table = UnalignedTable(WIDE.schema, append_files, MemoryBudget(8 << 20), Immediate(), directory=str(tmp_path))
+    table.begin(0)
+    table.append(rows_of(np.arange(10), np.arange(10), np.arange(10)), np.arange(10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("millpond.files.patience._PAUSE", 0.0)
+        table._freeze()
+    table.seal()
+    assert table.manifest().runs == ()
+    with pytest.raises(TransientError, match="away"):
+        table.begin(1)
+
+
+def test_an_unsealed_batch_and_a_window_that_is_no_word_are_refused(tmp_path: Path) -> None:
+    files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
+    table = UnalignedTable(WIDE.schema, files, MemoryBudget(8 << 20), Immediate(), directory=str(tmp_path))
+    table.begin(0)
+    with pytest.raises(UsageError, match="not sealed"):
+        table.begin(1)
+    with pytest.raises(UsageError, match="word"):
+        UnalignedTable(layout("wb", "w").schema, files, MemoryBudget(8 << 20), Immediate(), directory=str(tmp_path))
+
+
+def test_compaction_keeps_what_is_open(tmp_path: Path, tiny: None) -> None:
+    assert fold.fold  # the background here does it at once
+    rig = Rig(WORDS, open_filesystem(str(tmp_path / "store")), str(tmp_path), 0.1)
+    rng = np.random.default_rng(3)
+    folds = 0
+    for number in range(60):
+        rows = [
+            (Entry(int(k) << 32, (int(k), int(k)), (number, i)), int(k) * 10 + number)
+            for i, k in enumerate(rng.integers(0, 40, 30))
+        ]
+        picks = rng.integers(0, 40, 6).tolist()
+        rig.batch([Append(rows), Freeze(), Take(picks, number % 3 == 0)])
+        folds += rig.table.stats()["compactions"]
+        if number % 7 == 0:
+            rig.restart(rig.version)
+    stats = rig.table.stats()
+    assert folds > 10
+    assert stats["segment_rows"] <= 2 * sum(map(len, rig.model.values())) + 60
+    rig.table.begin(rig.version)
+    rig.take(sorted(rig.model))
