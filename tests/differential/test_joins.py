@@ -118,7 +118,7 @@ CHAINS = {
           join (select window(rt, '1 minute') as w, rk, count(*) as n, max(rv) as high
                 from r group by window(rt, '1 minute'), rk) b
           on a.w = b.w and lk = rk""",
-    "distinct above": f"select found.* from (select lk, lt, lv from l join r on lk = rk and {NEAR}) found",
+    "distinct above": f"select lk, lt, lv from l join r on lk = rk and {NEAR}",
 }
 
 

@@ -156,10 +156,10 @@ STAY = {
         "update",
         "MP-KEYS",
     ),
-    "arrays in a join": (
-        lambda df, _: df.alias("a").join(df.alias("b"), F.expr("a.k = b.k")),
+    "join without keys": (
+        lambda df, _: df.alias("a").join(df.alias("b"), F.expr("a.k < b.k")),
         "append",
-        "MP-INPUT-TYPE",
+        "MP-OPERATOR",
     ),
 }
 

@@ -20,7 +20,8 @@ from millpond.layout import META, Column, RowLayout, Rows
 from millpond.stores import parts as parts_module
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.ordered import OrderedTable
-from millpond.stores.parts import BEGINNING, OrderedLayout, ordered_schema
+from millpond.stores.ordered_layout import OrderedLayout, ordered_schema
+from millpond.stores.parts import BEGINNING
 from millpond.stores.run_store import RunStore
 from tests.operators.join_rig import Immediate
 from tests.rows import Entry, Value, decode, encode

@@ -16,6 +16,7 @@ class RunRef(msgspec.Struct, frozen=True):
         oldest, newest: lowest and highest stamp among its rows.
         checksum: of the file's footer, which holds what is needed to check the rest.
         marks: whether its rows are not rows of the table but notes on rows of its other runs (see `OrderedTable`).
+        pending: whether the file only must not be removed: its rows are (still) found in deltas or in other runs.
     """
 
     name: str
@@ -28,6 +29,7 @@ class RunRef(msgspec.Struct, frozen=True):
     newest: int = 0
     checksum: int = 0
     marks: bool = False
+    pending: bool = False
 
 
 class TableManifest(msgspec.Struct, frozen=True):

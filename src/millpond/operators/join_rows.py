@@ -15,7 +15,7 @@ from millpond.operators.decode import ints, key_column, to_arrow
 from millpond.operators.encode import ALL, Place, flatten, hashes_of, key_rows, numbers, plain, put_columns, validity
 from millpond.operators.spec import FROM_TIME, Field, JoinSide, JoinSpec, join_header
 from millpond.operators.types import DataType, leaves, parse_type
-from millpond.stores.parts import NUMBER, TIME, ordered_schema
+from millpond.stores.ordered_layout import NUMBER, TIME, ordered_schema
 
 LEFT, RIGHT = "left", "right"
 """The names of the tables of the sides."""

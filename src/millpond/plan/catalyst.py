@@ -17,37 +17,16 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructType
 
-from millpond.errors import UsageError
-
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
-_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
-_JOIN_HELPERS = (
-    "org.apache.spark.sql.execution.streaming.operators.stateful.join.StreamingSymmetricHashJoinHelper",
-    "org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper",
-)
-"""Where the versions of Spark have it."""
-_BEFORE_JOINS = (
-    "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
-    "org.apache.spark.sql.catalyst.analysis.EliminateView",
-    f"{_OPTIMIZER}.PushDownPredicates",
-    f"{_OPTIMIZER}.BooleanSimplification",
-    f"{_OPTIMIZER}.EliminateOuterJoin",
-    f"{_OPTIMIZER}.PushDownPredicates",
-    f"{_OPTIMIZER}.InferFiltersFromConstraints",
-    f"{_OPTIMIZER}.PushDownPredicates",
-    f"{_OPTIMIZER}.BooleanSimplification",
-    f"{_OPTIMIZER}.ColumnPruning",
-)
-"""Rules of Spark's optimiser on which it depends what a streaming join is: its type, its condition, its columns; and
-which rows get as far as the nodes that watch their event time."""
+_DAY = 86_400_000_000
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 TIME_WINDOW = "spark.timeWindow"
 SESSION_WINDOW = "spark.sessionWindow"
 
 
-def _items(scala_seq: Any) -> list[Any]:
+def items(scala_seq: Any) -> list[Any]:
     """A Scala sequence as a Python list."""
     return [scala_seq.apply(index) for index in range(scala_seq.size())]
 
@@ -72,6 +51,14 @@ def sketch_tables(precision: int) -> dict[str, Any]:
     }
 
 
+class Interval(NamedTuple):
+    """An interval of time in parts, of which only microseconds have one length everywhere."""
+
+    months: int
+    days: int
+    microseconds: int
+
+
 class _Tree:
     """What plans and expressions have in common."""
 
@@ -93,7 +80,7 @@ class Expression(_Tree):
     @cached_property
     def children(self) -> list[Expression]:
         """The operands."""
-        return [Expression(child) for child in _items(self.java.children())]
+        return [Expression(child) for child in items(self.java.children())]
 
     @cached_property
     def type(self) -> str:
@@ -156,6 +143,20 @@ class Expression(_Tree):
         """The value of a constant expression, as the JVM has it."""
         return self.java.eval(None)
 
+    @property
+    def interval(self) -> Interval | None:
+        """The length of a constant interval of time."""
+        if not self.type.startswith("interval") or "year" in self.type or "month" in self.type:
+            return None
+        value = self.constant
+        if value is None:
+            return None
+        if isinstance(value, int):
+            days, rest = divmod(abs(value), _DAY)
+            sign = 1 if value >= 0 else -1
+            return Interval(0, sign * days, sign * rest)
+        return Interval(value.months, value.days, value.microseconds)
+
     def walk(self) -> Iterator[Expression]:
         """This expression and everything below it, top down."""
         yield self
@@ -187,12 +188,12 @@ class Node(_Tree):
     @cached_property
     def children(self) -> list[Node]:
         """The nodes below."""
-        return [Node(child) for child in _items(self.java.children())]
+        return [Node(child) for child in items(self.java.children())]
 
     @cached_property
     def output(self) -> list[Expression]:
         """The columns that the node produces."""
-        return [Expression(attribute) for attribute in _items(self.java.output())]
+        return [Expression(attribute) for attribute in items(self.java.output())]
 
     @property
     def streaming(self) -> bool:
@@ -202,7 +203,7 @@ class Node(_Tree):
     @property
     def expressions(self) -> list[Expression]:
         """The expressions that the node itself holds."""
-        return [Expression(expression) for expression in _items(self.java.expressions())]
+        return [Expression(expression) for expression in items(self.java.expressions())]
 
     def expression(self, method: str) -> Expression:
         """A field of the JVM object that is an expression."""
@@ -210,11 +211,11 @@ class Node(_Tree):
 
     def list(self, method: str) -> list[Expression]:
         """A field of the JVM object that is a sequence of expressions."""
-        return [Expression(expression) for expression in _items(getattr(self.java, method)())]
+        return [Expression(expression) for expression in items(getattr(self.java, method)())]
 
     def rows(self, method: str) -> Sequence[Sequence[Expression]]:
         """A field of the JVM object that is a sequence of sequences of expressions."""
-        return [[Expression(one) for one in _items(row)] for row in _items(getattr(self.java, method)())]
+        return [[Expression(one) for one in items(row)] for row in items(getattr(self.java, method)())]
 
     @property
     def source(self) -> str:
@@ -228,29 +229,19 @@ class Node(_Tree):
         """The options of a source that Spark implements as version 1, names in lower case; empty for others."""
         if self.kind != "StreamingRelation":
             return {}
-        pairs = _items(self.java.dataSource().options().toSeq())
+        pairs = items(self.java.dataSource().options().toSeq())
         return {str(pair._1()).lower(): str(pair._2()) for pair in pairs}
+
+    @property
+    def join_type(self) -> str:
+        """The type of a join: `Inner`, `LeftOuter`, …"""
+        return str(self.java.joinType().toString())
 
     def walk(self) -> Iterator[Node]:
         """This node and everything below it, top down (subqueries excluded)."""
         yield self
         for child in self.children:
             yield from child.walk()
-
-
-class EqualKeys(NamedTuple):
-    """The condition of a join, split.
-
-    Attributes:
-        left, right: expressions over the sides that have to be equal, pair by pair.
-        rest: the rest of the condition.
-        java: the same as JVM objects.
-    """
-
-    left: list[Expression]
-    right: list[Expression]
-    rest: Expression | None
-    java: tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -300,96 +291,6 @@ class Catalyst:
                 if "does not exist" not in str(error):
                     raise
         return plan
-
-    def with_settled_joins(self, plan: Node) -> Node:
-        """The plan with its joins as Spark's optimiser leaves them, of type, condition and columns.
-
-        What a join of streams does follows from these: predicates above it become part of its condition, columns that
-        nobody reads are gone, and a watermark with them.
-        """
-        java = self._replaced(plan).java
-        for rule in _BEFORE_JOINS:
-            java = self._class(rule).apply(java)
-        return Node(java)
-
-    def _replaced(self, plan: Node) -> Node:
-        """The plan with what Spark replaces at run time (`BETWEEN`) replaced in filters and join conditions."""
-        children = [self._replaced(child) for child in plan.children]
-        if any(new is not old for new, old in zip(children, plan.children, strict=True)):
-            plan = self.with_children(plan, children)
-        java = plan.java
-        if plan.kind == "Filter":
-            old = Expression(java.condition())
-            new = self._without_replaceables(old)
-            return plan if new is old else Node(java.copy(new.java, java.child()))
-        if plan.kind == "Join" and java.condition().isDefined():
-            old = Expression(java.condition().get())
-            new = self._without_replaceables(old)
-            condition = self._class("scala.Option").apply(new.java)
-            return (
-                plan
-                if new is old
-                else Node(java.copy(java.left(), java.right(), java.joinType(), condition, java.hint()))
-            )
-        return plan
-
-    def _without_replaceables(self, expression: Expression) -> Expression:
-        if expression.kind == "With":
-            known = [(java.id(), Expression(java.child())) for java in _items(expression.java.defs())]
-            body = self._inlined(Expression(expression.java.child()), known)
-            return self._without_replaceables(body)
-        replacement = expression.expression("replacement")
-        if replacement is not None:
-            return self._without_replaceables(replacement)
-        operands = [self._without_replaceables(operand) for operand in expression.children]
-        if all(new is old for new, old in zip(operands, expression.children, strict=True)):
-            return expression
-        return self.with_operands(expression, operands)
-
-    def _inlined(self, expression: Expression, known: Sequence[tuple[Any, Expression]]) -> Expression:
-        if expression.kind == "CommonExpressionRef":
-            return next(value for name, value in known if name.equals(expression.java.id()))
-        operands = [self._inlined(operand, known) for operand in expression.children]
-        if all(new is old for new, old in zip(operands, expression.children, strict=True)):
-            return expression
-        return self.with_operands(expression, operands)
-
-    def equal_keys(self, join: Node) -> EqualKeys | None:
-        """The keys by which a join compares its sides for equality, as Spark takes them out of its condition."""
-        found = self._class("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys").unapply(join.java)
-        if not found.isDefined():
-            return None
-        parts = found.get()
-        rest = parts._4()
-        return EqualKeys(
-            [Expression(key) for key in _items(parts._2())],
-            [Expression(key) for key in _items(parts._3())],
-            Expression(rest.get()) if rest.isDefined() else None,
-            (parts._2(), parts._3(), rest),
-        )
-
-    def state_watermarks(self, join: Node, keys: EqualKeys, watermark_ms: int) -> tuple[int | None, int | None]:
-        """The watermarks (ms) of the state of both sides of a streaming join, given the input's (more than 2³¹)."""
-        some = self._class("scala.Option").apply(watermark_ms)
-        java = join.java
-        arguments = (java.left().output(), java.right().output(), *keys.java, some)
-        for name in _JOIN_HELPERS:
-            helper = self._class(name)
-            for flags in ([False], []):  # whether a side may have several columns of event time
-                try:
-                    both = helper.getStateWatermark(*arguments, *flags)
-                except (Py4JError, TypeError) as error:
-                    if isinstance(error, Py4JError) and "does not exist" not in str(error):
-                        raise
-                    continue
-                left, right = both._1(), both._2()
-                return (left.get() if left.isDefined() else None), (right.get() if right.isDefined() else None)
-        raise UsageError("This version of Spark does not tell state watermarks.", action="Use a tested version.")
-
-    @property
-    def before_43(self) -> bool:
-        """Whether this is a version before 4.3."""
-        return tuple(int(part) for part in self.spark.version.split(".")[:2]) < (4, 3)
 
     def filter(self, condition: Expression, child: Node) -> Node:
         """`SELECT * FROM child WHERE condition`."""

@@ -26,8 +26,9 @@ from millpond.operators.spec import (
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst_joins import with_settled_joins
 from millpond.plan.changes import changing, consuming, emitting, updating
-from millpond.plan.join import JoinReading, read_join
+from millpond.plan.join import JoinReading, join_title, read_join
 from millpond.plan.ranking import FUNCTIONS as RANKS
 from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason
@@ -131,7 +132,7 @@ def decide(df: DataFrame, output_mode: str = "append", changes: str = "upsert") 
     plan = analyzed = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
     if any(_joins_streams(node) for node in plan.walk()) and not shared:
-        plan = catalyst.with_settled_joins(plan)
+        plan = with_settled_joins(catalyst, plan)
     mode = output_mode.lower()
     root = _shown(_Decider(catalyst, mode, shared=shared).visit(plan), mode)
     operators = list(root.operators())
@@ -366,7 +367,7 @@ def describe(node: Node) -> str:
         keys = ", ".join(key.name for key in node.list("partitionSpec"))
         return _nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
     if node.kind == "Join":
-        return f"{node.java.joinType().sql().lower()} join"
+        return f"{join_title(node)} join"
     if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,8 @@ from millpond.operators.catalogue import KEY_COLUMNS, MAX_KEY_COLUMNS, key_suppo
 from millpond.operators.spec import FROM_TIME, Field, JoinSide, JoinSpec
 from millpond.operators.types import leaves, parse_type
 from millpond.plan.aggregate import Unsupported, unique
-from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, EqualKeys, Expression, Node
+from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst_joins import EqualKeys, equal_keys, is_before_43, state_watermarks
 from millpond.plan.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reasons import Reason
 
@@ -83,15 +85,15 @@ class JoinReading:
 
 
 def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
-    """Read a `Join` of two streams as `Catalyst.with_settled_joins` leaves it.
+    """Read a `Join` of two streams as `catalyst_joins.with_settled_joins` leaves it.
 
     Raises:
         Unsupported: with the reason why it stays on Spark.
     """
-    kind = _KINDS.get(str(node.java.joinType().toString()))
+    kind = _KINDS.get(node.join_type)
     if kind is None:
-        raise Unsupported(Reason("MP-OPERATOR", f"a {node.java.joinType().sql().lower()} join of streams"))
-    found = catalyst.equal_keys(node)
+        raise Unsupported(Reason("MP-OPERATOR", f"a {join_title(node)} join of streams"))
+    found = equal_keys(catalyst, node)
     if found is None or not found.left:
         raise Unsupported(Reason("MP-OPERATOR", "a join of streams without equal keys"))
     for key in found.left:
@@ -123,9 +125,14 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
         _side(readings[RIGHT], names, expiries[RIGHT], kind in ("right_outer", "full_outer")),
         *bounds,
         condition,
-        kind == "left_semi" and not catalyst.before_43,
+        kind == "left_semi" and not is_before_43(catalyst),
     )
     return JoinReading(spec, readings[LEFT], readings[RIGHT], above, _output_lag(spec, catalyst))
+
+
+def join_title(node: Node) -> str:
+    """The type of a join in words."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", " ", node.join_type).lower()
 
 
 class _Expiry:
@@ -140,8 +147,8 @@ class _Expiry:
 
 
 def _expiries(catalyst: Catalyst, node: Node, keys: EqualKeys) -> dict[str, _Expiry | None]:
-    low = catalyst.state_watermarks(node, keys, _LOW)
-    high = catalyst.state_watermarks(node, keys, _HIGH)
+    low = state_watermarks(catalyst, node, keys, _LOW)
+    high = state_watermarks(catalyst, node, keys, _HIGH)
     both = [None if a is None or b is None else _Expiry(a, b) for a, b in zip(low, high, strict=True)]
     return dict(zip((LEFT, RIGHT), both, strict=True))
 
@@ -245,7 +252,7 @@ def _side(reading: SideReading, names: set[str], expiry: _Expiry | None, keeps: 
 
 def _output_lag(spec: JoinSpec, catalyst: Catalyst) -> int:
     """How far the output's watermark lies behind the input's: as the slower of the sides' states."""
-    sides = [spec.left] if spec.kind == "left_semi" and not catalyst.before_43 else [spec.left, spec.right]
+    sides = [spec.left] if spec.kind == "left_semi" and not is_before_43(catalyst) else [spec.left, spec.right]
     if any(side.expiry_cap_ms is not None for side in sides):
         return _FOR_EVER
     return max([0, *(-side.expiry_ms for side in sides if side.expiry_ms is not None)])

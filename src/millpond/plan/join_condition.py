@@ -115,20 +115,10 @@ class TimeRange:
 
     def _interval(self, expression: Expression) -> _Linear | None:
         """A constant interval in microseconds; None if its length depends on the calendar."""
-        if not expression.type.startswith("interval") or "year" in expression.type or "month" in expression.type:
+        interval = expression.interval
+        if interval is None or interval.months or (interval.days and not self._fixed):
             return None
-        value = expression.constant
-        if value is None:
-            return None
-        if isinstance(value, int):
-            length = value
-        else:
-            if value.months:
-                return None
-            length = value.days * _DAY + value.microseconds
-            if value.days and not self._fixed:
-                return None
-        return _Linear(0, 0, length, True) if self._fixed or abs(length) < _DAY else None
+        return _Linear(0, 0, interval.days * _DAY + interval.microseconds, True)
 
 
 def compiled(conjunct: Expression, sides: Sides, value: Callable[[str, Expression], int]) -> list[Any]:

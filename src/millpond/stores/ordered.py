@@ -19,16 +19,16 @@ from millpond.errors import UsageError
 from millpond.files.blocks import HashRange
 from millpond.files.refs import TableManifest
 from millpond.files.segment import encode_rows
-from millpond.kernels import ordered
-from millpond.kernels.gather import rebase
+from millpond.kernels import ordered, ordered_scan
 from millpond.kernels.ordered import MARK, MATCHED
-from millpond.kernels.pointers import address
 from millpond.layout import HASH, META, Rows, TableSchema
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Writer
 from millpond.stores.ordered_files import PartFiles
+from millpond.stores.ordered_layout import OrderedLayout, empty_rows, names_of, sorted_rows, together
+from millpond.stores.ordered_memory import merged_in_memory
 from millpond.stores.ordered_merge import Input, Window, merged
-from millpond.stores.parts import BEGINNING, OrderedLayout, Part, empty_rows, names_of, sorted_rows
+from millpond.stores.parts import BEGINNING, Part
 from millpond.stores.protocol import TableDelta
 from millpond.stores.run_store import RunStore
 from millpond.stores.spooled import spooled
@@ -119,10 +119,11 @@ class OrderedTable:
             StateDamagedError: a run file is missing or damaged.
         """
         layout = OrderedLayout.of(schema)
-        runs = store.open_all(manifest.runs, layout.rows, range_)
+        refs = [ref for ref in manifest.runs if not ref.pending]
+        runs = store.open_all(refs, layout.rows, range_)
         parts: list[Part] = []
         notes: list[Part] = []
-        for ref, run in zip(manifest.runs, runs, strict=True):
+        for ref, run in zip(refs, runs, strict=True):
             (notes if ref.marks else parts).append(Part.of_run(layout, run, manifest.flushed))
         table = cls(
             schema,
@@ -163,11 +164,11 @@ class OrderedTable:
         gone = [part for part in self.parts if part.dead(self.expired)]
         self.parts = [part for part in self.parts if not part.dead(self.expired)]
         self._slices.choose(self.parts, self.expired)
-        self._merge_in_memory()
+        self.parts = self._merged()
         if self._files is not None:
             self.parts = self._files.step(self.parts, gone, self._slices, self.expired, version)
             if self._files.due:
-                self._merge_in_memory(everything=True)
+                self.parts = self._merged(everything=True)
                 self._files.flush(self.parts, version)
         self._reserve()
 
@@ -199,7 +200,7 @@ class OrderedTable:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
-        rows = sorted_rows(_together(waiting, self.ordered), self.ordered)
+        rows = sorted_rows(together(waiting, self.ordered), self.ordered)
         del waiting
         self.fresh += [Part(self.ordered, piece, upto) for piece in self._slices.cut(rows, self.ordered)]
 
@@ -224,7 +225,7 @@ class OrderedTable:
             The positions of the rows that were not matched before.
         """
         new = np.empty(len(positions), np.int64)
-        count = ordered.mark(rows_at, positions, len(positions), part.bits(), once, keep, new)
+        count = ordered_scan.mark(rows_at, positions, len(positions), part.bits(), once, keep, new)
         new = new[:count]
         if count and part.upto <= self._version:
             self._newly.append((part, new))
@@ -330,38 +331,16 @@ class OrderedTable:
 
     # Memory
 
-    def _merge_in_memory(self, *, everything: bool = False) -> None:
-        """Merge the parts of each slice that are in memory: the small ones, or all."""
-        groups: dict[int | None, list[Part]] = {}
-        kept = []
-        for part in self.parts:
-            if part.rows is None or part.file is not None:
-                kept.append(part)
-            else:
-                groups.setdefault(self._slices.of(part), []).append(part)
-        for number, group in groups.items():
-            group.sort(key=lambda part: -part.count)
-            stay = 0 if everything or (number is None and self._slices.cut_up(group)) else _settled(group)
-            while stay and group[stay - 1].expired_share(self.expired) > 0.5:
-                stay -= 1
-            chosen = group[stay:]
-            kept += group[:stay]
-            whole = len(chosen) == 1 and number is not None
-            if whole and chosen[0].expired_share(self.expired) <= (0.1 if everything else 0.5):
-                kept += chosen
-            elif chosen:
-                kept += self._merged_in_memory(chosen, number)
-        self.parts = kept
-
-    def _merged_in_memory(self, chosen: list[Part], number: int | None) -> list[Part]:
-        inputs = [Input(part) for part in chosen]
-        upto = max(part.upto for part in chosen)
-        windows = [Window(self.expired)] if number is not None else self._slices.windows(chosen, self.expired)
-        return [
-            Part(self.ordered, rows, upto)
-            for window in windows
-            for rows in merged(inputs, self.ordered, self._range, window, drop_matched=self._drop_matched)
-        ]
+    def _merged(self, *, everything: bool = False) -> list[Part]:
+        return merged_in_memory(
+            self.parts,
+            self._slices,
+            self._range,
+            self.expired,
+            most=self._account.limit // 4,
+            drop_matched=self._drop_matched,
+            everything=everything,
+        )
 
     def _reserve(self) -> None:
         """Have the memory of all parts accounted for; if it is too much, they go to files."""
@@ -394,7 +373,8 @@ class OrderedTable:
         keys = self.stats()["keys"]
         if self._files is None:
             return TableManifest((), 0, keys, self.until)
-        refs = self._files.listed([part for part in self.parts if not part.dead(self.until)])
+        parts = [part for part in (*self.parts, *self.fresh) if not part.dead(self.until)]
+        refs = self._files.listed(parts)
         return TableManifest(tuple(refs), self._files.flushed, keys, self.until)
 
     def stats(self) -> dict[str, int]:
@@ -423,29 +403,3 @@ class OrderedTable:
                 part.run.close()
         self.parts, self.fresh, self._waiting = [], [], []
         self._account.close()
-
-
-def _settled(group: Sequence[Part]) -> int:
-    """How many of some parts (largest first) stay as they are: each has far more rows than all behind it together."""
-    stay, behind = len(group), 0
-    for number in reversed(range(len(group))):
-        if behind and group[number].count <= _GROWTH * behind:
-            stay = number
-        behind += group[number].count
-    return stay
-
-
-def _together(pieces: Sequence[Rows], layout: OrderedLayout) -> Rows:
-    """Pieces as one, their long values in one heap."""
-    if len(pieces) == 1:
-        return pieces[0]
-    words = np.concatenate([piece.words for piece in pieces])
-    heap = np.concatenate([piece.heap for piece in pieces])
-    if layout.rows.bytes_columns:
-        row = base = 0
-        for piece in pieces:
-            if base and piece.count:
-                rebase(address(words[row:]), piece.count, layout.rows.width, layout.shape.blobs, base)
-            row += piece.count
-            base += len(piece.heap)
-    return Rows(words, heap)

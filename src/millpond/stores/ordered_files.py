@@ -18,8 +18,9 @@ from millpond.files.refs import RunRef
 from millpond.layout import HASH, Rows
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Writer
+from millpond.stores.ordered_layout import OrderedLayout, names_of, sorted_rows
 from millpond.stores.ordered_merge import Input, Window, merged
-from millpond.stores.parts import OrderedLayout, Part, names_of, sorted_rows
+from millpond.stores.parts import Part
 from millpond.stores.runs import Run
 from millpond.stores.time_slices import Slices
 
@@ -34,10 +35,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Merge:
-    """A merge of files under way: what it reads, and the files that it makes."""
+    """A merge of files under way: what it reads, the files that it has made, and what tells its end."""
 
     inputs: list[Input]
-    result: Future[list[Run]]
+    made: list[Run]
+    result: Future[None]
 
 
 class PartFiles:
@@ -119,9 +121,15 @@ class PartFiles:
             part.file = self._writers.submit(self._store.write, part.rows, self._layout.rows)
 
     def listed(self, parts: Sequence[Part]) -> list[RunRef]:
-        """The files for a manifest: those that the flushed version covers, and the notes on them."""
+        """The files for a manifest: those that the flushed version covers, the notes on them, and those to come."""
         refs = [msgspec.structs.replace(note.ref, marks=True) for note in self.notes if note.ref is not None]
-        return refs + [part.ref for part in parts if part.ref is not None and part.upto <= self.flushed]
+        pending = [] if self._merge is None else [run.ref for run in list(self._merge.made)]
+        for part in parts:
+            if part.ref is not None and part.upto <= self.flushed:
+                refs.append(part.ref)
+            else:
+                pending.append(part.ref)
+        return refs + [msgspec.structs.replace(ref, pending=True) for ref in pending if ref is not None]
 
     def step(self, parts: list[Part], gone: Sequence[Part], slices: Slices, expired: int, version: int) -> list[Part]:
         """Between two batches: take over what is written and merged, go on with what is under way.
@@ -190,7 +198,8 @@ class PartFiles:
             return
         windows = [Window(expired)] if slice_ is not None else slices.windows(chosen, expired)
         inputs = [Input(part) for part in chosen]
-        self._merge = _Merge(inputs, self._background.submit(self._run, inputs, windows))
+        made: list[Run] = []
+        self._merge = _Merge(inputs, made, self._background.submit(self._run, inputs, windows, made))
 
     def _choose(self, parts: Sequence[Part], slices: Slices, expired: int) -> tuple[list[Part], int | None]:
         groups: dict[int | None, list[Part]] = {}
@@ -209,8 +218,7 @@ class PartFiles:
                     return [part], number
         return [], None
 
-    def _run(self, inputs: Sequence[Input], windows: Sequence[Window]) -> list[Run]:
-        made = []
+    def _run(self, inputs: Sequence[Input], windows: Sequence[Window], made: list[Run]) -> None:
         rows, size = sum(each.part.count for each in inputs), sum(each.part.bytes for each in inputs)
         most = self._piece // max(self._layout.stride, size // max(1, rows))
         for window in windows:
@@ -225,12 +233,11 @@ class PartFiles:
             first = next(pieces, None)
             if first is not None:
                 made.append(self._store.write(self._pace.over(_chained(first, pieces)), self._layout.rows))
-        return made
 
     def _adopt(self, parts: Sequence[Part], merge: _Merge) -> list[Part]:
         self._merge = None
         try:
-            runs = merge.result.result()
+            merge.result.result()
         except (TransientError, OSError, CancelledError) as error:
             self._failures += 1
             if self._failures >= _PATIENCE:
@@ -239,7 +246,7 @@ class PartFiles:
             return list(parts)
         self._failures = 0
         old = [each.part for each in merge.inputs]
-        made = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
+        made = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in merge.made]
         for each in merge.inputs:
             self._carry_over(each, made)
             assert each.part.run is not None

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.files.blocks import HashRange
-from millpond.kernels import ordered
+from millpond.kernels import ordered, ordered_scan
 from millpond.kernels.gather import gather_rows
 from millpond.kernels.pointers import address
 from millpond.layout import HASH, Rows
-from millpond.stores.parts import BEGINNING, OrderedLayout, Part
+from millpond.stores.ordered_layout import OrderedLayout
+from millpond.stores.parts import BEGINNING, Part
 
 _FENCE = 1024  # rows between two hashes by which a part in memory is cut
 _ANY = 1 << 62
@@ -94,7 +95,7 @@ def merged(
         room = int(rows_in.sum())
         rows_at, heaps_at, matched = np.empty(room, np.uint64), np.empty(room, np.uint64), np.empty(room, np.int64)
         marks_at = np.array([0 if each.marks is None else address(each.marks) for each in inputs], np.uint64)
-        count = ordered.merge_parts(
+        count = ordered_scan.merge_parts(
             first, rows_in, bases, words_at, heap_at, marks_at, current, boundary - 1, layout.stride, layout.time,
             layout.number, window.after, window.until, drop_matched, rows_at, heaps_at, matched,
         )  # fmt: skip
@@ -102,7 +103,7 @@ def merged(
             rows = Rows(*gather_rows(rows_at[:count], heaps_at[:count], layout.rows.width, layout.shape.blobs))
             flagged = np.flatnonzero(matched[:count])
             if len(flagged):
-                ordered.flag(address(rows.words), len(flagged), layout.stride, flagged)
+                ordered_scan.flag(address(rows.words), len(flagged), layout.stride, flagged)
             yield rows
         current = boundary
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.blocks import BlockSource, HashRange, Shape, rows_per_block, shape_of
+from millpond.files.blocks import BlockSource, HashRange, Shape, rows_per_block
 from millpond.files.refs import RunRef
-from millpond.kernels import ordered
+from millpond.kernels import ordered, ordered_scan
 from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.ordered import NEVER
 from millpond.kernels.pointers import address
-from millpond.kernels.sort import order_by_hash
-from millpond.layout import HASH, META, Column, RowLayout, Rows, TableSchema, Words
+from millpond.layout import HASH, Rows
+from millpond.stores.ordered_layout import OrderedLayout
 from millpond.stores.runs import Run
 
-TIME = "__time"
-NUMBER = "__number"
 BEGINNING = -(1 << 63)
 """Earlier than every time."""
 
@@ -32,60 +29,6 @@ _PART_BLOCKS = 128
 _TOP_STAMP = (1 << 48) - 1
 _PIECE = 65536
 _NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
-
-
-def ordered_schema(keys: Sequence[Column], values: Sequence[Column], *, marked: bool) -> TableSchema:
-    """The schema of an ordered table: a multimap from `keys` to `values`.
-
-    Args:
-        keys, values: the stored columns.
-        marked: whether rows are told apart (by a number), so that they can be marked.
-    """
-    own = (Column(TIME, "word"), Column(NUMBER, "word")) if marked else (Column(TIME, "word"),)
-    return TableSchema(tuple(keys), (*own, *values))
-
-
-@dataclass(frozen=True, eq=False)
-class OrderedLayout:
-    """A row layout with the places that order rows.
-
-    Attributes:
-        rows: the layout. shape: as kernels take it.
-        time, number: words of the time and of the number (0: rows have none).
-        key_words: words of the key; references: address of a byte for each, whether it refers to the heap.
-    """
-
-    rows: RowLayout
-    shape: Shape
-    time: int
-    number: int
-    key_words: int
-    references: int
-
-    @staticmethod
-    def of(schema: TableSchema) -> OrderedLayout:
-        """The places in tables of a schema that `ordered_schema` made."""
-        rows = RowLayout(schema)
-        shape = shape_of(rows)
-        at = len(schema.keys)
-        marked = len(schema.values) > 1 and schema.values[1].name == NUMBER
-        return OrderedLayout(
-            rows,
-            shape,
-            rows.offsets[at],
-            rows.offsets[at + 1] if marked else 0,
-            rows.key_stop - rows.key_start,
-            shape.references_at + rows.key_start,
-        )
-
-    @property
-    def stride(self) -> int:
-        """Bytes of a row."""
-        return 8 * self.rows.width
-
-    def times(self, rows: Rows) -> NDArray[np.int64]:
-        """The times of rows."""
-        return np.ascontiguousarray(rows.words[:, self.time]).view(np.int64)
 
 
 class Blocks(NamedTuple):
@@ -207,7 +150,7 @@ class Part:
     def burn(self) -> None:
         """Have the rows in memory themselves say that they were matched; nobody may be writing them."""
         if self.marks is not None and self.rows is not None:
-            ordered.burn(address(self.rows.words), self.count, self.layout.stride, self.marks)
+            ordered_scan.burn(address(self.rows.words), self.count, self.layout.stride, self.marks)
             self.marks = None
 
     # Reading
@@ -342,7 +285,7 @@ class Part:
             words = np.ascontiguousarray(rows.words)
             if len(words) > len(found):
                 found = np.empty(len(words), np.int64)
-            count = ordered.between(
+            count = ordered_scan.between(
                 address(words), len(words), layout.stride, layout.time, marks, base, after, until, unmatched,
                 self.range.lo, self.range.hi - 1, found,
             )  # fmt: skip
@@ -396,28 +339,3 @@ def row_addresses(blocks: Blocks, stride: int) -> tuple[NDArray[np.uint64], NDAr
     number = np.repeat(np.arange(len(counts)), counts)
     inside = (np.arange(blocks.starts[-1]) - blocks.starts[number]).astype(np.uint64)
     return blocks.words_at[number] + inside * np.uint64(stride), blocks.heap_at[number]
-
-
-def sorted_rows(rows: Rows, layout: OrderedLayout) -> Rows:
-    """Rows in the order of (hash, time); those that are alike keep their order. The heap is compact."""
-    words = np.ascontiguousarray(rows.words)
-    hashes, order = order_by_hash(words[:, HASH])
-    ordered.order_times(hashes, order, words, layout.time)
-    rows_at, heaps_at = addresses(words, rows.heap)
-    return Rows(*gather_rows(rows_at[order], heaps_at, layout.rows.width, layout.shape.blobs))
-
-
-def empty_rows(layout: OrderedLayout) -> Rows:
-    """No rows."""
-    words: Words = np.empty((0, layout.rows.width), np.uint64)
-    return Rows(words, np.empty(0, np.uint8))
-
-
-def names_of(rows: Rows, layout: OrderedLayout) -> Rows:
-    """Notes that rows were matched: rows with their hash, time and number, and nothing else."""
-    words: Words = np.zeros((rows.count, layout.rows.width), np.uint64)
-    words[:, HASH] = rows.words[:, HASH]
-    words[:, META] = (rows.words[:, META] >> np.uint64(16) << np.uint64(16)) | np.uint64(ordered.MARK)
-    words[:, layout.time] = rows.words[:, layout.time]
-    words[:, layout.number] = rows.words[:, layout.number]
-    return Rows(words, np.empty(0, np.uint8))

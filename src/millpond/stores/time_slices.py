@@ -8,8 +8,9 @@ import numpy as np
 
 from millpond.kernels.ordered import NEVER
 from millpond.layout import Rows
+from millpond.stores.ordered_layout import OrderedLayout
 from millpond.stores.ordered_merge import Window
-from millpond.stores.parts import BEGINNING, OrderedLayout, Part
+from millpond.stores.parts import BEGINNING, Part
 
 _WHOLE = 63  # all times in one slice
 _LIVE = 8  # slices that are in use at a time, about

@@ -1,0 +1,164 @@
+"""What is read from joins of two streams, and which of them stay on Spark."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from millpond.operators.spec import FROM_TIME, AggregateSpec, Field, JoinSide, JoinSpec
+from millpond.plan.decide import decide
+from millpond.plan.explain import as_dict, as_text
+from millpond.plan.join import JoinReading
+
+SECOND = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def sides(stream: DataFrame) -> None:
+    for name in ("l", "r"):
+        columns = [f"{column} as {name}{column}" for column in ("k", "s", "v", "d", "ts", "arr")]
+        stream.withWatermark("ts", "10 seconds").selectExpr(*columns).createOrReplaceTempView(name)
+    stream.selectExpr("k as pk", "ts as pts", "v as pv").createOrReplaceTempView("plain")
+
+
+def read(spark: SparkSession, query: str) -> tuple[JoinSpec, JoinReading]:
+    (operator,) = decide(spark.sql(query), "append").operators
+    assert operator.reason is None, operator.reason
+    assert isinstance(operator.spec, JoinSpec)
+    assert isinstance(operator.reading, JoinReading)
+    return operator.spec, operator.reading
+
+
+def test_spec(spark: SparkSession) -> None:
+    spec, reading = read(
+        spark,
+        "select lk, lts, rd, ls from l join r on lk = rk and lts >= rts - interval 1 minute and lts < rts and lv < rv",
+    )
+    # The columns that nobody reads stay behind; keys and times are kept once.
+    assert spec == JoinSpec(
+        kind="inner",
+        keys=(Field("key0", "int"),),
+        null_safe=(False,),
+        left=JoinSide(
+            columns=(Field("lk", "int"), Field("ls", "string"), Field("lv", "bigint"), Field("lts", "timestamp")),
+            places=(-1, 0, 1, FROM_TIME),
+            values=(Field("value", "string"), Field("value_2", "bigint")),
+            late="time",
+            expiry_ms=-60_001,
+        ),
+        right=JoinSide(
+            columns=(Field("rk", "int"), Field("rv", "bigint"), Field("rd", "double"), Field("rts", "timestamp")),
+            places=(-1, 0, 1, FROM_TIME),
+            values=(Field("value_3", "bigint"), Field("value_4", "double")),
+            late="time",
+            expiry_ms=0,
+        ),
+        earliest=-60 * SECOND,
+        latest=-1,
+    )
+    assert [part.name for part in reading.above] == ["(l.lv < r.rv)"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "bounds"),
+    [
+        ("lts between rts - interval 5 seconds and rts + interval 1 minute", (-5 * SECOND, 60 * SECOND)),
+        ("lts > rts", (1, None)),
+        ("rts >= lts + interval 2 seconds", (None, -2 * SECOND)),
+        ("lts - rts <= interval 1 minute and rts - lts < interval 1 second", (-SECOND + 1, 60 * SECOND)),
+        ("lts + interval 1 second <= rts + interval 3 seconds", (None, 2 * SECOND)),
+        ("lts <= rts + interval 1 day and lts >= rts", (0, 86_400 * SECOND)),
+        ("lts <= rts and lts <= rts - interval 1 minute", (None, -60 * SECOND)),
+    ],
+)
+def test_ranges_of_time(spark: SparkSession, condition: str, bounds: tuple[int | None, int | None]) -> None:
+    spec, reading = read(spark, f"select lk from l join r on lk = rk and {condition}")
+    assert (spec.earliest, spec.latest) == bounds
+    assert reading.above == []
+
+
+def test_a_day_is_no_number_of_seconds_where_clocks_are_changed(spark: SparkSession) -> None:
+    query = "select lk from l join r on lk = rk and lts <= rts + interval 1 day and lts >= rts - interval 1 hour"
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        spec, reading = read(spark, query)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert (spec.earliest, spec.latest) == (-3600 * SECOND, None)
+    assert len(reading.above) == 1
+
+
+def test_the_watermarks_of_states_are_sparks(spark: SparkSession) -> None:
+    near = "lts between rts - interval 30 seconds and rts + interval 1 minute"
+    spec, reading = read(spark, f"select * except (larr, rarr) from l join r on lk = rk and {near}")
+    assert (spec.left.expiry_ms, spec.right.expiry_ms) == (-30_001, -60_001)
+    assert reading.output_lag_ms == 60_001
+    spec, reading = read(spark, "select lk, lts from l join r on lk = rk and lts = rts")
+    assert (spec.left.expiry_ms, spec.right.expiry_ms) == (0, 0)
+    assert reading.output_lag_ms == 0
+    spec, _ = read(spark, "select lk, pv from l join plain on lk = pk and lts >= pts")
+    assert (spec.left.expiry_ms, spec.right.expiry_ms, spec.right.late) == (None, None, "none")
+    assert spec.earliest == 0
+    # Spark takes a comparison with a number for a bound of time.
+    spec, _ = read(spark, f"select lk, lts from l left join r on lk = rk and {near} and lv > 2")
+    assert spec.left.expiry_cap_ms == 2000
+
+
+def test_conditions_of_outer_joins(spark: SparkSession) -> None:
+    near = "lts between rts and rts + interval 1 minute"
+    spec, _ = read(
+        spark,
+        f"select lk, lts, rk, rts from l left join r on lk = rk and {near} "
+        "and (lv + 1 < rv or not ls <=> upper(rs)) and ld > 0",
+    )
+    assert spec.condition == ["or", ["<", ["left", 0], ["right", 0]], ["not", ["<=>", ["left", 1], ["right", 1]]]]
+    assert spec.left.filtered
+    assert not spec.right.filtered
+    assert spec.left.keeps
+
+
+def test_a_filter_makes_an_outer_join_an_inner_one(spark: SparkSession) -> None:
+    spec, _ = read(spark, "select lk from l left join r on lk = rk and lts >= rts where rv > 1")
+    assert spec.kind == "inner"
+
+
+STAY = {
+    "arithmetic across": ("select lk from l left join r on lk = rk and lts >= rts and lv + rv > 3", "MP-CONDITION"),
+    "function across": (
+        "select lk from l left join r on lk = rk and lts >= rts and concat(ls, rs) = 'x'",
+        "MP-CONDITION",
+    ),
+    "arrays": ("select * from l join r on lk = rk", "MP-INPUT-TYPE"),
+    "collated key": (
+        "select lk from l join r on ls collate UTF8_LCASE = rs collate UTF8_LCASE",
+        "MP-KEY-TYPE",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_stays_on_spark_with_a_reason(spark: SparkSession, name: str) -> None:
+    query, code = STAY[name]
+    (operator,) = decide(spark.sql(query), "append").operators
+    assert operator.reason is not None
+    assert operator.reason.code == code
+
+
+def test_operators_above_lag(spark: SparkSession) -> None:
+    near = "lts between rts - interval 30 seconds and rts + interval 1 minute"
+    query = f"select window(lts, '1 minute'), count(*) from l join r on lk = rk and {near} group by 1"
+    join, windows = decide(spark.sql(query), "append").specs
+    assert isinstance(join, JoinSpec)
+    assert isinstance(windows, AggregateSpec)
+    assert join.lag_ms == 0
+    assert windows.time is not None
+    assert windows.time.lag_ms == 60_001
+
+
+def test_explain(spark: SparkSession) -> None:
+    decision = decide(spark.sql("select lk, rv from l join r on lk = rk and lts = rts"), "append")
+    (operator,) = as_dict(decision)["operators"]
+    assert operator["title"] == "inner join"
+    assert operator["store"] == "ordered"
+    assert operator["keys"] == ["key0: int", "key1: timestamp"]
+    assert "[millpond 0] inner join" in as_text(decision)
