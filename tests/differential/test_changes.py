@@ -130,7 +130,7 @@ def check(
         df = query(stream(session, folder / "in", DDL))
         run(df, mode, folder / "state", ours=True, into=out)
         for number in sorted(out):
-            wanted_df = query(so_far(session, folder / "in", number + 1))
+            wanted_df = query(so_far(session, folder / "in", min(number + 1, written)))
             key = keyed(wanted_df.columns, keys)
             rows = out[number]
             if mode == "complete":
@@ -228,3 +228,34 @@ def test_what_is_refused(session: SparkSession, tmp_path: Path, text: str, mode:
     session.conf.set("spark.millpond.onUnsupported", "spark")
     with pytest.raises(AnalysisException):  # Spark's own words
         run(df, mode, tmp_path / "state", ours=True, into={})
+
+
+PAIRS = (
+    " (select id, k, s, timestamp_seconds(id + 1000000) t from {events} where id % 3 = 0) a,"
+    " (select id % 1000 div 9 * 3 + id div 1000 * 1000 as ref, v, id bid, timestamp_seconds(id + 1000000) u from {events}) b"
+    " where a.id = b.ref and b.u between a.t - interval 1 hour and a.t + interval 1 hour"
+)
+OVER_JOINS = {
+    "aggregate over aggregate": (
+        f"select k, avg(m) m from (select max(v) m, k, id from {PAIRS} group by id, k) group by k",
+        ["k"],
+    ),
+    "first rows": (
+        "select id, s, v, bid from (select *, row_number() over (partition by id order by v desc, u, bid) rn"
+        f" from {PAIRS}) where rn <= 1",
+        ["id"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVER_JOINS)
+def test_over_joins(session: SparkSession, tmp_path: Path, name: str) -> None:
+    text, keys = OVER_JOINS[name]
+
+    def query(df: DataFrame) -> DataFrame:
+        whole = text.replace("timestamp_seconds(id + 1000000) t from {events}", "t from {marked}")
+        whole = whole.replace("timestamp_seconds(id + 1000000) u from {events}", "t as u from {marked}")
+        marked = df.withColumn("t", F.expr("timestamp_seconds(id + 1000000)"))
+        return session.sql(whole, marked=marked.withWatermark("t", "1 day") if df.isStreaming else marked)
+
+    check(session, tmp_path, query, keys, "update", "all")
