@@ -1,4 +1,4 @@
-"""Every NEXMark query against Spark itself: what it runs as a stream gives the rows of the batch query."""
+"""Every NEXMark query through Millpond: the stream gives the rows of the same query in batch."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
 
+import millpond
 from millpond.plan.catalyst import Catalyst
 from millpond.workloads.nexmark import NexmarkConfig
 from millpond.workloads.nexmark_spark import numbers
@@ -18,8 +19,9 @@ from millpond.workloads.queries.query import EVERY_MODE, Query
 # Fifty seconds of event time: sessions end, and windows close.
 CONFIG = NexmarkConfig(seed=5, rate=1_000)
 ROWS, BATCHES = 16_500, 3
-NATIVE = [name for name, query in QUERIES.items() if query.native]
-REFUSED = [name for name, query in QUERIES.items() if not query.native]
+# The average of winning bids: no operator takes rows back from what gives each row out once.
+NOWHERE = ["q6"]
+RUN = [name for name in QUERIES if name not in NOWHERE]
 
 
 def stream(query: Query, spark: Any, rows: int) -> Any:
@@ -27,14 +29,15 @@ def stream(query: Query, spark: Any, rows: int) -> Any:
 
 
 def run(frame: Any, mode: str, folder: Path) -> tuple[pa.Table, datetime | None]:
-    """The rows of the first batches on Spark's own state store, in order, and the watermark of the last of them."""
+    """The rows of the first batches, in order, and the watermark of the last of them."""
     seen: dict[int, pa.Table] = {}
 
     def keep(batch: Any, number: int) -> None:
         if number < BATCHES:
             seen[number] = batch.toArrow()
 
-    running = frame.writeStream.foreachBatch(keep).outputMode(mode).option("checkpointLocation", str(folder)).start()
+    writer = millpond.writeStream(frame).foreachBatch(keep).outputMode(mode)
+    running = writer.option("checkpointLocation", str(folder)).start()
     progress: list[Any] = []
     while not progress and running.isActive:
         running.awaitTermination(0.1)
@@ -64,9 +67,11 @@ def test_spark_runs_it_in_the_modes_described(spark: Any, name: str) -> None:
     assert tuple(allowed) == query.native
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", RUN)
 def test_a_stream_gives_the_rows_of_the_batch(spark: Any, tmp_path: Path, name: str) -> None:
     query = QUERIES[name]
+    spark = spark.newSession()
+    spark.conf.set("spark.millpond.onUnsupported", "error")
     rows = 1_500 if query.stateless else ROWS
     found, watermark = run(stream(query, spark, rows), query.mode, tmp_path)
     wanted = oracle(spark, query, 0, rows * BATCHES, CONFIG)
@@ -78,10 +83,11 @@ def test_a_stream_gives_the_rows_of_the_batch(spark: Any, tmp_path: Path, name: 
     if name == "q12":  # its windows are those of the clock
         found, wanted = (rows.group_by("bidder").aggregate([("bid_count", "sum")]) for rows in (found, wanted))
     assert wanted.num_rows > 0
-    assert in_order(found).equals(in_order(wanted.cast(found.schema)))
+    columns = list(query.determined or found.column_names)
+    assert in_order(found.select(columns)).equals(in_order(wanted.select(columns).cast(found.select(columns).schema)))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", NOWHERE)
 def test_what_spark_refuses_has_an_answer_in_batch(spark: Any, name: str) -> None:
     query = QUERIES[name]
     rows = oracle(spark, query, 0, ROWS * BATCHES, CONFIG)
