@@ -232,7 +232,8 @@ def test_what_is_refused(session: SparkSession, tmp_path: Path, text: str, mode:
 
 PAIRS = (
     " (select id, k, s, timestamp_seconds(id + 1000000) t from {events} where id % 3 = 0) a,"
-    " (select id % 1000 div 9 * 3 + id div 1000 * 1000 as ref, v, id bid, timestamp_seconds(id + 1000000) u from {events}) b"
+    " (select id % 1000 div 9 * 3 + id div 1000 * 1000 as ref, v, id bid, timestamp_seconds(id + 1000000) u"
+    " from {events}) b"
     " where a.id = b.ref and b.u between a.t - interval 1 hour and a.t + interval 1 hour"
 )
 OVER_JOINS = {
