@@ -31,6 +31,8 @@ def together(pieces: list[Rows], layout: RowLayout) -> Rows:
             moved[long, at + 1] += np.uint64(base)
         base += len(piece.heap)
         words.append(moved)
+    if not words:  # all that was to be merged was gone
+        return Rows(np.empty((0, layout.width), np.uint64), np.empty(0, np.uint8))
     return Rows(np.concatenate(words), np.concatenate([piece.heap for piece in pieces]))
 
 

@@ -598,7 +598,7 @@ class UnalignedTable:
             if segment.ref is None:
                 break
             refs.append(segment.ref)
-        return TableManifest(tuple(refs[::-1]), self._covered.version, self._stat.count, self._covered.rows)
+        return TableManifest(tuple(refs[::-1]), self._covered.version, self._stat.count, skip=self._covered.rows)
 
     def stats(self) -> dict[str, float]:
         """Figures.
