@@ -1,9 +1,6 @@
 """The unaligned append store against lists, over segments, compactions and restarts at every version."""
 
 import copy
-import mmap
-import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -243,10 +240,8 @@ class Sessions:
     active: int = 300  # batches that a key is active for, on average
     often: float = 0.05  # share of them in which it has a row
     gap: int = 30_000  # ms; batches are 100 ms
-    total: int = 0
-    seconds: float = 0.0
 
-    def run(self, batches: int, *, before_take: object = None) -> None:
+    def run(self, batches: int) -> None:
         rng = np.random.default_rng(17)
         starts = rng.integers(0, batches, self.keys)  # batch in which each key's one session begins
         length = rng.integers(1, 2 * self.active, self.keys)
@@ -265,15 +260,10 @@ class Sessions:
                 np.full(len(running), now + self.gap),
             )
             closed = np.flatnonzero(last * 100 + self.gap == now)
-            if before_take is not None:
-                before_take()  # type: ignore[operator]
-            started = time.perf_counter()
             hashes = closed.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             got = np.zeros(self.keys, np.int64)
             for piece in self.table.take(hashes, starts[closed]):
                 np.add.at(got, piece.words[:, 3].astype(np.int64), 1)
-                self.total += piece.count
-            self.seconds += time.perf_counter() - started
             assert (got[closed] == expected[closed]).all()
             assert got.sum() == expected[closed].sum()
             self.table.seal()
@@ -318,31 +308,19 @@ def test_without_prediction_nothing_hits(tmp_path: Path, pool: ThreadPoolExecuto
     table.close()
 
 
-def forget_pages(table: UnalignedTable) -> None:
-    """Drop what the page cache holds of a table's segments."""
-    for segment in table._segments:
-        mapped = segment.file.data.view.obj
-        mapped.madvise(mmap.MADV_DONTNEED)
-        if segment.ref is not None:
-            handle = os.open(segment.file.data.place, os.O_RDONLY)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(handle)
-
-
 @pytest.mark.parametrize("where", ["disk", "remote"])
-def test_prediction_pays_where_reads_are_cold(where: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    seconds = {}
+def test_prediction_reads_seldom(where: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    """What that is worth where reads are cold, `benchmarks.append_stores` measures."""
+    reads = {}
     for ratio in (0.0, 0.02):
         folder = tmp_path / str(ratio)
         folder.mkdir()
-        url = str(folder / "store") if where == "disk" else f"faults+memory:{folder}?latency_ms=1.5"
+        url = str(folder / "store") if where == "disk" else f"faults+memory:{folder}"
         table = session_table(open_filesystem(url), folder, pool, read_batch_ratio=ratio, write_buffer=1 << 18)
-        sessions = Sessions(table, 4000, 250, gap=25_000)
-        cool = (lambda table=table: forget_pages(table)) if where == "disk" else None
-        sessions.run(400, before_take=cool)
-        seconds[ratio] = sessions.seconds
+        Sessions(table, 4000, 250, gap=25_000).run(400)
+        reads[ratio] = table.stats()["batch_reads"]
         table.close()
-    assert seconds[0.0] > 2.5 * seconds[0.02], seconds
+    assert reads[0.0] > 2.5 * reads[0.02], reads
 
 
 def test_a_state_of_ten_times_the_memory(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
