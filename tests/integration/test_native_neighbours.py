@@ -29,14 +29,13 @@ def watermarked(rows: DataFrame) -> DataFrame:
 
 
 WATERMARKS: dict[str, tuple[Callable[[DataFrame], DataFrame], int]] = {
-    "above our deduplication": (lambda rows: watermarked(rows.dropDuplicates(["id"])), 1),
-    # Spark's deduplication drops late rows by any event-time column, so it stays where it is.
-    "below the deduplication": (lambda rows: watermarked(rows).dropDuplicates(["id"]), 0),
+    "above the deduplication": (lambda rows: watermarked(rows.dropDuplicates(["id"])), 2),
+    "below the deduplication": (lambda rows: watermarked(rows).dropDuplicates(["id"]), 2),
 }
 
 
 @pytest.mark.parametrize("name", WATERMARKS)
-def test_a_native_window_closes_above_deduplication(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_windows_close_above_deduplication(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Windows close, and late rows go, when they do in Spark."""
     tables = [
         events([(1, 0.1), (2, 0.2), (1, 0.1), (3, 1.1)]),

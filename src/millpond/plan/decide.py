@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from millpond.errors import UsageError
 from millpond.operators.catalogue import HOLISTIC, WHOLE_WINDOWS, whole_windows
 from millpond.operators.spec import (
+    AggregateSpec,
     DeduplicateSpec,
     EventTime,
     Field,
@@ -214,7 +215,12 @@ class _Decider:
         operator = self._operator(node, limits) if node.streaming else None
         if operator is not None and operator.spec is not None:
             try:
-                if any([changing(child) is not None for child in children]):  # noqa: C419 — each may refuse
+                updated = [one.spec for child in children if (one := changing(child)) is not None]
+                # As in Spark, an aggregate's updates are deduplicated as the rows that they are.
+                plain = isinstance(operator.spec, DeduplicateSpec) and all(
+                    isinstance(s, AggregateSpec) for s in updated
+                )
+                if updated and not plain:
                     operator = replace(operator, spec=consuming(operator.spec))
                     children = tuple(emitting(child) for child in children)
             except Unsupported as unsupported:
