@@ -19,9 +19,9 @@ from millpond.workloads.queries.query import EVERY_MODE, Query
 # Fifty seconds of event time: sessions end, and windows close.
 CONFIG = NexmarkConfig(seed=5, rate=1_000)
 ROWS, BATCHES = 16_500, 3
-# The average of winning bids: no operator takes rows back from what gives each row out once.
-NOWHERE = ["q6"]
-RUN = [name for name in QUERIES if name not in NOWHERE]
+# Averages over a top-1's rows, which change; and medians of sessions.
+NOT_HERE = ["q6", "q11-median"]
+RUN = [name for name in QUERIES if name not in NOT_HERE]
 
 
 def stream(query: Query, spark: Any, rows: int) -> Any:
@@ -87,7 +87,7 @@ def test_a_stream_gives_the_rows_of_the_batch(spark: Any, tmp_path: Path, name: 
     assert in_order(found.select(columns)).equals(in_order(wanted.select(columns).cast(found.select(columns).schema)))
 
 
-@pytest.mark.parametrize("name", NOWHERE)
+@pytest.mark.parametrize("name", ["q6"])
 def test_what_spark_refuses_has_an_answer_in_batch(spark: Any, name: str) -> None:
     query = QUERIES[name]
     rows = oracle(spark, query, 0, ROWS * BATCHES, CONFIG)

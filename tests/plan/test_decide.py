@@ -135,6 +135,11 @@ STAY = {
     ),
     "function": (lambda df, _: df.groupBy("k").agg(F.skewness("d")), "update", "MP-FUNCTION"),
     "whole groups": (lambda df, _: df.groupBy("k").agg(F.expr("percentile(d, 0.5)")), "update", "MP-WHOLE"),
+    "whole sessions": (
+        lambda df, _: df.withWatermark("ts", "1 minute").groupBy(F.session_window("ts", "1 m"), "k").agg(F.median("d")),
+        "append",
+        "MP-WHOLE",
+    ),
     "array key": (lambda df, _: df.groupBy("arr").count(), "update", "MP-KEY-TYPE"),
     "map key": (lambda df, _: df.groupBy("m").count(), "update", "MP-KEY-TYPE"),
     "collation": (

@@ -272,11 +272,9 @@ class _Decider:
         if reading.session is not None:
             if self.output_mode == "update" or (self.output_mode == "append" and not reading.session.marked):
                 raise Unsupported(Reason("MP-MODE", self.output_mode))
-            self._check_watermarks(reading.session.marked)
-            return reading, reading.spec(self.output_mode)
-        if self.output_mode == "append" and reading.time is None:
+        elif self.output_mode == "append" and reading.time is None:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
-        self._check_watermarks(reading.time is not None)
+        self._check_watermarks(reading.time is not None if reading.session is None else reading.session.marked)
         spec = reading.spec(self.output_mode)
         whole = [call.function for call in spec.calls if call.function in HOLISTIC]
         if whole and not whole_windows(spec):

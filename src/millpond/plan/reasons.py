@@ -10,7 +10,7 @@ REASONS = {
     "MP-SINGLE": "spark.sql.streaming.statefulOperator.allowMultiple is false, which changes what is late",
     "MP-BESIDE": "its state is closed by the watermark, beside a stateful operator that stays on Spark",
     "MP-FUNCTION": "the aggregate function {detail} is not supported",
-    "MP-WHOLE": "{detail} needs all rows of a group, which are kept for event-time windows in append mode only",
+    "MP-WHOLE": "{detail} needs all rows of a group: kept for tumbling and sliding windows in append mode only",
     "MP-SESSION-DISTINCT": "{detail} over distinct inputs is not supported in session windows",
     "MP-KEY-TYPE": "the key {detail} has a type that cannot be a key",
     "MP-INPUT-TYPE": "{detail} has a type that is not supported",
