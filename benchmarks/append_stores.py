@@ -88,7 +88,7 @@ def sessions(url: str, folder: str, *, keys: int, active: int, gap: int, rows: i
 
 def forget_pages(table: UnalignedTable) -> None:
     """Drop what the page cache holds of a table's segments."""
-    for segment in table._segments:
+    for segment in table._segments.segments:
         data = segment.file.data
         if isinstance(data, MappedBytes) and segment.ref is not None:
             mapping = data.view.obj

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, MAX_KEY_COLUMNS, key_supported, supported
+from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, MAX_KEY_COLUMNS, ROWS, key_supported, supported
 from millpond.operators.spec import AggregateCall
 from millpond.plan.reasons import REASONS
 
@@ -58,14 +58,18 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "Each runs in update and in complete mode, with `FILTER (WHERE …)`, by any key of the last line. **D**: with"
     yield "`DISTINCT` too. A dot: stays on Spark, and its whole operator with it."
-    whole = " and ".join(f"`{name}`" for name in sorted(HOLISTIC, reverse=True))
-    yield f"{whole} run in append mode by event time only; `percentile` is also"
-    yield "`median`, `percentile_cont` and `percentile_disc`."
+    whole = " and ".join(f"`{name}`" for name in sorted(HOLISTIC - {ROWS}, reverse=True))
+    yield f"{whole} run in append mode by event time or session only; `percentile` is also"
+    yield "`median`, `percentile_cont` and `percentile_disc`. So do your own pandas and Arrow functions"
+    yield "([how](functions.md)), beside any others, but without `FILTER` and `DISTINCT`, and `applyInPandas` and"
+    yield "`applyInArrow`, by windows: for them the types are those of all columns. What they return may be of any"
+    yield "type that Spark takes from such functions."
     yield ""
     yield from _row("", *TYPES)
     yield "|---" * (len(TYPES) + 1) + "|"
     for function in FUNCTIONS:
-        yield from _row(f"`{function}`", *(_cell(function, ddl) for ddl in TYPES.values()))
+        name = "your functions" if function == ROWS else f"`{function}`"
+        yield from _row(name, *(_cell(function, ddl) for ddl in TYPES.values()))
     keys = ["yes" if key_supported(ddl) is None else "·" for ddl in TYPES.values()]
     yield from _row("**key**, also of `dropDuplicates`", *keys)
     yield ""

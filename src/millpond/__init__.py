@@ -59,6 +59,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
         UsageError: there is no such output mode; the session is a Spark Connect session, or of a version of Spark that
             was never tested.
     """
+    from millpond.conf import read_settings
     from millpond.errors import UsageError
     from millpond.plan import explain as explaining
     from millpond.plan.decide import decide
@@ -67,7 +68,8 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     check_session(df)
     if output_mode.lower() not in ("append", "update", "complete"):
         raise UsageError(f"There is no output mode {output_mode!r}.", action="Give append, update or complete.")
-    decision = decide(df, output_mode)
+    settings = read_settings(df.sparkSession.conf.getAll)
+    decision = decide(df, output_mode, pattern=settings.store_pattern, map_groups=settings.map_groups)
     if as_dict:
         return explaining.as_dict(decision)
     print(explaining.as_text(decision))

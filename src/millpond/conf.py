@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ class Settings:
         slots: slots per host; None for one per core.
         slot_memory: bytes that each slot may hold (outside the executors' memory).
         cache_disk: bytes of local disk for cached state files, per slot; 0 for as much as there is.
+        read_batch_ratio: of the sessions whose rows are kept until they close, the share that is read ahead with those
+            that close.
+        max_space_amplification: rows on disk per row of an open session from which they are compacted.
         commit_mode: `async` lets a commit lag by one batch, `sync` waits for it; None lets the query decide.
         compaction: `local` merges state files beside the query, `off` does not.
         on_unsupported: `spark` leaves unsupported operators to Spark with a warning, `error` refuses the query.
@@ -38,6 +42,10 @@ class Settings:
             all tasks run, `auto` as the master's URL says.
         changes: what update mode shows of rows that change: `upsert` their new images, `all` also rows that are gone,
             and a column `_op` that tells them apart.
+        store_pattern: how groups that are shown once, when their window closes, are kept where there is a choice: as
+            rows (`append`), as partial results (`rmw`), or as the functions suggest (`auto`).
+        map_groups: what `applyInPandas` and `applyInArrow` are called with: a group's rows in a micro-batch (`batch`),
+            as by Spark, or all of its rows, once its window has closed (`window`).
     """
 
     enabled: bool = True
@@ -46,6 +54,8 @@ class Settings:
     slots: int | None = None
     slot_memory: int = 1 << 30
     cache_disk: int = 0
+    read_batch_ratio: float = 0.02
+    max_space_amplification: float = 1.5
     commit_mode: Literal["async", "sync"] | None = None
     compaction: str = "local"
     on_unsupported: str = "spark"
@@ -54,6 +64,8 @@ class Settings:
     batch_rows: int = 100_000
     exchange: Literal["auto", "local", "spark"] = "auto"
     changes: Literal["upsert", "all"] = "upsert"
+    store_pattern: Literal["auto", "append", "rmw"] = "auto"
+    map_groups: Literal["batch", "window"] = "batch"
 
 
 def parse_size(text: str) -> int:
@@ -94,6 +106,24 @@ def _memory(text: str) -> int:
     return number
 
 
+def _number(text: str, least: float, most: float, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number <= most:
+        raise ValueError(what)
+    return number
+
+
+def _share(text: str) -> float:
+    return _number(text, 0.0, 1.0, "a number from 0 to 1")
+
+
+def _amplification(text: str) -> float:
+    return _number(text, 1.1, 100.0, "a number from 1.1 to 100")
+
+
 def _text(text: str) -> str:
     if not text.strip():
         raise ValueError("a URL")
@@ -122,6 +152,9 @@ _KNOWN: dict[str, tuple[str, Any]] = {
     "slots": ("slots", _positive),
     "slot.memory": ("slot_memory", _memory),
     "cache.disk": ("cache_disk", parse_size),
+    "store.readBatchRatio": ("read_batch_ratio", _share),
+    "store.maxSpaceAmplification": ("max_space_amplification", _amplification),
+    "store.pattern": ("store_pattern", _one_of("auto", "append", "rmw")),
     "commit.mode": ("commit_mode", _one_of("async", "sync")),
     "compaction": ("compaction", _one_of("local", "off")),
     "onUnsupported": ("on_unsupported", _one_of("spark", "error")),
@@ -129,6 +162,7 @@ _KNOWN: dict[str, tuple[str, Any]] = {
     "keyGroups": ("key_groups", _key_groups),
     "batch.rows": ("batch_rows", _positive),
     "changes": ("changes", _one_of("upsert", "all")),
+    "mapGroups": ("map_groups", _one_of("batch", "window")),
     "exchange": ("exchange", _one_of("auto", "local", "spark")),
 }
 

@@ -19,16 +19,28 @@ keys that were looked for and were in memory; those that were sought in files.""
 GREATEST = ("commit_lag_ms",)
 """Figures of which the greatest counts: how long the batch waited for the commit of the one before."""
 
+READ_AHEAD = ("read_ahead_hits", "read_ahead_misses", "fetched_rows", "taken_rows")
+"""Figures added up likewise, of operators that keep rows until a session closes: lists on disk that were asked for and
+had been read ahead, or had not; rows read from disk, for those that closed and ahead of time; rows on disk of lists
+that were asked for. The hit ratio is hits / (hits + misses), the read amplification fetched / taken rows."""
+
+OBSERVED = ("appending", "moved_rows", "left_rows")
+"""Figures added up likewise, of operators whose store is chosen while they run: partitions whose rows are appended;
+appended rows that the batch has made groups of; those that are still to become groups."""
+
 FIGURES = SUMMED + GREATEST
+"""What every operator reports."""
+
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED
 
 
 def pack(metrics: Mapping[str, float]) -> list[int]:
     """The `__figure` values of one partition's figures; unknown ones are left out."""
-    return [int(metrics[name]) << _BITS | number for number, name in enumerate(FIGURES) if name in metrics]
+    return [int(metrics[name]) << _BITS | number for number, name in enumerate(_NUMBERED) if name in metrics]
 
 
 def unpacking(name: str) -> str:
     """SQL that gives one figure from the column of its partitions' values."""
-    mine = f"{FIGURE_COLUMN} & {(1 << _BITS) - 1} = {FIGURES.index(name)}"
+    mine = f"{FIGURE_COLUMN} & {(1 << _BITS) - 1} = {_NUMBERED.index(name)}"
     value = f"if({mine}, shiftright({FIGURE_COLUMN}, {_BITS}), null)"
-    return f"{'sum' if name in SUMMED else 'max'}({value})"
+    return f"{'max' if name in GREATEST else 'sum'}({value})"

@@ -4,49 +4,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from benchmarks.verify import check, closed, compare, last_image, numbers
 from pyspark.errors import AnalysisException
 
-import millpond
 from millpond.plan.catalyst import Catalyst
 from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import numbers
 from millpond.workloads.queries import QUERIES
-from millpond.workloads.queries.oracle import closed, final_image, in_order, oracle
-from millpond.workloads.queries.query import EVERY_MODE, Query
+from millpond.workloads.queries.query import EVERY_MODE
 
-# Fifty seconds of event time: sessions end, and windows close.
-CONFIG = NexmarkConfig(seed=5, rate=1_000)
-ROWS, BATCHES = 16_500, 3
-# Averages over a top-1's rows, which change; and medians of sessions.
-NOT_HERE = ["q6", "q11-median"]
-RUN = [name for name in QUERIES if name not in NOT_HERE]
-
-
-def stream(query: Query, spark: Any, rows: int) -> Any:
-    return query.over(numbers(spark, rows, 2), CONFIG)
-
-
-def run(frame: Any, mode: str, folder: Path) -> tuple[pa.Table, datetime | None]:
-    """The rows of the first batches, in order, and the watermark of the last of them."""
-    seen: dict[int, pa.Table] = {}
-
-    def keep(batch: Any, number: int) -> None:
-        if number < BATCHES:
-            seen[number] = batch.toArrow()
-
-    writer = millpond.writeStream(frame).foreachBatch(keep).outputMode(mode)
-    running = writer.option("checkpointLocation", str(folder)).start()
-    progress: list[Any] = []
-    while not progress and running.isActive:
-        running.awaitTermination(0.1)
-        progress = [p for p in running.recentProgress if p.batchId == BATCHES - 1]
-    if (failure := running.exception()) is not None:
-        raise failure
-    running.stop()
-    watermark = progress[0].eventTime.get("watermark")
-    return pa.concat_tables(seen[number] for number in range(BATCHES)), watermark and datetime.fromisoformat(watermark)
+# A hundred seconds of event time: sessions end, and windows close.
+CONFIG = NexmarkConfig(seed=5, rate=10_000)
+ROWS, BATCHES = 250_000, 4
 
 
 def test_all_are_there() -> None:
@@ -56,7 +25,7 @@ def test_all_are_there() -> None:
 @pytest.mark.parametrize("name", list(QUERIES))
 def test_spark_runs_it_in_the_modes_described(spark: Any, name: str) -> None:
     catalyst, query = Catalyst(spark), QUERIES[name]
-    plan = catalyst.analyzed(stream(query, spark, ROWS))
+    plan = catalyst.analyzed(query.over(numbers(spark, ROWS, 2), CONFIG))
     allowed = []
     for mode in EVERY_MODE:
         try:
@@ -67,41 +36,33 @@ def test_spark_runs_it_in_the_modes_described(spark: Any, name: str) -> None:
     assert tuple(allowed) == query.native
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", list(QUERIES))
 def test_a_stream_gives_the_rows_of_the_batch(spark: Any, tmp_path: Path, name: str) -> None:
-    query = QUERIES[name]
     spark = spark.newSession()
     spark.conf.set("spark.millpond.onUnsupported", "error")
-    rows = 1_500 if query.stateless else ROWS
-    found, watermark = run(stream(query, spark, rows), query.mode, tmp_path)
-    wanted = oracle(spark, query, 0, rows * BATCHES, CONFIG)
-    if query.mode == "update":
-        found = final_image(found, query.keys)
-    if query.event_time:
-        assert watermark is not None
-        wanted = closed(wanted, watermark)
-    if name == "q12":  # its windows are those of the clock
-        found, wanted = (rows.group_by("bidder").aggregate([("bid_count", "sum")]) for rows in (found, wanted))
-    assert wanted.num_rows > 0
-    columns = list(query.determined or found.column_names)
-    assert in_order(found.select(columns)).equals(in_order(wanted.select(columns).cast(found.select(columns).schema)))
+    result = check(spark, QUERIES[name], CONFIG, ROWS, BATCHES, tmp_path)
+    assert result.rows > 0
+    assert result.same, result
 
 
-@pytest.mark.parametrize("name", ["q6"])
-def test_what_spark_refuses_has_an_answer_in_batch(spark: Any, name: str) -> None:
-    query = QUERIES[name]
-    rows = oracle(spark, query, 0, ROWS * BATCHES, CONFIG)
-    assert rows.num_rows > 0
-    assert final_image(rows, query.keys).num_rows == rows.num_rows
+def test_the_last_image_is_the_last_row_of_each_key(spark: Any) -> None:
+    rows = spark.createDataFrame(
+        [(1, "a", 10, 0), (2, "b", 20, 0), (1, "a", 30, 1), (3, "c", 40, 1), (2, "x", 50, 2)],
+        "k int, j string, v int, __batch int",
+    )
+    assert sorted(row.v for row in last_image(rows, ["k"]).collect()) == [30, 40, 50]
+    assert sorted(row.v for row in last_image(rows, ["k", "j"]).collect()) == [20, 30, 40, 50]
 
 
-def test_the_final_image_is_the_last_row_of_each_key() -> None:
-    rows = pa.table({"k": [1, 2, 1, 3, 2], "j": ["a", "b", "a", "c", "x"], "v": [10, 20, 30, 40, 50]})
-    assert final_image(rows, ["k"]).to_pydict() == {"k": [1, 3, 2], "j": ["a", "c", "x"], "v": [30, 40, 50]}
-    assert final_image(rows, ["k", "j"])["v"].to_pylist() == [20, 30, 40, 50]
-
-
-def test_closed_windows_end_by_the_watermark() -> None:
+def test_closed_windows_end_by_the_watermark(spark: Any) -> None:
     ends = [datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC) for second in (10, 20, 30)]
-    rows = pa.table({"endtime": pa.array(ends, pa.timestamp("us", tz="UTC")), "v": [1, 2, 3]})
-    assert closed(rows, ends[1])["v"].to_pylist() == [1, 2]
+    rows = spark.createDataFrame([(end, v) for v, end in enumerate(ends)], "endtime timestamp, v int")
+    assert [row.v for row in closed(rows, ends[1]).collect()] == [0, 1]
+
+
+def test_rows_that_only_one_side_has_are_told(spark: Any) -> None:
+    rows = spark.createDataFrame([(1, "a"), (1, "a"), (2, None)], "k int, v string")
+    others = spark.createDataFrame([(1, "a"), (2, None), (2, None)], "k int, v string")
+    assert compare(rows, rows).same
+    differing = compare(rows, others)
+    assert (differing.rows, differing.missing, differing.surplus) == (3, [(2, None)], [(1, "a")])

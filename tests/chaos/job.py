@@ -15,7 +15,8 @@ from pyspark.sql.streaming import StreamingQueryListener
 
 import millpond
 
-SCHEMA = "key bigint, name string, amount bigint"
+SCHEMA = "key bigint, name string, amount bigint, at timestamp"
+DELAY = "15 seconds"
 
 
 class Announce(StreamingQueryListener):
@@ -61,6 +62,27 @@ def deduplicate(rows: DataFrame) -> DataFrame:
     return rows.dropDuplicates(["key", "name"]).select("key", "name")
 
 
+def windows(rows: DataFrame) -> DataFrame:
+    """State that is closed by the watermark and dropped: what comes out comes once."""
+    return (
+        rows.withWatermark("at", DELAY)
+        .groupBy(F.window("at", "20 seconds"), "name")
+        .agg(F.count("*").alias("rows"), F.sum("amount").alias("total"))
+        .select(F.unix_seconds("window.start").alias("start"), "name", "rows", "total")
+    )
+
+
+def join(rows: DataFrame) -> DataFrame:
+    """Pairs of rows within three seconds, each once."""
+    left = rows.where("amount > 35").withWatermark("at", DELAY).alias("l")
+    right = rows.where("amount < -35").withWatermark("at", DELAY).alias("r")
+    near = F.expr("l.key = r.key AND r.at >= l.at AND r.at <= l.at + INTERVAL 3 SECONDS")
+    return left.join(right, near).selectExpr("l.key", "l.amount", "r.amount AS other", "unix_micros(l.at) AS at")
+
+
+APPENDING = {"deduplicate": deduplicate, "windows": windows, "join": join}
+
+
 def main(query: str, source: str, output: str, checkpoint: str) -> None:
     spark = session()
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(source)
@@ -71,7 +93,9 @@ def main(query: str, source: str, output: str, checkpoint: str) -> None:
 
         writer = millpond.writeStream(aggregate(rows)).outputMode("update").foreachBatch(write)
     else:
-        writer = millpond.writeStream(deduplicate(rows)).outputMode("append").format("parquet").option("path", output)
+        writer = (
+            millpond.writeStream(APPENDING[query](rows)).outputMode("append").format("parquet").option("path", output)
+        )
     running = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     running.awaitTermination()
     print("done", flush=True)

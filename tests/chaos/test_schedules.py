@@ -29,7 +29,7 @@ FAILURES = ("before failure", "after failure", "torn failure", "late failure", "
 
 def drive(world: World, batches: int, *, between: Callable[[], None] = lambda: None) -> int:
     """Start, and start again, until Spark has committed so many batches; returns how many starts it took."""
-    for starts in range(1, 200):
+    for starts in range(1, 1000):
         try:
             world.start()
             while world.ledger.last("commits") < batches - 1:
@@ -44,7 +44,8 @@ def drive(world: World, batches: int, *, between: Callable[[], None] = lambda: N
     raise AssertionError("it does not come to an end")
 
 
-def random_world(seed: int, tmp_path: Path) -> World:
+def random_world(seed: int, tmp_path: Path, make: Callable[..., World] = World) -> World:
+    """A world with troubles of its own; `make` gets what `World` does."""
     choice = random.Random(seed * 7919)
     crash, fail = choice.choice([(0.02, 0.0), (0.01, 0.05), (0.0, 0.15), (0.04, 0.04), (0.1, 0.0)])
     left = [choice.randrange(1, 12)]
@@ -57,7 +58,7 @@ def random_world(seed: int, tmp_path: Path) -> World:
             return choice.choice(FAILURES)
         return "ok"
 
-    world = World(
+    world = make(
         tmp_path,
         seed,
         partitions=choice.randrange(1, 5),
@@ -74,7 +75,11 @@ def random_world(seed: int, tmp_path: Path) -> World:
 
 
 def run_schedule(seed: int, tmp_path: Path) -> World:
-    world = random_world(seed, tmp_path)
+    return survive(random_world(seed, tmp_path), seed, BATCHES)
+
+
+def survive(world: World, seed: int, batches: int, *, afterwards: Callable[[], None] = lambda: None) -> World:
+    """Run so many batches through the world's troubles and some more; `afterwards` is called at the end."""
     kills = random.Random(seed)
 
     def between() -> None:
@@ -93,11 +98,12 @@ def run_schedule(seed: int, tmp_path: Path) -> World:
             raise Crash("driver")
 
     try:
-        drive(world, BATCHES, between=between)
+        drive(world, batches, between=between)
         world.quiet = True
         while any(zombie.committer.step() for zombie in world.zombies):
             pass
-        world.check_end(BATCHES)
+        world.check_end(batches)
+        afterwards()
     except BaseException:
         print(f"MILLPOND_SEED={seed}", *world.trace[-60:], sep="\n  ")
         raise
@@ -132,7 +138,9 @@ STEPS = {
 }
 
 
-def crash_at(tmp_path: Path, number: int, fate: str, how: str) -> tuple[World, bool]:
+def crash_at(
+    tmp_path: Path, number: int, fate: str, how: str, make: Callable[..., World] = World
+) -> tuple[World, bool]:
     """Eight batches, the driver gone once in between with commits pending and a batch planned.
 
     The process that performs the `number`-th operation dies of it, and the one that does the 25th after it.
@@ -150,7 +158,7 @@ def crash_at(tmp_path: Path, number: int, fate: str, how: str) -> tuple[World, b
             world.next_batch()
             raise Crash("driver")
 
-    world = World(tmp_path, 3, partitions=2, slots=2, decide=decide)
+    world = make(tmp_path, 3, partitions=2, slots=2, decide=decide)
     world.chatty = 0.0
     world.random.choice = lambda options: how if how in options else options[0]  # type: ignore[method-assign]
     try:

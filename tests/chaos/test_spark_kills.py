@@ -10,13 +10,22 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 
-from tests.chaos.truth import expected_updates, read_file_sink, read_updates, write_input
+from tests.chaos.truth import (
+    expected_pairs,
+    expected_updates,
+    expected_windows,
+    read_file_sink,
+    read_updates,
+    write_input,
+)
 
 JOB = Path(__file__).with_name("job.py")
-SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", "10"))
+SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", "4"))
 LIVES = 12
+QUERIES = ("aggregate", "deduplicate", "windows", "join", "aggregate")
 
 
 class Life:
@@ -85,7 +94,7 @@ def test_rows_are_right_after_kills(seed: int, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("MILLPOND_TEST_JOB", str(os.getpid()))
     rng = random.Random(seed)
     rows = write_input(tmp_path / "in", seed)
-    query = ("aggregate", "deduplicate")[seed % 2]
+    query = QUERIES[seed % len(QUERIES)]
     victims = [rng.choice(["driver", "driver", "slot", "worker"]) for _ in range(2)]
     lives, done = 0, False
     while not done:
@@ -98,6 +107,12 @@ def test_rows_are_right_after_kills(seed: int, tmp_path: Path, monkeypatch: pyte
         assert done or killed, life.log.read_text()[-4000:]
     if query == "aggregate":
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
-    else:
-        keys = {(k, n) for k, n in zip(rows["key"].to_pylist(), rows["name"].to_pylist(), strict=True)}
-        assert read_file_sink(tmp_path / "out") == sorted(keys, key=repr)
+        return
+    expected = {"deduplicate": distinct_keys, "windows": expected_windows, "join": expected_pairs}[query](rows)
+    assert expected
+    assert read_file_sink(tmp_path / "out") == expected
+
+
+def distinct_keys(rows: pa.Table) -> list[tuple[object, ...]]:
+    keys = {(k, n) for k, n in zip(rows["key"].to_pylist(), rows["name"].to_pylist(), strict=True)}
+    return sorted(keys, key=repr)

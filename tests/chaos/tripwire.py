@@ -8,6 +8,7 @@ from typing import Any
 
 from millpond.errors import TransientError
 from millpond.files.filesystem import FileInfo, FileSystem
+from millpond.files.local import LocalFiles
 
 
 class Crash(BaseException):
@@ -89,3 +90,17 @@ class Tripwire:
         if what == "failure":
             raise TransientError("Injected failure.", file=self.inner.locate(name))
         return result
+
+
+class LocalTripwire(Tripwire, LocalFiles):
+    """The same over a local disk, where files are written aside and mapped where they lie."""
+
+    def __init__(self, inner: LocalFiles, store: str, decide: Callable[[str], str], delayed: list[Any]) -> None:
+        LocalFiles.__init__(self, inner.path)
+        Tripwire.__init__(self, inner, store, decide, delayed)
+
+    def publish(self, staged: str, name: str) -> None:
+        fate = self._decide(self._step("put", name))
+        if fate.startswith(("torn", "late")):  # a file that is written aside is there as a whole, or not at all
+            fate = "before " + fate.partition(" ")[2]
+        self._run(lambda: LocalFiles.publish(self, staged, name), fate, name)

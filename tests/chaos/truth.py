@@ -10,6 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 FILES = 8
+DELAY = 15_000_000
+WINDOW = 20_000_000
+NEAR = 3_000_000
+"""In microseconds, as in `job.py`; a file's rows are of ten seconds, so that none is late."""
 
 
 def write_input(folder: Path, seed: int) -> pa.Table:
@@ -25,6 +29,7 @@ def write_input(folder: Path, seed: int) -> pa.Table:
                 "key": pa.array(key, mask=key == 7),
                 "name": pa.array([None if k % 11 == 0 else f"name of key {k % 40}" for k in key.tolist()]),
                 "amount": pa.array(rng.integers(-50, 50, rows)),
+                "at": pa.array((number * 10_000 + rng.integers(0, 10_000, rows)) * 1000, pa.timestamp("us", "UTC")),
             }
         )
         path = folder / _name(number)
@@ -71,6 +76,37 @@ def expected_updates(rows: pa.Table, checkpoint: Path) -> list[tuple[object, ...
             amounts = groups[group]
             emitted.append((batch, *group, len(amounts), sum(amounts), len(set(amounts))))
     return sorted(emitted, key=repr)
+
+
+def expected_windows(rows: pa.Table) -> list[tuple[object, ...]]:
+    """The windows that the last watermark closes, with their sums."""
+    times = rows["at"].cast(pa.int64()).to_pylist()
+    groups: dict[tuple[int, object], list[int]] = {}
+    for at, name, amount in zip(times, rows["name"].to_pylist(), rows["amount"].to_pylist(), strict=True):
+        groups.setdefault((at // WINDOW * WINDOW, name), []).append(amount)
+    found = [
+        (start // 1_000_000, name, len(amounts), sum(amounts))
+        for (start, name), amounts in groups.items()
+        if start + WINDOW <= max(times) - DELAY
+    ]
+    return sorted(found, key=repr)
+
+
+def expected_pairs(rows: pa.Table) -> list[tuple[object, ...]]:
+    """Large rows with the small ones of their key that follow at once."""
+    columns = [rows["key"].to_pylist(), rows["amount"].to_pylist(), rows["at"].cast(pa.int64()).to_pylist()]
+    small: dict[object, list[tuple[int, int]]] = {}
+    for key, amount, at in zip(*columns, strict=True):
+        if amount < -35 and key is not None:
+            small.setdefault(key, []).append((amount, at))
+    found = [
+        (key, amount, other, at)
+        for key, amount, at in zip(*columns, strict=True)
+        if amount > 35
+        for other, then in small.get(key, ())
+        if at <= then <= at + NEAR
+    ]
+    return sorted(found, key=repr)
 
 
 def read_updates(folder: Path) -> list[tuple[object, ...]]:

@@ -427,9 +427,13 @@ class World:
             self.kill_slot(index)
             slot = None
         if slot is None:
-            slot = self.slots[index] = Slot(self, index % self.host_count, self.generation, sync)
+            slot = self.slots[index] = self.new_slot(index, sync)
         slot.sync = sync
         return slot
+
+    def new_slot(self, index: int, sync: bool) -> Slot:
+        """A slot of the present generation."""
+        return Slot(self, index % self.host_count, self.generation, sync)
 
     def next_slot(self) -> int:
         """A fresh slot's number."""

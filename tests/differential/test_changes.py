@@ -78,6 +78,39 @@ CASES: dict[str, tuple[str, list[str]]] = {
         ["g"],
     ),
     "distinct over aggregate": (f"select distinct g, n from ({LOWER})", ["g", "n"]),
+    "over aggregate": (
+        "select k, g, n, s, sum(n) over (partition by g order by s desc, k rows between 2 preceding and current row) a,"
+        " min(m) over (partition by g order by s desc, k rows 1 preceding) b,"
+        " avg(m) filter (where n > 2) over (partition by g order by s desc, k rows 4 preceding) c"
+        " from (select k, g, max(v) m, count(*) n, sum(v) s from {events} group by k, g)",
+        ["k", "g"],
+    ),
+    "over groups that go": (
+        "select *, count(*) over (partition by g order by k nulls last rows between 3 preceding and current row) c,"
+        " avg(d) over (partition by g order by k nulls last rows between 3 preceding and current row) a"
+        f" from ({LOWER}) where n <= 3",
+        ["k", "g"],
+    ),
+    "over first rows": (
+        "select id, k, v, rn, c, s, cast(avg(v) over (partition by k order by id rows between 2 preceding and current"
+        f" row) as bigint) a from ({top('rn <= 5')})",
+        ["id"],
+    ),
+    "over rows of all keys": (
+        "select k, g, n, sum(n) over (order by k, g rows between 5 preceding and current row) a"
+        f" from ({LOWER}) where k < 9",
+        ["k", "g"],
+    ),
+    "sum over rows over aggregate": (
+        "select g, sum(a) a, count(*) n from (select g, k, sum(n) over (partition by g order by k rows 2 preceding) a"
+        f" from ({LOWER}) where n < 8) group by g",
+        ["g"],
+    ),
+    "first rows of results over rows": (
+        "select * from (select *, row_number() over (partition by g order by a desc, k) rn from (select g, k, n,"
+        f" sum(n) over (partition by g order by k rows 2 preceding) a from ({LOWER}))) where rn <= 3",
+        ["g", "rn"],
+    ),
     "having": (f"select g, sum(n) n from ({LOWER}) group by g having sum(n) % 3 = 0", ["g"]),
 }
 
@@ -209,6 +242,22 @@ def test_over_rows(session: SparkSession, tmp_path: Path, mode: str) -> None:
         ("select *, lag(v) over (partition by k order by v) rn from {events}", "update", "MP-WINDOW"),
         ("select *, sum(v) over (partition by k order by v) rn from {events}", "update", "MP-WINDOW"),
         (f"select g, max(m) from ({LOWER}) group by g", "update", "MP-RETRACT"),
+        (
+            f"select *, sum(n) over (partition by g order by k rows 2 preceding) a from ({LOWER})",
+            "complete",
+            "MP-MODE",
+        ),
+        (
+            "select g, max(a) from (select g, sum(n) over (partition by g order by k rows 2 preceding) a"
+            f" from ({LOWER})) group by g",
+            "update",
+            "MP-RETRACT",
+        ),
+        (
+            f"select *, sum(n) over (partition by g order by k) a from ({LOWER})",
+            "update",
+            "MP-WINDOW",
+        ),
         (f"select g, count(distinct m) from ({LOWER}) group by g", "update", "MP-RETRACT"),
         (
             f"select k, count(*) from ({LOWER} union all select k, g, v, 1L, d from {{events}}) group by k",

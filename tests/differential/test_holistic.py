@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampType
 
 import millpond
-from millpond.operators.catalogue import whole_windows
+from millpond.operators.catalogue import whole_sessions, whole_windows
 from millpond.plan.decide import decide
-from tests.differential.harness import stream
-from tests.differential.test_windows import DDL, check, marked
+from tests.differential.harness import compare, stream
+from tests.differential.test_windows import DDL, check, marked, rounds
 
 
 def results() -> list[Column]:
@@ -52,19 +53,62 @@ def windows_only(df: DataFrame, session: SparkSession) -> DataFrame:
     return marked(df).groupBy(F.window("ts", "20 seconds", "10 seconds")).agg(*results())
 
 
+def sessions(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df).groupBy(F.session_window("ts", "2 seconds"), "k").agg(*results(), F.collect_set("v").alias("set"))
+
+
+def dynamic_sessions(df: DataFrame, session: SparkSession) -> DataFrame:
+    gap = F.when(F.col("v") < 0, "700 milliseconds").when(F.col("v") < 40, "4 seconds")
+    return marked(df).groupBy("s", F.session_window("ts", gap)).agg(*results())
+
+
 def instants(df: DataFrame, session: SparkSession) -> DataFrame:
     return marked(df).groupBy("ts", "k").agg(*results())
 
 
-@pytest.mark.parametrize("query", [tumbling, sliding, uneven, windows_only, instants])
-def test_whole_windows(
+@pytest.mark.parametrize("query", [tumbling, sliding, uneven, windows_only, sessions, dynamic_sessions, instants])
+def test_whole_groups(
     query: Callable[[DataFrame, SparkSession], DataFrame], spark: SparkSession, tmp_path: Path
 ) -> None:
     batches = check(spark, tmp_path, query, "append")
     assert sum(len(rows) for rows in batches.values()) > 20
     (operator,) = decide(query(stream(spark, tmp_path, DDL), spark), "append").operators
     assert operator.spec is not None
-    assert whole_windows(operator.spec)
+    assert whole_windows(operator.spec) or whole_sessions(operator.spec)
     state = millpond.read_state(spark, str(tmp_path / "ours"))
     assert {"k" if "k" in state.columns else "s"} <= set(state.columns) or query is windows_only
     assert state.count() > 0
+
+
+def counted(df: DataFrame, session: SparkSession) -> DataFrame:
+    windows = F.window("ts", "20 seconds", "5 seconds")
+    return marked(df).groupBy(windows, "k").agg(F.count("*").alias("n"), F.sum("v").alias("sum"))
+
+
+def listed(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df).groupBy(F.window("ts", "20 seconds", "5 seconds"), "k").agg(F.collect_list("s").alias("list"))
+
+
+def session_counts(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df).groupBy(F.session_window("ts", "2 seconds"), "k").agg(F.count("*").alias("n"), F.max("s"))
+
+
+def tumbling_counts(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df).groupBy(F.window("ts", "10 seconds"), "k").agg(F.count("*").alias("n"), F.max("s"))
+
+
+@pytest.mark.parametrize(
+    ("query", "pattern"),
+    [(counted, "append"), (listed, "rmw"), (session_counts, "append"), (tumbling_counts, "rmw")],
+)
+def test_the_pattern_that_is_asked_for(
+    query: Callable[[DataFrame, SparkSession], DataFrame], pattern: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    conf = {"store.pattern": pattern}
+    batches = compare(spark, tmp_path, query, "append", rounds(), ddl=DDL, **conf)
+    assert sum(len(rows) for rows in batches.values()) > 20
+    state = millpond.read_state(spark, str(tmp_path / "ours"))
+    assert any(name.endswith("_0") for name in state.columns) == (pattern == "rmw")  # results, or rows
+    shown = state.schema[0].dataType if query is not session_counts else None
+    assert shown in (None, TimestampType())
+    assert len(state.collect()) > 0

@@ -11,6 +11,10 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+import millpond
+from millpond.checkpoint.commit import read_header
+from millpond.operators.protocol import base_name
+from millpond.slot.reader import StateReader
 from tests.differential.harness import Batches, Query, compare
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", tz="UTC")), ("k", pa.int32()), ("v", pa.int64()), ("s", pa.string())])
@@ -145,6 +149,37 @@ def test_update(spark: SparkSession, tmp_path: Path, query: Query) -> None:
 @pytest.mark.parametrize("query", [tumbling, sliding, instants], ids=lambda query: query.__name__)
 def test_complete(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     check(spark, tmp_path, query, "complete")
+
+
+def numbered(seed: int, count: int, start: float, values: range, keys: int) -> pa.Table:
+    """Rows of a minute, whose values are new each time, or few."""
+    rng = np.random.default_rng(seed)
+    at = np.sort(start + rng.uniform(0, 60, count))
+    first = int(START.timestamp() * 1e6)
+    v = values.start + np.arange(count) % len(values)
+    columns = [pa.array(first + (at * 1e6).astype(np.int64)), pa.array(rng.integers(0, keys, count).astype(np.int32))]
+    return pa.table([columns[0].cast(SCHEMA.field("ts").type), columns[1], v, v.astype(str)], schema=SCHEMA)
+
+
+def distinct_values(df: DataFrame, session: SparkSession) -> DataFrame:
+    sets = [F.size(F.collect_set("v")).alias("v"), F.size(F.collect_set("s")).alias("s")]
+    return marked(df).groupBy(F.window("ts", "1 minute"), "k").agg(*sets, F.count("*"), F.max("s"))
+
+
+def test_a_pattern_that_changes(spark: SparkSession, tmp_path: Path) -> None:
+    """Distinct values outgrow their memory, are appended, and become groups again when they repeat."""
+    new = [numbered(n, 30_000, 20 * n, range(30_000 * n, 30_000 * (n + 1)), 500) for n in range(2)]
+    few = [numbered(2 + n, 20_000, 70 + 40 * n, range(3), 20) for n in range(4)]
+    conf = {"slot.memory": "16m", "partitions": "2"}
+    found = compare(spark, tmp_path, distinct_values, "append", [[*new, few[0]], few[1:]], ddl=DDL, **conf)
+    assert sum(len(batch) for batch in found.values()) > 500
+    files = StateReader(str(tmp_path / "ours")).files
+    headers = [read_header(files, info.name) for info in files.list("commits/")]
+    kept = {base_name(name) for header in headers for manifest in header.manifests for name in manifest.tables}
+    assert kept == {"main", "distinct0", "distinct1", "rows", "sample", "moved"}
+    state = millpond.read_state(spark, str(tmp_path / "ours"))
+    assert {"k", "count_2"} <= set(state.columns)
+    assert state.count() > 0
 
 
 def first_rows(*keys: str) -> Query:

@@ -12,7 +12,7 @@ from millpond.files.append_file import Slice
 from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
-from millpond.layout import TableSchema, Words
+from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Operator, TableKind, Times
 from millpond.operators.spec import (
@@ -30,6 +30,7 @@ from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.rmw import RmwTable
 from millpond.stores.runs import RunSet
+from millpond.stores.unaligned import UnalignedTable
 
 Row = dict[str, Any]
 
@@ -76,35 +77,42 @@ def hash_of(key: tuple[Any, ...], bits: int) -> int:
 class Rig:
     """Runs an operator as a slot would."""
 
-    def __init__(self, shape: OperatorSpec, budget: int = 64 << 20) -> None:
+    def __init__(self, shape: OperatorSpec, budget: int = 64 << 20, memory: int = 64 << 20) -> None:
         self.spec = shape
+        self._memory = memory
         self.version = 0
         self._budget = budget
         self._pool = ThreadPoolExecutor(1)
         self._deltas: list[dict[str, bytes]] = []
-        self._names: list[str] = []
+        self._keys: dict[str, int] = {}
         self.operator: Operator
         self._open()
 
     def _open(self) -> None:
         budget = MemoryBudget(self._budget)
-        self._made: list[RmwTable] = []
+        self._made: list[RmwTable | UnalignedTable] = []
 
         self._appended = AlignedTables(self._deltas, budget, self._pool)
 
         def make(name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
             if kind == "aligned":
                 return self._appended.open(name, schema)
+            if kind == "spool":
+                return self._appended.spool(schema)
             if kind == "scratch":
                 return RmwTable(schema, initial, no_runs(schema), budget, self._pool)
-            table = RmwTable(schema, initial, no_runs(schema), budget, self._pool)
+            keys = self._keys.get(name, 0)
+            table: Any = RmwTable(schema, initial, no_runs(schema), budget, self._pool, keys=keys)
+            if kind == "unaligned":
+                files, folder = self._appended.files, self._appended.folder
+                table = UnalignedTable(schema, files, budget, self._pool, TableManifest(), directory=folder)
             for delta in self._deltas:
                 for rows in decode_rows(delta[name], table.layout, name) if delta.get(name) else ():
                     table.load(rows)
             self._made.append(table)
             return table
 
-        self.operator = open_operator(self.spec, make, self._names)
+        self.operator = open_operator(self.spec, make, list(self._keys), memory=self._memory)
 
     def restart(self) -> None:
         """Forget everything that is in memory and read the deltas again."""
@@ -118,7 +126,7 @@ class Rig:
             self.operator.process(piece)
         sealed = self.operator.finish()
         self._deltas.append({name: b"".join(bytes(p) for p in delta.pieces) for name, delta in sealed.items()})
-        self._names = list(self.operator.tables)
+        self._keys = {name: table.manifest().keys for name, table in self.operator.tables.items()}
         self.version += 1
         out = list(self.operator.output())
         again = list(self.operator.output())
@@ -138,30 +146,33 @@ class AlignedTables:
         self._deltas = deltas
         self._budget = budget
         self._pool = pool
-        self._folder = TemporaryDirectory()
-        self._files = open_filesystem(f"memory:{self._folder.name}")
+        self._temporary = TemporaryDirectory()
+        self.folder = self._temporary.name
+        self._files = open_filesystem(f"memory:{self.folder}")
+        self.files = AppendFiles(self._files, self.folder)
         self._store: AlignedStore | None = None
 
     def open(self, name: str, schema: TableSchema) -> AlignedTable:
-        append_files = AppendFiles(self._files, self._folder.name)
         if self._store is None:
-            self._store = AlignedStore(schema, append_files, self._budget, self._pool)
+            self._store = AlignedStore(schema, self.files, self._budget, self._pool)
         slices = []
         for version, delta in enumerate(self._deltas):
             if delta.get(name):
                 self._files.put(f"{version}-{name}", [delta[name]])
                 slices.append(Slice(f"{version}-{name}", 0, len(delta[name])))
-        return self._store.open(name, TableManifest(), slices)
+        return self._store.open(name, TableManifest(), slices, layout=RowLayout(schema))
+
+    def spool(self, schema: TableSchema) -> AlignedTable:
+        return AlignedStore(schema, self.files, self._budget, self._pool).open("spool", TableManifest())
 
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
-        self._folder.cleanup()
+        self._temporary.cleanup()
 
 
 def no_runs(schema: TableSchema) -> RunSet:
     """An empty set of runs."""
-    from millpond.layout import RowLayout
 
     return RunSet(RowLayout(schema))
 

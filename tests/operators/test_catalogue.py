@@ -46,6 +46,8 @@ def test_every_function_has_an_accumulator() -> None:
         (call("sum", options={"eval_mode": "try"}), ["double"], None),
         (call("collect_list", options={"ignore_nulls": False}), ["int"], FUNCTION),
         (call("count", 0), [], None),
+        (call("rows", 3), ["int", "struct<a:int>", "date"], None),
+        (call("rows", 2), ["int", "array<int>"], INPUT_TYPE),
     ],
 )
 def test_supported(made: AggregateCall, types: list[str], reason: str | None) -> None:

@@ -1,7 +1,7 @@
 """Operators whose state does not fit the tables' memory."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MakeTable, Times
-from millpond.operators.spec import AggregateCall, DeduplicateSpec
+from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, EventTime, Windows
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.rmw import RmwTable
 from millpond.stores.runs import RunSet
@@ -27,12 +27,20 @@ CALLS = (
     AggregateCall("count", (0,), "bigint", distinct=True),
     AggregateCall("collect_list", (1,), "array<string>"),
 )
+SECOND = 1_000_000
+COUNTED = AggregateSpec(
+    fields("w struct<start:timestamp,end:timestamp>; k bigint"),
+    (),
+    (AggregateCall("count", (), "bigint"),),
+    "append",
+    EventTime(0, Windows(SECOND, SECOND, 0)),
+)
 
 
 @contextmanager
-def small_tables(folder: Path) -> Iterator[MakeTable]:
-    """Makes tables with 1 MB of memory together."""
-    budget = MemoryBudget(1 << 20)
+def small_tables(folder: Path, budget: MemoryBudget | None = None) -> Iterator[MakeTable]:
+    """Makes tables with 1 MB of memory together, unless a budget says otherwise."""
+    budget = budget or MemoryBudget(1 << 20)
     made: list[RmwTable] = []
     with ThreadPoolExecutor(1) as background, ThreadPoolExecutor(1) as writers:
 
@@ -110,3 +118,46 @@ def test_a_key_passes_once_though_it_was_evicted(tmp_path: Path) -> None:
         assert figures["bytes"] > figures["run_rows"] * 8 * 5
         assert figures["cache_misses"] > 0
         assert figures["cache_hits"] + figures["cache_misses"] >= 8000
+
+
+def test_windows_without_rows_give_memory_back(tmp_path: Path) -> None:
+    """Each batch fills a window of its own with more than its share; the others get no more rows."""
+    rows, windows = 30_000, 10
+    budget = MemoryBudget(12 << 20)
+    keys = np.arange(rows)
+    hashes = (keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+    with small_tables(tmp_path, budget) as make:
+        operator = open_operator(COUNTED, make)
+        for version in range(2 * windows):
+            operator.begin(version, Times())
+            for part in np.array_split(np.arange(rows if version < windows else 0), 10):
+                begins = pa.array(np.full(len(part), version * SECOND))
+                columns = [pa.array(hashes[part]), begins, pa.array(keys[part])]
+                operator.process(pa.record_batch(columns, names=["__hash", "w", "k"]))
+            sealed = operator.finish()
+            assert len(sealed) == (version < windows), "nothing is written for a window without rows"
+        assert budget.used <= budget.tables
+        operator.begin(2 * windows, Times(0, (windows + 1) * 1000))
+        operator.finish()
+        out = pa.Table.from_batches(list(operator.output()))
+        assert len(out) == windows * rows
+
+
+def test_files_of_windows_without_rows_are_taken_over(tmp_path: Path) -> None:
+    """What has been written for a window gets into its manifest with the next batch, though no rows come."""
+    rows, windows, found = 20_000, 12, 0
+    hashes = (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+    with small_tables(tmp_path, MemoryBudget(8 << 20)) as make:
+        operator = open_operator(COUNTED, make)
+        for version in range(3 * windows):
+            waiting = {name: table._outbox.waiting for name, table in operator.tables.items() if table.in_flight}
+            wait([frozen.file for each in waiting.values() for frozen in each])
+            operator.begin(version, Times())
+            for name, before in waiting.items():
+                assert operator.tables[name]._outbox.written(before)
+                found += f"{(version - 1) * SECOND}:" not in name
+            some = np.arange(rows if version < windows else 0)
+            columns = [hashes[some], np.full(len(some), version * SECOND), some]
+            operator.process(pa.record_batch([pa.array(column) for column in columns], names=["__hash", "w", "k"]))
+            operator.finish()
+    assert found > windows

@@ -216,9 +216,29 @@ def test_one_stream_of_sessions(batches: list[tuple[list[Row], int, str]]) -> No
     run(session_spec(keys=""), batches, 64, keyed=False)
 
 
+@pytest.mark.parametrize("bits", [3, 64])
+def test_rows_that_reach_back_after_sessions_were_closed(tmp_path: Path, bits: int) -> None:
+    """A batch's first rows let its closed sessions go at once; later ones extend some of them after all."""
+    spec = session_spec()
+    rig = Rig(spec, str(tmp_path))
+    model = Model(False)
+    keys = [f"key number {key}" for key in range(300)]
+    rows: list[Row] = [(key, 20 * n, 20 * n + 5, n) for key in keys for n in range(1 + len(key) % 3)]
+    assert found(rig.batch([record_batch(spec, rows, bits)], Times())) == model.batch(rows, Times())
+    ahead: list[Row] = [(key, 200, 205, 50) for key in keys[::2]]
+    back: list[Row] = [(key, 23, 30, 60) for key in keys[::3]] + [(key, 100, 103, 70) for key in keys[::5]]
+    times = Times(0, 150)
+    out = rig.batch([record_batch(spec, some, bits) for some in (ahead, back, ahead, back[:9])], times)
+    assert found(out) == model.batch([*ahead, *back, *ahead, *back[:9]], times)
+    times = Times(150, 10**6)
+    assert found(rig.batch([], times)) == model.batch([], times)
+    assert not rig.table.stats()["keys"]
+    rig.operator.close()
+
+
 def test_distinct_inputs_are_refused() -> None:
     call = AggregateCall("count", (0,), "bigint", distinct=True)
-    assert supported_spec(session_spec(calls=(call,))) == SESSION_DISTINCT
+    assert supported_spec(session_spec("complete", calls=(call,))) == SESSION_DISTINCT
     assert supported_spec(session_spec()) is None
 
 

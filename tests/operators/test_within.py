@@ -5,6 +5,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,4 +104,23 @@ def test_many_keys(tmp_path: Path) -> None:
         assert sum(batch.num_rows for batch in out) == len(fresh)
         assert rig.table.stats()["keys"] == len(seen)
     assert rig.table.stats()["run_rows"] > 0
+    rig.operator.close()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_duplicate_does_not_keep_its_key_for_longer(tmp_path: Path, restart: bool) -> None:
+    """Neither in memory nor in what a flush has written: looking for a key says nothing of when it expires."""
+    rig = WithinRig(SPEC, str(tmp_path))
+    rig.batch([record_batch([(20, "a")], 64)], Times(0, 0))  # expires 20 ms after 10 ms
+    rig.batch([record_batch([(2000, "a")], 64)], Times(0, 0))
+    rig.table._flusher._most_bytes = 0
+    for _ in range(4):
+        rig.batch([record_batch([], 64)], Times(0, 0))
+    assert rig.table.stats()["run_rows"] == 1
+    if restart:
+        rig.restart()
+    rig.batch([record_batch([], 64)], Times(0, 100))
+    assert rig.table.stats()["keys"] == 0
+    out = rig.batch([record_batch([(400, "a")], 64)], Times(100, 100))
+    assert sum(batch.num_rows for batch in out) == 1
     rig.operator.close()

@@ -4,8 +4,11 @@ import pytest
 from docs.compatibility import PAGE, TYPES, page, runs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.functions import PandasUDFType, pandas_udf
+from pyspark.sql.types import LongType
 
-from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, key_supported
+from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, ROWS, key_supported
+from millpond.plan.catalyst_python import callable_here
 from millpond.plan.decide import decide
 
 
@@ -38,8 +41,13 @@ def test_what_it_promises_of_windows_is_decided_so(stream: DataFrame, function: 
     typed = stream.selectExpr("now() as ts", *(f"cast(null as {ddl}) as `{name}`" for name, ddl in names.items()))
     share = ", 0.5" if function == "percentile" else ""
     calls = [F.expr(f"{function}(`{name}`{share})") for name in names]
+    if function == ROWS:
+        calls = [pandas_udf(len, LongType(), PandasUDFType.GROUPED_AGG)(*names)]
     windowed = typed.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute"))
     (operator,) = decide(windowed.agg(*calls), "append").operators
+    if function == ROWS and not callable_here():
+        assert str(operator.reason).startswith("MP-PYTHON")
+        return
     assert operator.spec is not None, operator.reason
     (operator,) = decide(windowed.agg(*calls), "update").operators
     assert operator.reason is not None

@@ -8,7 +8,19 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field, SessionSpec, WithinSpec
+import millpond
+from millpond.errors import UnsupportedError
+from millpond.operators.catalogue import whole_sessions
+from millpond.operators.spec import (
+    AggregateCall,
+    AggregateSpec,
+    DeduplicateSpec,
+    Field,
+    Pattern,
+    SessionSpec,
+    WithinSpec,
+)
+from millpond.plan.access_pattern import access_pattern
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
 
@@ -41,6 +53,48 @@ def test_aggregate_spec(stream: DataFrame) -> None:
     )
 
 
+def test_sessions_whose_rows_are_kept(stream: DataFrame) -> None:
+    sessions = stream.withWatermark("ts", "1 minute").groupBy(F.session_window("ts", "1 minute"), "k")
+    for results in ([F.median("d")], [F.count("*"), F.mode("s")], [F.collect_set("v")], [F.count_distinct("v")]):
+        (operator,) = decide(sessions.agg(*results), "append").operators
+        assert operator.spec is not None
+        assert whole_sessions(operator.spec)
+        assert access_pattern(operator.spec).store == "unaligned append"
+    (operator,) = decide(sessions.agg(F.sum("d")), "append").operators
+    assert operator.spec is not None
+    assert access_pattern(operator.spec).store == "read-modify-write"
+
+
+def test_the_pattern_can_be_asked_for_where_there_is_a_choice(stream: DataFrame, spark: SparkSession) -> None:
+    marked = stream.withWatermark("ts", "1 minute")
+    windows = marked.groupBy(F.window("ts", "2 minutes", "1 minute"), "k")
+    sessions = marked.groupBy(F.session_window("ts", "1 minute"), "k")
+
+    def store(df: DataFrame, pattern: Pattern, mode: str = "append") -> tuple[str, bool]:
+        (operator,) = decide(df, mode, pattern=pattern).operators
+        assert operator.spec is not None
+        found = access_pattern(operator.spec)
+        return found.store, "asked for" in found.why
+
+    for df, append in ((windows, "aligned append"), (sessions, "unaligned append")):
+        counted = df.agg(F.count("*"), F.sum("v"))
+        assert store(counted, "auto") == ("read-modify-write", False)
+        assert store(counted, "append") == (append, True)
+        assert store(counted, "rmw") == ("read-modify-write", False)
+        assert store(df.agg(F.median("d")), "rmw") == (append, False)
+    listed = windows.agg(F.collect_list("v"))
+    assert store(listed, "auto") == ("aligned append", False)
+    assert store(listed, "rmw") == ("read-modify-write", True)
+    assert store(windows.agg(F.count("*")), "append", "update") == ("read-modify-write", False)
+    assert store(stream.groupBy("k").count(), "append", "update") == ("read-modify-write", False)
+    session = spark.newSession()
+    session.conf.set("spark.millpond.store.pattern", "append")
+    rates = session.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
+    explained = millpond.explain(rates.groupBy(F.window("timestamp", "1 minute")).count(), "append", as_dict=True)
+    assert explained is not None
+    assert explained["operators"][0]["store"] == "aligned append"
+
+
 def test_the_same_function_is_computed_once(stream: DataFrame) -> None:
     df = stream.groupBy("k").agg(F.sum("v"), F.sum("v").alias("again"), F.sum("v") + F.sum("v"), F.max("v"))
     (operator,) = decide(df, "update").operators
@@ -55,6 +109,16 @@ def test_counting_what_is_never_null_needs_no_input(spark: SparkSession) -> None
     assert isinstance(operator.spec, AggregateSpec)
     assert operator.spec.inputs == ()
     assert len(operator.spec.calls) == 2
+
+
+def test_all_changes_come_out_or_it_is_an_error(stream: DataFrame, spark: SparkSession) -> None:
+    counts = "select k, count(*) n from events group by k"
+    assert decide(spark.sql(counts), "update", "all").all_changes
+    assert not decide(spark.sql("select k from events"), "update", "all").all_changes
+    both = spark.sql(f"{counts} union all {counts}")
+    with pytest.raises(UnsupportedError, match=r"MP-CHANGES.*Union"):
+        decide(both, "update", "all")
+    assert not decide(both, "update").all_changes
 
 
 def test_deduplicate_spec(stream: DataFrame) -> None:
@@ -137,7 +201,7 @@ STAY = {
     "whole groups": (lambda df, _: df.groupBy("k").agg(F.expr("percentile(d, 0.5)")), "update", "MP-WHOLE"),
     "whole sessions": (
         lambda df, _: df.withWatermark("ts", "1 minute").groupBy(F.session_window("ts", "1 m"), "k").agg(F.median("d")),
-        "append",
+        "complete",
         "MP-WHOLE",
     ),
     "array key": (lambda df, _: df.groupBy("arr").count(), "update", "MP-KEY-TYPE"),

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from millpond.files.blocks import MemorySource, shape_of
 from millpond.files.refs import RunRef
 from millpond.kernels.gather import gather_rows
-from millpond.layout import RowLayout, Rows
+from millpond.kernels.hot_state import STAMP_SHIFT
+from millpond.layout import META, RowLayout, Rows
 from millpond.stores.runs import Run, RunSet
 
 
@@ -64,7 +65,8 @@ class Shelf:
         name = f"{next(self._numbers):04d}.run"
         mapped = Rows(self._map(name + ".words", rows.words), self._map(name + ".heap", rows.heap))
         hashes = rows.words[:, 0]
-        ref = RunRef(name, rows.count, rows.words.nbytes, int(hashes[0]), int(hashes[-1]), 0)
+        oldest = int((rows.words[:, META] >> np.uint64(STAMP_SHIFT)).min())
+        ref = RunRef(name, rows.count, rows.words.nbytes, int(hashes[0]), int(hashes[-1]), oldest=oldest)
         self.written[name] = Run(MappedSource(mapped, layout), ref)
         return self.written[name]
 

@@ -19,12 +19,12 @@ from millpond.files.blocks import HashRange
 from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows
-from millpond.stores import aligned
-from millpond.stores.aligned import AlignedStore
+from millpond.stores import aligned, gradual
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
 from tests.rows import Entry, decode, encode, entries, layout, random_rows
 from tests.stores.test_rmw_model import Immediate
+from tests.stores.windows import WindowTables
 
 WORDS = layout("w", "ww")
 BYTES = layout("wb", "bw")
@@ -51,13 +51,13 @@ class Rig:
         self._remember()
 
     def _open(self, manifests: dict[int, TableManifest], deltas: dict[int, list[tuple[int, Slice]]]) -> None:
-        self.store = AlignedStore(self.layout.schema, self.append_files, MemoryBudget(8 << 20), Immediate())
+        self.store = WindowTables(self.layout.schema, self.append_files, MemoryBudget(8 << 20), Immediate())
         for window, manifest in manifests.items():
             behind = [at for version, at in deltas.get(window, []) if version > manifest.flushed]
             self.store.open(window, manifest, behind)
 
     def _remember(self) -> None:
-        manifests = {w: self.store.tables[self.store.name(w)].manifest() for w in self.store.windows()}
+        manifests = {window: table.manifest() for window, table in self.store.tables.items()}
         self.history.append((manifests, copy.deepcopy(self.deltas), copy.deepcopy(self.model)))
 
     def batch(self, steps: list[tuple[str, object]]) -> None:
@@ -76,20 +76,19 @@ class Rig:
                 self.model.pop(value, None)  # type: ignore[call-overload]
                 self.deltas.pop(value, None)  # type: ignore[call-overload]
         self.check()
-        readers = {w: self.store.reader(w) for w in self.store.windows()}
+        readers = {window: self.store.read(window, size=100) for window in self.store.tables}
         sealed = self.store.seal()
         self.version += 1
-        for name, delta in sealed.items():
-            window = int(name.split("@")[1])
+        for window, delta in sealed.items():
             data = b"".join(bytes(piece) for piece in delta.pieces)
             commit = f"commits/{self.version}-{window}"
             self.files.put(commit, [b"header--!", data, b"tail"])
             self.deltas.setdefault(window, []).append((self.version, Slice(commit, 9, len(data))))
             if self.placed:
-                self.store.tables[name].placed(data)
+                self.store.tables[window].placed(data)
         self.check()
         for window, reader in readers.items():
-            assert [e for p in reader.read(100) for e in decode(p, self.layout)] == by_hash(self.model[window])
+            assert [e for p in reader for e in decode(p, self.layout)] == by_hash(self.model[window])
         self._remember()
 
     def restart(self, version: int) -> None:
@@ -101,7 +100,7 @@ class Rig:
         self.check()
 
     def check(self) -> None:
-        assert self.store.windows() == sorted(self.model)
+        assert self.store.tables.keys() == self.model.keys()
         for window, want in self.model.items():
             assert self.read(window) == by_hash(want)
         every = [e for window in sorted(self.model) for e in self.model[window]]
@@ -144,7 +143,7 @@ def test_windows_equal_lists(
     shape, batches = script
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(aligned, "_MOST_SEGMENTS", 3)
-        patch.setattr(aligned, "_LEAST_PIECE", 1)
+        patch.setattr(gradual, "_LEAST_PIECE", 1)
         patch.setattr("millpond.files.blocks.BLOCK_BYTES", 100)
         files = open_filesystem(f"{folder}/store" if where == "file" else f"memory:{folder}")
         rig = Rig(shape, files, folder, placed)
@@ -166,17 +165,17 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def test_a_row_is_written_once_unless_segments_are_many(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     files = open_filesystem(str(tmp_path / "store"))
-    store = AlignedStore(WORDS.schema, AppendFiles(files, str(tmp_path)), MemoryBudget(64 << 20), pool)
+    store = WindowTables(WORDS.schema, AppendFiles(files, str(tmp_path)), MemoryBudget(64 << 20), pool)
     for version in range(aligned._MOST_SEGMENTS + 2):
         store.begin(version)
         assert bool(files.list("files/")) == (version > aligned._MOST_SEGMENTS)
         store.append(random_rows(100, WORDS, version), np.zeros(100, np.int64))
-        for name, delta in store.seal().items():
-            store.tables[name].placed(b"".join(bytes(piece) for piece in delta.pieces))
+        for window, delta in store.seal().items():
+            store.tables[window].placed(b"".join(bytes(piece) for piece in delta.pieces))
         assert store.stats()["hot_bytes"] < 200 * (version + 2)
         pool.submit(int).result()  # what was begun is done
-    assert len(store.tables["main@0"].manifest().runs) == 1
-    assert store.tables["main@0"].manifest().flushed == aligned._MOST_SEGMENTS
+    assert len(store.tables[0].manifest().runs) == 1
+    assert store.tables[0].manifest().flushed == aligned._MOST_SEGMENTS
     assert sum(piece.count for piece in store.read(0)) == 100 * store.stats()["segments"] + 6300
     store.close()
 
@@ -195,14 +194,14 @@ def test_opening_reads_directories_only(tmp_path: Path) -> None:
 
     files = Counting(open_filesystem(f"memory:{tmp_path}"))
     append_files = AppendFiles(files, str(tmp_path))  # type: ignore[arg-type]
-    store = AlignedStore(WORDS.schema, append_files, MemoryBudget(256 << 20), Immediate())
+    store = WindowTables(WORDS.schema, append_files, MemoryBudget(256 << 20), Immediate())
     store.begin(0)
     store.append(random_rows(200_000, WORDS, 1), np.zeros(200_000, np.int64))
     (delta,) = store.seal().values()
     data = b"".join(bytes(piece) for piece in delta.pieces)
     files.files.put("commit", [data])
     store.close()
-    again = AlignedStore(WORDS.schema, append_files, MemoryBudget(256 << 20), Immediate())
+    again = WindowTables(WORDS.schema, append_files, MemoryBudget(256 << 20), Immediate())
     files.read = 0
     again.open(0, TableManifest(), [Slice("commit", 0, len(data))])
     assert files.read <= 65536 < len(data) // 20
@@ -214,7 +213,7 @@ def test_opening_reads_directories_only(tmp_path: Path) -> None:
 def test_damage_is_found(tmp_path: Path, where: str) -> None:
     files = open_filesystem(str(tmp_path / "store") if where == "file" else f"memory:{tmp_path}")
     append_files = AppendFiles(files, str(tmp_path))
-    store = AlignedStore(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
+    store = WindowTables(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
     store.begin(0)
     store.append(random_rows(3000, BYTES, 1), np.zeros(3000, np.int64))
     (delta,) = store.seal().values()
@@ -223,7 +222,7 @@ def test_damage_is_found(tmp_path: Path, where: str) -> None:
 
     def read(content: bytes) -> list[Entry]:
         files.put("commit", [content])
-        again = AlignedStore(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
+        again = WindowTables(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
         again.open(0, TableManifest(), [Slice("commit", 0, len(data))])
         return [e for p in again.read(0) for e in decode(p, BYTES)]
 
@@ -235,11 +234,11 @@ def test_damage_is_found(tmp_path: Path, where: str) -> None:
         with pytest.raises(StateDamagedError):
             read(data[:size])
     files.delete("commit")
-    again = AlignedStore(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
+    again = WindowTables(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
     with pytest.raises(StateDamagedError):
         again.open(0, TableManifest(), [Slice("commit", 0, len(data))])
     files.put("commit", [data])
-    other = AlignedStore(WORDS.schema, append_files, MemoryBudget(8 << 20), Immediate())
+    other = WindowTables(WORDS.schema, append_files, MemoryBudget(8 << 20), Immediate())
     with pytest.raises(StateIncompatibleError):
         other.open(0, TableManifest(), [Slice("commit", 0, len(data))])
     store.close()
@@ -252,12 +251,12 @@ import numpy as np
 from millpond.files.append_file import Slice
 from millpond.files.filesystem import open_filesystem
 from millpond.layout import Rows
-from millpond.stores.aligned import AlignedStore
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.process import anonymous, give_back_above
 from tests.rows import layout
 from tests.stores.test_rmw_model import Immediate
+from tests.stores.windows import WindowTables
 
 shape = layout("w", "wb")
 give_back_above(1 << 17)
@@ -277,19 +276,19 @@ def batch(store, version, count):
     store.begin(version)
     for at in range(0, count, 2000):
         store.append(rows(2000, version * 1000 + at), np.zeros(2000, np.int64))
-    for name, delta in store.seal().items():
+    for window, delta in store.seal().items():
         with tempfile.TemporaryFile(dir=folder) as file:
             file.writelines(delta.pieces)
             file.flush()
             import mmap
-            store.tables[name].placed(memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)))
+            store.tables[window].placed(memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)))
 
 files = AppendFiles(open_filesystem(folder + "/store"), folder)
-warm = AlignedStore(shape.schema, files, MemoryBudget(budget), Immediate())
+warm = WindowTables(shape.schema, files, MemoryBudget(budget), Immediate())
 batch(warm, 0, 20_000)
 list(warm.read(0))
 warm.close()
-store = AlignedStore(shape.schema, files, MemoryBudget(budget), Immediate())
+store = WindowTables(shape.schema, files, MemoryBudget(budget), Immediate())
 before, most = anonymous(), 0
 for version in range(10):
     batch(store, version, total // 10)
@@ -318,7 +317,7 @@ def test_a_window_of_ten_times_the_budget_is_read_within_it(tmp_path: Path) -> N
 
 
 def test_pieces_stay_small_but_for_a_hash_that_is_not(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
-    store = AlignedStore(
+    store = WindowTables(
         WORDS.schema, AppendFiles(open_filesystem(str(tmp_path)), str(tmp_path)), MemoryBudget(64 << 20), pool
     )
     store.begin(0)

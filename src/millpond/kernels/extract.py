@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.kernels.hot_state import FLAGS, SLAB, STRIDE, WIDTH, kernel
+from millpond.kernels.expiry import stamp_of
+from millpond.kernels.hot_state import EXPIRY, FLAGS, SLAB, STAMP_SHIFT, STRIDE, WIDTH, kernel
 from millpond.kernels.pointers import prefetch, put_word, step, word
 
 _AHEAD = 48
@@ -36,6 +37,9 @@ def gather(state, ids, out, keep_flags, clear_flags):
         for w in range(width):
             out[i, w] = word(at, w)
         meta = out[i, 1]
-        out[i, 1] = meta & kept
         if clear_flags != 0:
             put_word(at, 1, meta & cleared)
+        if state[EXPIRY] != 0:  # looking for a row may have moved its stamp beyond the time at which it expires
+            stamp = np.uint64(stamp_of(np.int64(word(at, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
+            meta = stamp | (meta & np.uint64(FLAGS))
+        out[i, 1] = meta & kept

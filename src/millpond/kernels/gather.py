@@ -28,6 +28,21 @@ def heap_bytes(rows_at: NDArray[np.uint64], count: int, blobs: NDArray[np.int64]
     return total
 
 
+@njit(inline="always")
+def _copy(
+    source: int, source_heap: int, target: int, width: int, blobs: NDArray[np.int64], heap: int, used: int
+) -> int:
+    for w in range(width):
+        put_word(target, w, word(source, w))
+    for c in range(len(blobs)):
+        size = np.int64(word(source, blobs[c]) & np.uint64(0xFFFFFFFF))
+        if size > _INLINE:
+            copy_bytes(step(heap, used), step(source_heap, np.int64(word(source, blobs[c] + 1))), size)
+            put_word(target, blobs[c] + 1, np.uint64(used))
+            used += size
+    return used
+
+
 @njit("int64(uint64[::1], uint64[::1], int64, int64, int64[::1], uint64, uint64, int64)", cache=True, nogil=True)
 def gather(
     rows_at: NDArray[np.uint64],
@@ -54,17 +69,61 @@ def gather(
         if i + _AHEAD < count:
             for line in range(lines):
                 prefetch(rows_at[i + _AHEAD], line * 64)
-        source = rows_at[i]
-        row = step(target, i * width * 8)
-        for w in range(width):
-            put_word(row, w, word(source, w))
-        for c in range(len(blobs)):
-            size = np.int64(word(source, blobs[c]) & np.uint64(0xFFFFFFFF))
-            if size > _INLINE:
-                copy_bytes(step(heap, used), step(heaps_at[i], np.int64(word(source, blobs[c] + 1))), size)
-                put_word(row, blobs[c] + 1, np.uint64(used))
-                used += size
+        used = _copy(rows_at[i], heaps_at[i], step(target, i * width * 8), width, blobs, heap, used)
     return used
+
+
+@njit(
+    "int64(uint64[::1], uint64[::1], int64[::1], int64, int64, int64[::1], uint64, uint64, int64)",
+    cache=True,
+    nogil=True,
+)
+def gather_to(
+    rows_at: NDArray[np.uint64],
+    heaps_at: NDArray[np.uint64],
+    places: NDArray[np.int64],
+    count: int,
+    width: int,
+    blobs: NDArray[np.int64],
+    target: int,
+    heap: int,
+    used: int,
+) -> int:
+    """Copy rows, each to a place (row number) of its own; the rest is as for `gather`."""
+    for i in range(count):
+        used = _copy(rows_at[i], heaps_at[i], step(target, places[i] * width * 8), width, blobs, heap, used)
+    return used
+
+
+@njit("int64(int64[::1], int64[::1], int64[::1], int64, int64, int64, int64[::1], int64[::1])", cache=True, nogil=True)
+def spread_ranges(
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    begin: int,
+    low: int,
+    high: int,
+    rows: NDArray[np.int64],
+    places: NDArray[np.int64],
+) -> int:
+    """The single rows from `low` to `high` (excluded) of ascending ranges, counted from `low`, and where each goes.
+
+    Args:
+        starts, counts: the ranges. targets: where the first row of each goes. begin: the first range to look at.
+        rows, places: filled.
+
+    Returns:
+        How many rows there are.
+    """
+    found = 0
+    for i in range(begin, len(starts)):
+        if starts[i] >= high:
+            break
+        for row in range(max(starts[i], low), min(starts[i] + counts[i], high)):
+            rows[found] = row - low
+            places[found] = targets[i] + row - starts[i]
+            found += 1
+    return found
 
 
 @njit("int64(uint64, int64, int64, int64[::1], uint64)", cache=True, nogil=True)

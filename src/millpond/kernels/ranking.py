@@ -1,9 +1,4 @@
-"""The first rows of each key in an order: what a block of rows changes, and what a batch has changed.
-
-The rows of a key stand in *slots*, in order. A slot is a row of some layout whose first two words are the version in
-which the row came, plus one, and the version in which it went, plus one (0: it is there). A row that goes stays as a
-tombstone for the rest of the batch, so that what was there before can still be told.
-"""
+"""The first rows of each key in an order, which stand in slots (`kernels.slots`): what a block of rows changes."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
 
@@ -13,17 +8,13 @@ import numpy as np
 
 from millpond.kernels.compare import compare_rows, sort_rows
 from millpond.kernels.hot_state import helper, kernel
-from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
+from millpond.kernels.pointers import prefetch, put_word, step, word
+from millpond.kernels.slots import BORN, GOES, GONE, RETURNS, STAYS, long_bytes
 
 ROW_NUMBER, RANK, DENSE_RANK = 0, 1, 2
 
 ALL_ROWS, TOMBSTONES = 1, 2
 """Flags of `decide`: keep rows beyond the limit too, since others may go; keep tombstones."""
-
-STAYS, GOES, RETURNS = 0, 1, 2
-"""What becomes of an entry: it is there, it goes in this batch, it comes back that had gone in this batch."""
-
-BORN, GONE = 0, 1
 
 _LENGTH = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -69,17 +60,6 @@ def group(rows, table, groups, starts, members):
         members[sizes[g]] = i
         sizes[g] += 1
     return count
-
-
-@helper
-def _long(row, blobs):
-    """Bytes of a row's values that do not fit into it."""
-    total = np.int64(0)
-    for c in range(len(blobs)):
-        size = np.int64(word(row, blobs[c]) & _LENGTH)
-        if size > _INLINE:
-            total += size
-    return total
 
 
 @helper
@@ -294,7 +274,7 @@ def decide(
             sources[filled] = source
             fates[filled] = fate
             filled += 1
-            bytes_ += width + _long(entry, blobs)
+            bytes_ += width + long_bytes(entry, blobs)
         if changed:
             changed_groups += 1
             sizes[g] = bytes_ if filled > first else -1
@@ -303,239 +283,6 @@ def decide(
             sizes[g] = 0
         ends[g] = filled
     return changed_groups
-
-
-@helper
-def _put(out, at, tail, row, heap, words, blobs):
-    """Copy a row to `out + at`, its long values to `out + tail`; they are referred to from `out` on."""
-    target = step(out, at)
-    copy_bytes(target, row, words * 8)
-    for c in range(len(blobs)):
-        size = np.int64(word(row, blobs[c]) & _LENGTH)
-        if size > _INLINE:
-            copy_bytes(step(out, tail), step(heap, np.int64(word(row, blobs[c] + 1))), size)
-            put_word(target, blobs[c] + 1, np.uint64(tail))
-            tail += size
-    return tail
-
-
-@kernel(
-    "void(uint64, int64, uint64, int64, int64[::1], int64[::1], int64[::1], int64[::1], int8[::1], int64[::1],"
-    " uint64, int64, uint64, int64[::1], int64, uint64, uint64[:, ::1], int64[::1])"
-)
-def write(
-    slab,
-    slab_stride,
-    arena,
-    blob,
-    changed,
-    groups,
-    firsts,
-    ends,
-    fates,
-    sources,
-    rows,
-    stride,
-    heap,
-    blobs,
-    version,
-    out,
-    pairs,
-    starts,
-):
-    """Write the slots of changed groups.
-
-    Args:
-        changed: the numbers of the groups. groups: for each, the row id of its key.
-        firsts, ends: of each group's entries, by the number of the group.
-        out: address of the memory that takes them. starts: for each changed group, where in it; one more at the end.
-        pairs: for each changed group, the value of the table's column.
-        The others are as for `decide`.
-    """
-    now = np.uint64(version + 1)
-    words = stride >> 3
-    for k in range(len(changed)):
-        if k + _AHEAD < len(changed):
-            ahead = step(slab, groups[k + _AHEAD] * slab_stride)
-            prefetch(step(arena, np.int64(word(ahead, blob + 1))), 0)
-        g = changed[k]
-        row = step(slab, groups[k] * slab_stride)
-        slots = step(arena, np.int64(word(row, blob + 1)))
-        base = step(out, starts[k])
-        entries = ends[g] - firsts[g]
-        tail = entries * stride
-        for e in range(entries):
-            source = sources[firsts[g] + e]
-            fate = fates[firsts[g] + e]
-            target = step(base, e * stride)
-            if source >= 0:
-                tail = _put(base, e * stride, tail, step(rows, source * stride), heap, words, blobs)
-                put_word(target, BORN, now)
-                put_word(target, GONE, np.uint64(0))
-            else:
-                slot = step(slots, (-1 - source) * stride)
-                tail = _put(base, e * stride, tail, slot, slots, words, blobs)
-                if fate == GOES:
-                    put_word(target, GONE, now)
-                elif fate == RETURNS:
-                    put_word(target, GONE, np.uint64(0))
-        size = starts[k + 1] - starts[k]
-        if size == 0:
-            pairs[k, 0] = np.uint64(0)
-            pairs[k, 1] = np.uint64(0)
-        else:
-            pairs[k, 0] = np.uint64(size) | (word(base, 0) << _32)
-            pairs[k, 1] = np.uint64(starts[k])
-
-
-INSERT, UPDATE, DELETE, REPLACED = 1, 2, -1, -2
-"""The kinds of a change: a new row, a row's new image, a row that is gone, a row's image before its new one."""
-
-
-@helper
-def _visible(slot, now, before):
-    """Whether a slot's row was there before the batch, or is there after it."""
-    gone = word(slot, GONE)
-    if before:
-        return word(slot, BORN) != now and (gone == 0 or gone == now)
-    return gone == 0
-
-
-@helper
-def _note(at, row, slot, rank, kind, rows, slots, ranks, kinds):
-    rows[at] = row
-    slots[at] = slot
-    ranks[at] = rank
-    kinds[at] = kind
-    return at + 1
-
-
-@kernel(
-    "int64(uint64[:, ::1], uint64, int64, int64, int64[:, ::1], int64, int64, int64, int64, boolean,"
-    " int64[::1], int64[::1], int32[::1], int8[::1])"
-)
-def changes(
-    words,
-    heap,
-    blob,
-    stride,
-    descriptor,
-    ordering,
-    limit,
-    function,
-    version,
-    images,
-    rows,
-    slots,
-    ranks,
-    kinds,
-):
-    """What the batch changed in the ranks of some keys' rows.
-
-    Of row numbers, an image is told by its key and its number; of other ranks, by the row.
-
-    Args:
-        words: rows of the table. heap: address of their long values. blob: as for `decide`. stride: bytes of a slot.
-        images: whether images that are gone are wanted too.
-        rows, slots, ranks, kinds: filled with the changes: the table's row, the slot, its rank, the kind of change.
-
-    Returns:
-        The number of changes.
-    """
-    columns = np.uint64(descriptor.ctypes.data)
-    count = len(descriptor)
-    now = np.uint64(version + 1)
-    found = 0
-    for i in range(len(words)):
-        row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
-        held = np.int64(word(row, blob + 2))
-        base = step(heap, np.int64(word(row, blob + 1)))
-        if function == ROW_NUMBER:
-            before = np.int64(0)
-            after = np.int64(0)
-            for number in range(1, held + 1):
-                if number > limit:
-                    break
-                while before < held and not _visible(step(base, before * stride), now, True):
-                    before += 1
-                while after < held and not _visible(step(base, after * stride), now, False):
-                    after += 1
-                if before >= held and after >= held:
-                    break
-                if after >= held:
-                    if images:
-                        found = _note(found, i, before, number, DELETE, rows, slots, ranks, kinds)
-                elif before >= held:
-                    found = _note(found, i, after, number, INSERT, rows, slots, ranks, kinds)
-                elif before != after and (
-                    compare_rows(step(base, before * stride), base, step(base, after * stride), base, columns, 0, count)
-                    != 0
-                ):
-                    if images:
-                        found = _note(found, i, before, number, REPLACED, rows, slots, ranks, kinds)
-                    found = _note(found, i, after, number, UPDATE, rows, slots, ranks, kinds)
-                before += 1
-                after += 1
-            continue
-        positions = np.zeros(2, np.int64)
-        current = np.zeros(2, np.int64)
-        dense = np.zeros(2, np.int64)
-        last = np.full(2, -1)
-        for s in range(held):
-            slot = step(base, s * stride)
-            there = np.zeros(2, np.int64)
-            for side in range(2):
-                if not _visible(slot, now, side == 0):
-                    continue
-                positions[side] += 1
-                if last[side] < 0 or (
-                    compare_rows(step(base, last[side] * stride), base, slot, base, columns, 0, ordering) != 0
-                ):
-                    current[side] = positions[side]
-                    dense[side] += 1
-                last[side] = s
-                rank = dense[side] if function == DENSE_RANK else current[side]
-                if rank <= limit:
-                    there[side] = rank
-            if there[0] == there[1]:
-                continue
-            if there[0] != 0 and images:
-                kind = REPLACED if there[1] != 0 else DELETE
-                found = _note(found, i, s, there[0], kind, rows, slots, ranks, kinds)
-            if there[1] != 0:
-                kind = UPDATE if there[0] != 0 else INSERT
-                found = _note(found, i, s, there[1], kind, rows, slots, ranks, kinds)
-    return found
-
-
-@kernel("int64(uint64[:, ::1], uint64, int64, int64, int64[::1], int64[::1], int64[::1])")
-def long_slots(words, heap, blob, stride, blobs, rows, slots):
-    """Bytes of the long values of some slots."""
-    total = np.int64(0)
-    for i in range(len(rows)):
-        row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
-        total += _long(step(step(heap, np.int64(word(row, blob + 1))), slots[i] * stride), blobs)
-    return total
-
-
-@kernel("void(uint64[:, ::1], uint64, int64, int64, int64[::1], int64[::1], int64[::1], uint64[:, ::1], uint8[::1])")
-def read_slots(words, heap, blob, stride, blobs, rows, slots, out, out_heap):
-    """Copy slots out of their keys' rows: their words and, into a heap of their own, their long values."""
-    tail = np.int64(0)
-    for i in range(len(rows)):
-        row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
-        base = step(heap, np.int64(word(row, blob + 1)))
-        slot = step(base, slots[i] * stride)
-        target = np.uint64(out.ctypes.data + i * stride)
-        copy_bytes(target, slot, stride)
-        for c in range(len(blobs)):
-            size = np.int64(word(slot, blobs[c]) & _LENGTH)
-            if size > _INLINE:
-                copy_bytes(
-                    step(np.uint64(out_heap.ctypes.data), tail), step(base, np.int64(word(slot, blobs[c] + 1))), size
-                )
-                out[i, blobs[c] + 1] = np.uint64(tail)
-                tail += size
 
 
 @kernel(

@@ -286,18 +286,25 @@ def merge_sessions(
         How many sessions result.
     """
     total = 0
+    most = 0
+    for key in range(len(sizes)):
+        most = max(most, key_stored[key + 1] - key_stored[key] + key_pieces[key + 1] - key_pieces[key])
+    starts, order, lowest = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    taken = np.empty(most, np.uint8)
     for key in range(len(sizes)):
         stored_begin = key_stored[key]
         stored_count = key_stored[key + 1] - stored_begin
         piece_begin = key_pieces[key]
-        piece_count = key_pieces[key + 1] - piece_begin
-        starts = np.empty(stored_count + piece_count, np.int64)
+        items = stored_count + key_pieces[key + 1] - piece_begin
         starts[:stored_count] = stored_starts[stored_begin : stored_begin + stored_count]
-        starts[stored_count:] = piece_starts[piece_begin : piece_begin + piece_count]
-        order = np.argsort(starts, kind="mergesort")
-        lowest = np.full(len(order), stored_count + piece_count, np.int64)
+        starts[stored_count:items] = piece_starts[piece_begin : piece_begin + items - stored_count]
+        for item in range(items):
+            order[item] = item
+            lowest[item] = items
+        _by_start(order, 0, items, starts)
         first = total
-        for item in order:
+        for place in range(items):
+            item = order[place]
             if item < stored_count:
                 start, end = starts[item], stored_ends[stored_begin + item]
                 stays[stored_begin + item] = 0
@@ -316,7 +323,7 @@ def merge_sessions(
                 out_ends[total - 1] = end
             if item < stored_count:
                 of_stored[stored_begin + item] = total - 1
-                if lowest[total - 1 - first] < stored_count + piece_count:
+                if lowest[total - 1 - first] < items:
                     changed[total - 1] = 1
                 lowest[total - 1 - first] = min(lowest[total - 1 - first], item)
             else:
@@ -324,7 +331,7 @@ def merge_sessions(
                 changed[total - 1] = 1
         size = total - first
         sizes[key] = size
-        taken = np.zeros(size, np.uint8)
+        taken[:size] = 0
         for session in range(size):
             slot = lowest[session]
             out_slots[first + session] = -1

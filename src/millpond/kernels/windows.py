@@ -14,7 +14,7 @@ import numpy as np
 from numba import from_dtype, njit, types
 from numpy.typing import NDArray
 
-from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
+from millpond.kernels.pointers import prefetch, step
 
 WINDOW = np.dtype(
     [
@@ -33,7 +33,6 @@ WANTED = -2
 """In `chunk`: not in the prefetch buffer; being brought there, `at` being its number among those."""
 
 _BINS = 4096
-_INLINE = 12
 _AHEAD = 8
 
 Array = NDArray[Any]
@@ -124,6 +123,18 @@ def append(table: Array, ids: Array, times: Array, first: int, born: int, follow
             evicted[table[at].chunk] += 1
             table[at].chunk = NOWHERE
     return new
+
+
+@njit(types.void(_TABLE, _U64, _I64, _I32), cache=True, nogil=True)
+def postpone(table: Array, ids: Array, times: Array, evicted: Array) -> None:
+    """Note that windows are expected to be triggered later than was thought; `evicted` as for `append`."""
+    for i in range(len(ids)):
+        at = _slot(table, ids[i])
+        if table[at].id != np.uint64(0) and table[at].time < times[i]:
+            table[at].time = times[i]
+            if table[at].chunk >= 0:
+                evicted[table[at].chunk] += 1
+                table[at].chunk = NOWHERE
 
 
 @njit(_L(_TABLE, _U64, _U64, _I64, _L), cache=True, nogil=True)
@@ -316,55 +327,6 @@ def scan(
     return found
 
 
-@njit(_L(_I64, _I64, _I64, _L, _L, _L, _I64, _I64), cache=True, nogil=True)
-def spread(
-    starts: Array, counts: Array, dests: Array, begin: int, low: int, high: int, rows: Array, targets: Array
-) -> int:
-    """The single rows from `low` to `high` (excluded) of ascending ranges, counted from `low`, and where each goes.
-
-    `begin` is the first range to look at. Returns how many rows there are.
-    """
-    found = 0
-    for i in range(begin, len(starts)):
-        if starts[i] >= high:
-            break
-        for row in range(max(starts[i], low), min(starts[i] + counts[i], high)):
-            rows[found] = row - low
-            targets[found] = dests[i] + row - starts[i]
-            found += 1
-    return found
-
-
-@njit(_L(_U64, _U64, _I64, _L, _L, _I64, types.uint64, types.uint64, _L), cache=True, nogil=True)
-def gather_to(
-    rows_at: Array,
-    heaps_at: Array,
-    targets: Array,
-    count: int,
-    width: int,
-    blobs: Array,
-    words: int,
-    heap: int,
-    used: int,
-) -> int:
-    """Copy rows to given places of an array, their long values behind the first `used` bytes of a heap.
-
-    Returns the bytes of the heap now used.
-    """
-    for i in range(count):
-        source = rows_at[i]
-        row = step(words, targets[i] * width * 8)
-        for w in range(width):
-            put_word(row, w, word(source, w))
-        for c in range(len(blobs)):
-            size = np.int64(word(source, blobs[c]) & np.uint64(0xFFFFFFFF))
-            if size > _INLINE:
-                copy_bytes(step(heap, used), step(heaps_at[i], np.int64(word(source, blobs[c] + 1))), size)
-                put_word(row, blobs[c] + 1, np.uint64(used))
-                used += size
-    return used
-
-
 @njit(_L(_TABLE, _U64, _U64, types.uint64, types.uint64, _L, _I32, _U64, _U64), cache=True, nogil=True)
 def collect(
     records: Array,
@@ -409,8 +371,8 @@ def collect(
     return found
 
 
-@njit(_L(_TABLE, _I32), cache=True, nogil=True)
-def count_lists(table: Array, following: Array) -> int:
+@njit(_L(_TABLE), cache=True, nogil=True)
+def count_lists(table: Array) -> int:
     """How many windows have rows in the write buffer."""
     found = 0
     for i in range(len(table)):

@@ -27,7 +27,7 @@ from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType, parse_type
 
 if TYPE_CHECKING:
-    from millpond.stores.rmw import RmwTable
+    from millpond.stores.protocol import Writable
 
 BLOCK = 2048
 """Rows located and folded at a time, so that they are still in the cache when they are folded."""
@@ -66,10 +66,10 @@ class Accumulator(ABC):
         """Take up the inputs of an Arrow batch; `counts` are the rows that count (filter, distinct)."""
 
     @abstractmethod
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         """Fold the block of the batch that begins at `start`; `rows` are the row ids of its keys."""
 
-    def combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         """Fold partial states into the states of rows, as if what they were made of came after what is there.
 
         Args:
@@ -84,7 +84,7 @@ class Accumulator(ABC):
             self._combine(table, rows[start:stop], Rows(source.words[start:stop], source.heap))
 
     @abstractmethod
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         """`combine` for one block."""
 
     @abstractmethod
@@ -104,13 +104,13 @@ class Count(Accumulator):
             counts = both(counts, operands[0].values.astype(np.uint8))
         self._counts = counts
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         if self._counts.size:
             aggregate.count_valid(table.words, rows, start, self.places[0].offset, self._counts)
         else:
             aggregate.count_rows(table.words, rows, self.places[0].offset)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         _add_counts(table, rows, source, self.places[0])
 
     def result(self, rows: Rows) -> pa.Array:
@@ -126,14 +126,14 @@ class SumInts(Accumulator):
         self._values = operands[0].values
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._add(table, rows, start, self._values, self._valid)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         self._add(table, rows, 0, ints(source, self.places[0].offset), not_null(source, self.places[0]))
 
     def _add(
-        self, table: RmwTable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
+        self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
     ) -> None:
         place = self.places[0]
         at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
@@ -156,14 +156,14 @@ class SumFloats(Accumulator):
         self._values = operands[0].values.astype(np.float64, copy=False)
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._add(table, rows, start, self._values, self._valid)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         self._add(table, rows, 0, floats(source, self.places[0].offset), not_null(source, self.places[0]))
 
     def _add(
-        self, table: RmwTable, rows: NDArray[np.int64], start: int, values: NDArray[np.float64], valid: Mask
+        self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.float64], valid: Mask
     ) -> None:
         place = self.places[0]
         aggregate.sum_floats(table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
@@ -186,13 +186,13 @@ class SumDecimals(Accumulator):
         self._values = operands[0].values
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._add(table, rows, start, self._values, self._valid)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         self._add(table, rows, 0, wide(source, self.places[0].offset), not_null(source, self.places[0]))
 
-    def _add(self, table: RmwTable, rows: NDArray[np.int64], start: int, values: NDArray[Any], valid: Mask) -> None:
+    def _add(self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[Any], valid: Mask) -> None:
         place = self.places[0]
         kernel = decimals.sum_long if values.ndim == 2 else decimals.sum_short
         at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
@@ -211,11 +211,11 @@ class Average(SumFloats):
 
     columns = (StateColumn("word"), StateColumn("word"))
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         super().update(table, rows, start)
         _count(table, rows, start, self.places[1], self._valid)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         super()._combine(table, rows, source)
         _add_counts(table, rows, source, self.places[1])
 
@@ -231,11 +231,11 @@ class AverageDecimals(SumDecimals):
 
     columns = (StateColumn("wide"), StateColumn("word"))
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         super().update(table, rows, start)
         _count(table, rows, start, self.places[1], self._valid)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         super()._combine(table, rows, source)
         _add_counts(table, rows, source, self.places[1])
 
@@ -264,10 +264,10 @@ class Moments(Accumulator):
         self._values = operands[0].values.astype(np.float64, copy=False)
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         aggregate.moments(table.words, rows, start, self.places[0].offset, self._values, self._valid)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         moments = (floats(source, place.offset) for place in self.places)
         aggregate.combine_moments(table.words, rows, self.places[0].offset, *moments)
 
@@ -313,13 +313,13 @@ def words_of(value: int) -> tuple[np.uint64, np.uint64]:
     return np.uint64(value & (2**64 - 1)), np.uint64(value >> 64)
 
 
-def _count(table: RmwTable, rows: NDArray[np.int64], start: int, place: Place, valid: Mask) -> None:
+def _count(table: Writable, rows: NDArray[np.int64], start: int, place: Place, valid: Mask) -> None:
     if valid.size:
         aggregate.count_valid(table.words, rows, start, place.offset, valid)
     else:
         aggregate.count_rows(table.words, rows, place.offset)
 
 
-def _add_counts(table: RmwTable, rows: NDArray[np.int64], source: Rows, place: Place) -> None:
+def _add_counts(table: Writable, rows: NDArray[np.int64], source: Rows, place: Place) -> None:
     counts = ints(source, place.offset)
     aggregate.sum_ints(table.words, rows, 0, place.offset, place.null_word, place.null_bit, counts, ALL)

@@ -22,7 +22,7 @@ from millpond.operators.structs import unpacked
 from millpond.operators.types import DataType
 
 if TYPE_CHECKING:
-    from millpond.stores.rmw import RmwTable
+    from millpond.stores.protocol import Writable
 
 _NO_PAIRS: Words = np.empty((0, 2), dtype=np.uint64)
 
@@ -38,7 +38,7 @@ class Blobs:
 
     def make_room(
         self,
-        table: RmwTable,
+        table: Writable,
         rows: NDArray[np.int64],
         start: int,
         offset: int,
@@ -52,7 +52,7 @@ class Blobs:
         if count:
             self.grow(table, self._rows[:count], offset, self._sizes[:count])
 
-    def append(self, table: RmwTable, rows: NDArray[np.int64], offset: int, source: Rows) -> None:
+    def append(self, table: Writable, rows: NDArray[np.int64], offset: int, source: Rows) -> None:
         """Append the contents of the blobs of as many rows of the same layout."""
         sizes, starts = ints(source, offset + 2), ints(source, offset + 1)
         count = kernels.find_short_by(table.words, rows, offset, sizes, self._rows, self._sizes)
@@ -61,7 +61,7 @@ class Blobs:
         kernels.append_blobs(table.words, table.heap.data, rows, offset, sizes, starts, source.heap)
 
     @staticmethod
-    def grow(table: RmwTable, rows: NDArray[np.int64], offset: int, sizes: NDArray[np.int64]) -> None:
+    def grow(table: Writable, rows: NDArray[np.int64], offset: int, sizes: NDArray[np.int64]) -> None:
         """Give the blobs of rows (each once) new lengths; what is added is zero."""
         pairs: Words = np.empty((len(rows), 2), dtype=np.uint64)
         grown: Bytes = np.zeros(int(sizes.sum()), dtype=np.uint8)
@@ -87,7 +87,7 @@ class Collect(Accumulator):
         self._valid = both(counts, column.valid)
         self._data = NO_HEAP if self._width == 0 else _element_bytes(column, self._element)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         offset, column = self.places[0].offset, self._column
         if self._width:
             self._blobs.make_room(table, rows, start, offset, width=self._width, valid=self._valid)
@@ -98,7 +98,7 @@ class Collect(Accumulator):
             heap = table.heap.data
             kernels.append_bytes(table.words, heap, rows, start, offset, column.values, column.heap, self._valid)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         self._blobs.append(table, rows, self.places[0].offset, source)
 
     def result(self, rows: Rows) -> pa.Array:
@@ -151,21 +151,21 @@ class Sketch(Accumulator):
         self._hashes = operands[0].values
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         offset = self.places[0].offset
         used = rows[self._valid[start : start + len(rows)].astype(np.bool_)] if self._valid.size else rows
         self._start(table, used)
         heap = table.heap.data
         kernels.sketch(table.words, heap, rows, start, offset, self._hashes, self._valid, self._precision)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset = self.places[0].offset
         started = source.words[:, offset] != 0
         rows, starts = rows[started], ints(source, offset + 1)[started]
         self._start(table, rows)
         kernels.combine_sketches(table.words, table.heap.data, rows, offset, starts, source.heap, self._size)
 
-    def _start(self, table: RmwTable, rows: NDArray[np.int64]) -> None:
+    def _start(self, table: Writable, rows: NDArray[np.int64]) -> None:
         """Give the rows that have no registers yet their own."""
         offset = self.places[0].offset
         fresh = np.unique(rows[table.words[rows, offset] == 0])

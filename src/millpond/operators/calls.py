@@ -15,10 +15,12 @@ from millpond.operators.accumulators import (
     SumInts,
 )
 from millpond.operators.blobs import Collect, Sketch
+from millpond.operators.catalogue import ROWS
 from millpond.operators.extremes import Extreme, ExtremeBy, FirstLast
 from millpond.operators.order_statistics import Mode, Percentile
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
+from millpond.operators.whole_groups import Gathered
 
 Make = Callable[[AggregateCall, Sequence[DataType]], Accumulator]
 
@@ -54,6 +56,7 @@ ACCUMULATORS: dict[str, Make] = {
     "approx_count_distinct": Sketch,
     "percentile": Percentile,
     "mode": Mode,
+    ROWS: Gathered,
     **dict.fromkeys(_EXTREMES, Extreme),
 }
 

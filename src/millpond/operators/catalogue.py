@@ -30,7 +30,7 @@ WHOLE_WINDOWS = "MP-WHOLE"
 """Reason code: a function of all values of a group, where groups are not shown once, when their window closes."""
 
 SESSION_DISTINCT = "MP-SESSION-DISTINCT"
-"""Reason code: an aggregate over distinct inputs in sessions, of which two cannot be merged here."""
+"""Reason code: an aggregate over distinct inputs in sessions that are not shown once, when they close."""
 
 MAX_KEY_COLUMNS = 64
 
@@ -64,7 +64,10 @@ _BOOLEAN = Function((("boolean",),), distinct=False)
 _BY = Function((ATOMIC, ATOMIC), distinct=False)
 _MOMENTS = Function(((*INTEGERS, *FLOATS),))
 
-HOLISTIC = frozenset(["percentile", "mode"])
+ROWS = "rows"
+"""All rows of a group, as a list of structs: what the user's own functions are called with."""
+
+HOLISTIC = frozenset(["percentile", "mode", ROWS])
 """Functions that need all values of a group at once."""
 
 FUNCTIONS: dict[str, Function] = {
@@ -92,6 +95,7 @@ FUNCTIONS: dict[str, Function] = {
     "collect_set": Function((ATOMIC,)),
     "percentile": Function((NUMBERS, INTEGERS), optional=1),
     "mode": Function((ATOMIC,)),
+    ROWS: Function((ATOMIC,), variadic=True, distinct=False, structs=True),
 }
 
 
@@ -129,7 +133,28 @@ def whole_windows(spec: OperatorSpec) -> bool:
     """Whether an aggregate's rows are kept until their window closes: so that it computes what needs all of them."""
     if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
         return False
-    return any(call.function in HOLISTIC or call.function == "collect_list" for call in spec.calls)
+    if any(call.function in HOLISTIC for call in spec.calls) or spec.pattern == "append":
+        return True
+    return spec.pattern == "auto" and any(call.function == "collect_list" for call in spec.calls)
+
+
+def observed(spec: OperatorSpec) -> bool:
+    """Whether it depends on the data how an aggregate is best kept, and that is found out while it runs.
+
+    So it is with distinct inputs: where they repeat within a window, groups and a table of inputs are small; where not,
+    that table is as large as the rows, which are better appended, and sorted out when the window closes.
+    """
+    if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
+        return False
+    overlap = 1 if spec.time.windows is None else spec.time.windows.overlap
+    return spec.pattern == "auto" and not whole_windows(spec) and overlap == 1 and any(map(is_distinct, spec.calls))
+
+
+def whole_sessions(spec: OperatorSpec) -> bool:
+    """Whether the rows of sessions are kept until the watermark closes them: for what cannot be merged cheaply."""
+    if not isinstance(spec, SessionSpec) or spec.lag_ms is None or spec.output_mode != "append":
+        return False
+    return spec.pattern == "append" or any(call.function in HOLISTIC or is_distinct(call) for call in spec.calls)
 
 
 def elements(calls: Iterable[AggregateCall]) -> set[int]:
@@ -168,11 +193,12 @@ def supported_spec(spec: OperatorSpec) -> str | None:
         inputs = [spec.inputs[position] for position in call.inputs]
         if reason := supported(call, [field.type for field in inputs]):
             return reason
-        if is_distinct(call) and isinstance(spec, SessionSpec):
+        whole = whole_windows(spec) or whole_sessions(spec)
+        if is_distinct(call) and isinstance(spec, SessionSpec) and not whole:
             return SESSION_DISTINCT
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
-        if call.function in HOLISTIC and not whole_windows(spec):
+        if call.function in HOLISTIC and not whole:
             return WHOLE_WINDOWS
     return None
 

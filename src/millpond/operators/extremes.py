@@ -20,7 +20,7 @@ from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
 
 if TYPE_CHECKING:
-    from millpond.stores.rmw import RmwTable
+    from millpond.stores.protocol import Writable
 
 GREATEST = frozenset(["max", "max_by", "bool_or", "some"])
 
@@ -39,7 +39,7 @@ class ValueColumn:
 
     def keep_extreme(
         self,
-        table: RmwTable,
+        table: Writable,
         rows: NDArray[np.int64],
         start: int,
         column: Operand,
@@ -63,7 +63,7 @@ class ValueColumn:
         kernel = {"int": aggregate.extreme_ints, "float": aggregate.extreme_floats, "wide": decimals.extreme_pairs}
         kernel[machine or "int"](table.words, rows, start, *at, valid, greatest, ties, won)
 
-    def assign(self, table: RmwTable, rows: NDArray[np.int64], start: int, column: Operand, won: Mask) -> None:
+    def assign(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, won: Mask) -> None:
         """Take over the value, or null, of the last row of each key that has won."""
         place, machine = self.place, self.dtype.machine
         if machine == "bytes":
@@ -86,7 +86,7 @@ class ValueColumn:
             return Operand(wide(source, offset), valid, source.heap)
         return Operand(floats(source, offset) if machine == "float" else ints(source, offset), valid)
 
-    def _write(self, table: RmwTable, count: int, column: Operand, valid: Mask) -> None:
+    def _write(self, table: Writable, count: int, column: Operand, valid: Mask) -> None:
         if count == 0:
             return
         pairs = np.empty((count, 2), dtype=np.uint64)
@@ -111,10 +111,10 @@ class Extreme(Accumulator):
         self._column = operands[0]
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._kept.keep_extreme(table, rows, start, self._column, self._valid, greatest=self._greatest)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         column = self._kept.column(source)
         self._kept.keep_extreme(table, rows, 0, column, column.valid, greatest=self._greatest)
 
@@ -141,15 +141,15 @@ class ExtremeBy(Accumulator):
         self._column, self._by = operands
         self._valid = both(counts, self._by.valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._keep(table, rows, start, self._column, self._by, self._valid)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         by = self._ordering.column(source)
         self._keep(table, rows, 0, self._value.column(source), by, by.valid)
 
     def _keep(
-        self, table: RmwTable, rows: NDArray[np.int64], start: int, column: Operand, by: Operand, valid: Mask
+        self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, by: Operand, valid: Mask
     ) -> None:
         self._ordering.keep_extreme(table, rows, start, by, valid, greatest=self._greatest, ties=True, won=self._won)
         self._value.assign(table, rows, start, column, self._won)
@@ -182,10 +182,10 @@ class FirstLast(Accumulator):
         self._column = operands[0]
         self._counts = both(counts, operands[0].valid) if self._ignore_nulls else counts
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._keep(table, rows, start, self._column, self._counts)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         column, counts = self._kept.column(source), ALL
         if len(self.columns) > 1:
             counts = (source.words[:, self.places[1].offset] != 0).view(np.uint8)
@@ -193,7 +193,7 @@ class FirstLast(Accumulator):
             counts = column.valid
         self._keep(table, rows, 0, column, counts)
 
-    def _keep(self, table: RmwTable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
+    def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
         if self._last:
             stop = start + len(rows)
             won = counts[start:stop] if counts.size else np.ones(len(rows), dtype=np.uint8)

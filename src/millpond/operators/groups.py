@@ -13,7 +13,7 @@ from millpond.files.blocks import HashRange
 from millpond.kernels import aggregate, mix
 from millpond.layout import Rows
 from millpond.operators.accumulators import BLOCK
-from millpond.operators.catalogue import elements
+from millpond.operators.catalogue import ROWS, elements
 from millpond.operators.encode import (
     ALL,
     NO_HEAP,
@@ -33,6 +33,7 @@ from millpond.operators.spec import GLOBAL_HASH, AggregateSpec
 from millpond.operators.structs import element
 from millpond.operators.tables import Distinct, Keyed, before_images, distincts, images, main_table
 from millpond.operators.types import parse_type
+from millpond.operators.whole_groups import Gathered
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
@@ -52,6 +53,7 @@ class Groups:
         table: the main table. tables: all tables by name.
         images: what the main table holds of groups that come and go; None where they only come.
         before: accumulators that read how groups stood before the batch, where the spec asks for changes.
+        sides: the side tables of distinct inputs, each with its layout.
     """
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str = "") -> None:
@@ -60,17 +62,19 @@ class Groups:
         self.table: RmwTable = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
         self.tables: dict[str, RmwTable] = {MAIN + suffix: self.table}
         self._sides: list[_Side] = []
+        self.sides: list[tuple[Keyed, RmwTable]] = []
         self._mask_of: dict[int, _Side] = {}
         for distinct, keyed, calls in distincts(spec):
             table = make_table(distinct.table + suffix, keyed.layout.schema, keyed.initial)
             side = _Side(spec, distinct, keyed, table)
             self.tables[distinct.table + suffix] = table
             self._sides.append(side)
+            self.sides.append((keyed, table))
             self._mask_of |= dict.fromkeys(calls, side)
         self.images = images(spec, self.main)
         self.before = before_images(spec, self.images) if self.images is not None and spec.changes else []
         self._input_types = [parse_type(field.type) for field in spec.inputs]
-        self._used = {position for call in spec.calls for position in call.inputs}
+        self._used = {position for call in spec.calls if call.function != ROWS for position in call.inputs}
         self._elements = elements(spec.calls)
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
         self._version = 0
@@ -119,6 +123,9 @@ class Groups:
             side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
         signs = self._signs(batch)
         for number, (call, spec) in enumerate(zip(self.calls, self._spec.calls, strict=True)):
+            if isinstance(call, Gathered):
+                call.gather([batch.column(first + position) for position in spec.inputs])
+                continue
             inputs = [operands[position] for position in spec.inputs]
             counts = ALL if spec.filter is None else filters[spec.filter]
             if number in self._mask_of:  # the side table has looked at the filter and the nulls
@@ -153,9 +160,9 @@ class Groups:
         """The rows of the groups that the batch changed."""
         return self.table.touched()
 
-    def scan(self) -> Iterator[Rows]:
-        """The rows of all groups."""
-        return self.table.scan()
+    def scan(self, size: int | None = None) -> Iterator[Rows]:
+        """The rows of all groups, in pieces of about `size` rows (if not given, as the memory allows)."""
+        return self.table.scan(size)
 
     def close(self) -> None:
         """Give all memory back."""

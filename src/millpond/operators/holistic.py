@@ -12,17 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from millpond.layout import Rows
 from millpond.operators.encode import portions
 from millpond.operators.groups import Groups
 from millpond.operators.protocol import MAIN, MakeTable
+from millpond.operators.ranges import key_groups
 from millpond.operators.sliced import Sliced, times_of
 from millpond.operators.spec import AggregateSpec
 from millpond.operators.stored_rows import StoredRows
 from millpond.operators.windows import WindowedAggregate, in_windows
-from millpond.stores.aligned import AlignedTable, gradually
+from millpond.stores.aligned import AlignedTable
+from millpond.stores.gradual import gradually
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
@@ -98,24 +102,36 @@ class HolisticAggregate(WindowedAggregate):
         """The results of all keys of a piece."""
         batch = self._stored.decode(rows)
         times = times_of(batch.column(self._column), self._type)
-        groups: Groups | None = None
-        try:
-            overlap = 1 if self._windows is None else self._windows.overlap
-            for number in range(overlap):
-                begins = times if self._windows is None else times - number * self._windows.slide
-                closing = self._parts.closing_now(begins)
-                if not closing.any():
-                    continue
-                kept = batch if closing.all() else batch.filter(pa.array(closing))
-                if overlap > 1:
-                    kept = in_windows(kept, self._column, begins[closing])
-                if groups is None:
-                    groups = Groups(self.spec, partial(self._make_table, kind="scratch"))
-                    groups.begin(0)
-                groups.fold(kept)
-            if groups is not None:
+        for low, high in self._together(times):
+            groups = Groups(self.spec, partial(self._make_table, kind="scratch"))
+            try:
+                groups.begin(0)
+                groups.narrow(key_groups(rows))
+                groups.table.expect(rows.count)
+                for begins in self._begins(times):
+                    chosen = (begins >= low) & (begins <= high)
+                    if chosen.any():
+                        groups.fold(self._placed(batch, begins, chosen))
                 for some in groups.scan():
                     yield from self._decoded(groups, some)
-        finally:
-            if groups is not None:
+            finally:
                 groups.close()
+
+    def _begins(self, times: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The beginnings of the windows that rows of some times are in, one after the other."""
+        for number in range(1 if self._windows is None else self._windows.overlap):
+            yield times if self._windows is None else times - number * self._windows.slide
+
+    def _placed(self, batch: pa.RecordBatch, begins: NDArray[np.int64], chosen: NDArray[np.bool_]) -> pa.RecordBatch:
+        """Some of a batch's rows as those of the windows that begin then."""
+        kept = batch if chosen.all() else batch.filter(pa.array(chosen))
+        return in_windows(kept, self._column, begins[chosen]) if self._sliding else kept
+
+    def _together(self, times: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """The windows that are closing, first and last beginnings of so many as take about every row once."""
+        closing = [begins[self._parts.closing_now(begins)] for begins in self._begins(times)]
+        windows, counts = np.unique(np.concatenate(closing), return_counts=True)
+        turns = np.cumsum(counts) // max(1, len(times))
+        for some in np.split(windows, np.flatnonzero(np.diff(turns)) + 1):
+            if len(some):
+                yield int(some[0]), int(some[-1])

@@ -14,14 +14,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels import retract
-from millpond.kernels.ranking import DELETE, INSERT, REPLACED, UPDATE
+from millpond.kernels.rank_changes import DELETE, INSERT, REPLACED, UPDATE
 from millpond.layout import Column, Rows
 from millpond.operators.decode import ints
 from millpond.operators.encode import ALL, Place
 from millpond.operators.spec import OP, AggregateSpec
 
 if TYPE_CHECKING:
-    from millpond.stores.rmw import RmwTable
+    from millpond.stores.protocol import Writable
 
 Decode = Callable[[Rows, bool], Iterator[pa.RecordBatch]]
 """Decodes rows, from their accumulators or from the copies of before the batch."""
@@ -69,14 +69,14 @@ class Images:
         )
         self._blobs = [index for index in range(count) if kinds[index] == "bytes"]
 
-    def open_global(self, table: RmwTable, row: int, version: int, *, created: bool) -> None:
+    def open_global(self, table: Writable, row: int, version: int, *, created: bool) -> None:
         """Begin a batch for the group without keys."""
         if self._changes:
             self.snapshot(table, np.array([row], dtype=np.int64), version)
             table.words[row, self._rows_before.offset] = 0 if created else 1
 
     def update(
-        self, table: RmwTable, rows: NDArray[np.int64], start: int, version: int, signs: NDArray[np.int8]
+        self, table: Writable, rows: NDArray[np.int64], start: int, version: int, signs: NDArray[np.int8]
     ) -> None:
         """Note rows of a block before they are folded in.
 
@@ -89,7 +89,7 @@ class Images:
             self.snapshot(table, rows, version)
         retract.count(table.words, rows, start, self._rows.offset, ALL, signs)
 
-    def snapshot(self, table: RmwTable, rows: NDArray[np.int64], version: int) -> None:
+    def snapshot(self, table: Writable, rows: NDArray[np.int64], version: int) -> None:
         """Copy how groups stood before the batch, unless that was done."""
         fresh = np.empty(len(rows), dtype=np.int64)
         found = retract.snapshot(table.words, rows, self._stamp.offset, version + 1, self._columns, fresh)

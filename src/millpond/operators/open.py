@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millpond.operators.aggregate import AggregateOperator
-from millpond.operators.catalogue import whole_windows
+from millpond.operators.catalogue import observed, whole_sessions, whole_windows
 from millpond.operators.deduplicate import DeduplicateOperator
 from millpond.operators.holistic import HolisticAggregate
+from millpond.operators.holistic_sessions import HolisticSessions
 from millpond.operators.join import JoinOperator
+from millpond.operators.observed import ObservedAggregate
+from millpond.operators.over_changes import OverChangesOperator
 from millpond.operators.over_rows import OverRowsOperator
 from millpond.operators.protocol import MakeOrdered, MakeTable, Operator
 from millpond.operators.session import SessionOperator
@@ -33,6 +36,7 @@ def open_operator(
     *,
     make_ordered: MakeOrdered | None = None,
     owns_global: bool = True,
+    memory: int = 64 << 20,
 ) -> Operator:
     """Open an operator on one partition.
 
@@ -43,6 +47,7 @@ def open_operator(
         existing: the names of the tables that the state has.
         make_ordered: opens an ordered table, for operators that ask for one.
         owns_global: for an aggregate without keys, whether the partition's range holds `spec.GLOBAL_HASH`.
+        memory: bytes of the slot's memory that fall to the partition, if all have as much.
     """
     if isinstance(spec, JoinSpec):
         assert make_ordered is not None
@@ -50,15 +55,17 @@ def open_operator(
     if isinstance(spec, DeduplicateSpec):
         return DeduplicateOperator(spec, make_table, existing)
     if isinstance(spec, OverSpec):
-        return OverRowsOperator(spec, make_table)
+        return OverChangesOperator(spec, make_table) if spec.retracts else OverRowsOperator(spec, make_table)
     if isinstance(spec, RankSpec):
         return TopNOperator(spec, make_table)
     if isinstance(spec, SessionSpec):
-        return SessionOperator(spec, make_table)
+        return HolisticSessions(spec, make_table) if whole_sessions(spec) else SessionOperator(spec, make_table)
     if isinstance(spec, WithinSpec):
         return WithinOperator(spec, make_table)
     if whole_windows(spec):
         return HolisticAggregate(spec, make_table, existing)
+    if observed(spec):
+        return ObservedAggregate(spec, make_table, existing, memory=memory)
     if spec.time is not None:
         return WindowedAggregate(spec, make_table, existing)
     return AggregateOperator(spec, make_table, owns_global=owns_global)

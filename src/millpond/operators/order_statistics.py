@@ -4,37 +4,31 @@ They follow Spark's `Percentile`, `PercentileDisc` and `Mode`: nulls do not coun
 values is interpolated at position (n − 1) · p, computed in doubles; the discrete one is the first value up to which at
 least n · p are counted. Of values that are equally frequent, `mode` takes the least, or if asked for the greatest;
 where Spark takes any, so the least.
-
-They are accumulators of tables that live for one piece of rows only, in which each group is whole (`holistic.py`): what
-they keep in the table is the number of the group.
 """
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator` and `OrderStatistic`)
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`, `WholeGroups` and `OrderStatistic`)
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from millpond.errors import NumericRangeError, UsageError
+from millpond.errors import NumericRangeError
 from millpond.kernels import order_statistics as kernels
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import INLINE, Rows
-from millpond.operators.accumulators import Accumulator, StateColumn
-from millpond.operators.decode import bytes_column, ints, to_arrow
+from millpond.operators.decode import bytes_column, to_arrow
 from millpond.operators.encode import ALL, NO_HEAP, Mask, Operand, both
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
-
-if TYPE_CHECKING:
-    from millpond.stores.rmw import RmwTable
+from millpond.operators.whole_groups import WholeGroups
 
 _SIGN = np.uint64(1 << 63)
 _EXACT = 1 << 53
@@ -42,49 +36,27 @@ _MOST_SCALE = 22
 _CONTEXT = Context(prec=60)
 
 
-class OrderStatistic(Accumulator):
-    """One call over groups of rows that are all there."""
-
-    columns = (StateColumn("word"),)
+class OrderStatistic(WholeGroups):
+    """One call over the values of groups of rows that are all there."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
         self._operands: list[list[Operand]] = []
         self._counts: list[Mask] = []
-        self._groups: list[NDArray[np.int64]] = []
-        self._count = 0
-        self._results: pa.Array | None = None
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._operands.append(list(operands))
         self._counts.append(counts)
-        self._results = None
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
-        offset = self.places[0].offset
-        numbers = table.words[rows, offset].view(np.int64)
-        if not numbers.all():
-            fresh = np.unique(rows[numbers == 0])
-            table.words[fresh, offset] = np.arange(self._count + 1, self._count + 1 + len(fresh), dtype=np.uint64)
-            self._count += len(fresh)
-            numbers = table.words[rows, offset].view(np.int64)
-        self._groups.append(numbers - 1)
-
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
-        raise UsageError(f"{self.call.function} has no partial states.", action="Give it all rows of a group at once.")
-
-    def result(self, rows: Rows) -> pa.Array:
-        if self._results is None:
-            groups = np.concatenate(self._groups) if self._groups else np.empty(0, np.int64)
-            operands = [_joined(list(parts)) for parts in zip(*self._operands, strict=True)]
-            counts = ALL
-            if any(mask.size for mask in self._counts):
-                sizes = [_length(each[0]) for each in self._operands]
-                counts = np.concatenate(
-                    [m if m.size else np.ones(n, np.uint8) for m, n in zip(self._counts, sizes, strict=True)]
-                )
-            self._results = self.results(groups, self._count, operands, counts)
-        return self._results.take(pa.array(ints(rows, self.places[0].offset) - 1))
+    def _all(self, groups: NDArray[np.int64], count: int) -> pa.Array:
+        operands = [_joined(list(parts)) for parts in zip(*self._operands, strict=True)]
+        counts = ALL
+        if any(mask.size for mask in self._counts):
+            sizes = [_length(each[0]) for each in self._operands]
+            counts = np.concatenate(
+                [m if m.size else np.ones(n, np.uint8) for m, n in zip(self._counts, sizes, strict=True)]
+            )
+        return self.results(groups, count, operands, counts)
 
     @abstractmethod
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:

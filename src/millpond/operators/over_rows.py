@@ -6,7 +6,6 @@ A key's rows follow each other batch by batch, those of one batch in the order t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,13 +15,15 @@ from numpy.typing import NDArray
 from millpond.files.blocks import HashRange
 from millpond.kernels import ranking
 from millpond.kernels.pointers import address
+from millpond.kernels.slots import read_slots, write_slots
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import Rows, Words
-from millpond.operators.encode import ALL, NO_HEAP, Mask, Operand, both, flatten, hashes_of, key_rows, operand
+from millpond.operators.encode import NO_HEAP, Operand, flatten, hashes_of, key_rows, operand
+from millpond.operators.frames import Frames
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
-from millpond.operators.slots import Slots
-from millpond.operators.spec import AggregateSpec, Order, OverSpec, output_fields
-from millpond.operators.tables import main_table, rank_table
+from millpond.operators.ranked_rows import RankedRows
+from millpond.operators.spec import Order, OverSpec, output_fields
+from millpond.operators.tables import rank_table
 from millpond.operators.types import parse_type
 
 if TYPE_CHECKING:
@@ -33,15 +34,11 @@ BLOCK = 8192
 """Rows worked on at a time, or those of one key if they are more."""
 
 
-@dataclass
-class _Frames:
-    """Rows of accumulators, one for each result, in the place of a table."""
-
-    words: Words
-
-
 class OverRowsOperator:
-    """An `OverSpec` on one partition. A batch is held in memory until it is complete: its rows are put in order."""
+    """An `OverSpec` over rows that only come, on one partition.
+
+    A batch is held in memory until it is complete: its rows are put in order.
+    """
 
     late_rows = 0
 
@@ -51,11 +48,10 @@ class OverRowsOperator:
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         keys = [Order(position) for position in spec.keys]
-        self._rows = Slots(spec.columns, [*keys, *(each for each in spec.order if each.column not in spec.keys)])
-        self._inputs = sorted({p for call in spec.calls for p in (*call.inputs, *_filter(call.filter))})
-        self._kept = Slots([spec.columns[position] for position in self._inputs], ())
-        self._frame, self._calls = main_table(AggregateSpec((), spec.columns, spec.calls, "update"))
-        self._most = max(spec.preceding)
+        self._rows = RankedRows(spec.columns, [*keys, *(each for each in spec.order if each.column not in spec.keys)])
+        self._frames = Frames(spec)
+        self._inputs = self._frames.inputs
+        self._kept = RankedRows([spec.columns[position] for position in self._inputs], ())
         self._place = self._main.values[0].offset
         self._types = [parse_type(field.type) for field in spec.columns]
         self._batches: list[pa.RecordBatch] = []
@@ -118,10 +114,10 @@ class OverRowsOperator:
         fresh = inside >= held[of]
         source = np.where(fresh, olds + starts[of] + inside - held[of], old_starts[of] + inside)
         columns = self._sequences(table, held, old_starts, batch, source)
-        results = self._results(columns, np.flatnonzero(fresh), inside[fresh])
+        results = self._frames.results(columns, np.flatnonzero(fresh), inside[fresh])
         names = [field.name for field in output_fields(self.spec)]
         self._out.append(pa.RecordBatch.from_arrays([*batch.columns[1:], *results], names=names))
-        self._keep(batch, ids, inside >= (lengths - self._most)[of], fresh, source - olds, inside, of)
+        self._keep(batch, ids, inside >= (lengths - self._frames.most)[of], fresh, source - olds, inside, of)
 
     def _locate(self, batch: pa.RecordBatch, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
         heads = batch.take(pa.array(firsts))
@@ -144,9 +140,7 @@ class OverRowsOperator:
         which = np.arange(len(of)) - old_starts[of]
         heap = address(self._table.heap.data)
         out: Words = np.empty((len(of), self._kept.layout.width), dtype=np.uint64)
-        ranking.read_slots(
-            table, heap, self._place, self._kept.stride, self._kept.blobs, of, which, out, NO_HEAP.copy()
-        )
+        read_slots(table, heap, self._place, self._kept.stride, self._kept.blobs, of, which, out, NO_HEAP.copy())
         old = [*self._kept.unpack(Rows(out, NO_HEAP), [], self._kept.fields)] if self._inputs else []
         taken = pa.array(source)
         operands = {}
@@ -154,25 +148,6 @@ class OverRowsOperator:
             both_ = pa.concat_arrays([old[0].column(number), batch.column(1 + position)])
             operands[position] = operand(both_.take(taken), self._types[position])
         return operands
-
-    def _results(
-        self, columns: dict[int, Operand], rows: NDArray[np.int64], before: NDArray[np.int64]
-    ) -> list[pa.Array]:
-        """The calls' results for some rows of the sequences, each with so many rows before it."""
-        frames = _Frames(np.tile(self._frame.initial, (len(rows), 1)))
-        for lag in range(self._most, -1, -1):  # from the first row of the frames to the last
-            reach = np.flatnonzero(before >= lag)
-            taken = rows[reach] - lag
-            for call, spec, preceding in zip(self._calls, self.spec.calls, self.spec.preceding, strict=True):
-                if lag > preceding or not len(reach):
-                    continue
-                counts = ALL
-                if spec.filter is not None:
-                    condition = columns[spec.filter]
-                    counts = both(condition.valid, condition.values.astype(np.uint8))[taken]
-                call.load([_taken(columns[position], taken) for position in spec.inputs], counts)
-                call.update(frames, reach, 0)  # type: ignore[arg-type]
-        return [call.result(Rows(frames.words, NO_HEAP)) for call in self._calls]
 
     def _keep(
         self,
@@ -193,7 +168,7 @@ class OverRowsOperator:
         out = np.empty(int(places[-1]) + 8, dtype=np.uint8)
         pairs: Words = np.empty((len(ids), 2), dtype=np.uint64)
         words = self._table.words
-        ranking.write(
+        write_slots(
             *(address(words), words.strides[0], address(self._table.heap.data), self._place, np.arange(len(ids)), ids),
             *(ends - counts, ends, np.zeros(len(sources), dtype=np.int8), sources),
             *(address(rows.words), self._kept.stride, address(rows.heap), self._kept.blobs, self._version),
@@ -213,15 +188,5 @@ class OverRowsOperator:
         self._table.close()
 
 
-def _filter(position: int | None) -> tuple[int, ...]:
-    return () if position is None else (position,)
-
-
 def _running(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)])
-
-
-def _taken(column: Operand, rows: NDArray[np.int64]) -> Operand:
-    valid: Mask = column.valid[rows] if column.valid.size else ALL
-    values = column.values[rows] if len(column.values) else column.values
-    return Operand(np.ascontiguousarray(values), valid)

@@ -6,22 +6,27 @@ it is in; a window's result is that of its panes combined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.files.blocks import HashRange
+from millpond.files.blocks import shape_of
+from millpond.kernels.gather import addresses, gather_rows
+from millpond.kernels.panes import following, order_panes, span
 from millpond.kernels.slices import spread
+from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, Rows
-from millpond.operators.accumulators import BLOCK
 from millpond.operators.groups import Groups
+from millpond.operators.ranges import bounds, by_range
 from millpond.operators.spec import Windows
-from millpond.stores.rmw import RmwTable
+from millpond.stores.scratch import Scratch
 
-_GROUP = 1 << (64 - KEY_GROUP_BITS)
+_LEAST_PIECE = 256  # rows of one part that are read at once
+_WINDOWS = 32768  # that are put together at once, at most
+_PANES = 131072  # that these have together, at most
 
 
 def spread_by(hashes: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -31,79 +36,97 @@ def spread_by(hashes: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np
     return spreaded
 
 
-def combined(
-    parts: Sequence[Groups],
-    windows: Windows,
-    place: int,
-    wanted: Callable[[NDArray[np.int64]], NDArray[np.bool_]],
-) -> Iterator[Rows]:
+def combined(parts: Sequence[Groups], windows: Windows, place: int, low: int, high: int) -> Iterator[Rows]:
     """The groups of some windows, put together from their panes.
 
-    Range after range of the hash axis, so that memory holds the windows' groups of one range only.
+    Range after range of the hash axis, so that memory holds the panes of one range only.
 
     Args:
         parts: hold the panes.
-        windows: the windows. place: the word of a row that says where its pane, or window, begins.
-        wanted: which of the windows that begin at some times are wanted.
+        windows: the windows. place: the word of a row that says where its pane begins; of a result, its window.
+        low, high: windows that begin in between, both included, are wanted.
+
+    Yields:
+        Rows that are good until the next are asked for; their hashes are those of a pane.
     """
     if not parts:
         return
     first = parts[0]
-    size = 8 * first.main.layout.width * sum(part.table.stats()["keys"] for part in parts)
-    bounds = _bounds(first.table.range, -(-size // max(1, first.table.portion)))
-    for together in zip(*(_by_range(part.scan(), bounds) for part in parts), strict=True):
-        table = first.table.beside()
-        try:
-            table.begin(0)
+    row = 8 * first.main.layout.width
+    stats = [part.table.stats() for part in parts]
+    size = sum(max(row * each["keys"], each["bytes"]) for each in stats)
+    portion = max(1, first.table.portion)
+    ends = bounds(first.table.range, -(-size // portion))
+    piece = max(_LEAST_PIECE, portion // (row * len(parts)))  # of each part, one is held from range to range
+    scratch = first.table.scratch()
+    try:
+        for together in zip(*(by_range(part.scan(piece), ends) for part in parts), strict=True):
+            panes = _Panes(first, place)
             for rows in chain.from_iterable(together):
-                for shift in range(windows.overlap):
-                    _fold(first, table, _moved(rows, place, shift * windows.slide, wanted))
-            yield from table.scan()
-        finally:
-            table.close()
+                panes.add(rows, low, high + windows.size - windows.slide)
+            yield from panes.windows(windows, low, high, scratch)
+    finally:
+        scratch.close()
 
 
-def _moved(rows: Rows, place: int, shift: int, wanted: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> Rows:
-    """The rows of panes as those of the wanted windows that begin so much earlier."""
-    panes = np.ascontiguousarray(rows.words[:, place]).view(np.int64)
-    begins = panes - shift
-    which = wanted(begins)
-    if not which.any():
-        return Rows(rows.words[:0], rows.heap)
-    words, panes, begins = rows.words[which], panes[which], begins[which]
-    if shift:
-        keys = spread_by(np.ascontiguousarray(words[:, HASH]).view(np.int64), panes)
-        words[:, HASH] = spread_by(keys, begins).view(np.uint64)
-        words[:, place] = begins.view(np.uint64)
-    return Rows(words, rows.heap)
+class _Panes:
+    """The panes of one range of the hash axis.
 
+    Args:
+        groups: say how they look. place: the word of a row that says where its pane begins.
+    """
 
-def _fold(groups: Groups, table: RmwTable, rows: Rows) -> None:
-    for start in range(0, len(rows.words), BLOCK):
-        block = Rows(rows.words[start : start + BLOCK], rows.heap)
-        ids = table.upsert(block, 0).rows
-        for call in groups.calls:
-            call.combine(table, ids, block)
+    def __init__(self, groups: Groups, place: int) -> None:
+        self._calls = groups.calls
+        self._shape = shape_of(groups.main.layout)
+        self._place = place
+        self._keys: list[NDArray[np.int64]] = []
+        self._begins: list[NDArray[np.int64]] = []
+        self._at: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
+        self._held: list[Rows] = []
 
+    def add(self, rows: Rows, low: int, high: int) -> None:
+        """Take up those of some rows that begin from `low` to `high`; what they point into must stay."""
+        begins = np.ascontiguousarray(rows.words[:, self._place]).view(np.int64)
+        hashes = np.ascontiguousarray(rows.words[:, HASH]).view(np.int64)
+        rows_at, heaps_at = addresses(rows.words, rows.heap)
+        which = (begins >= low) & (begins <= high)
+        if not which.all():
+            begins, hashes, rows_at, heaps_at = begins[which], hashes[which], rows_at[which], heaps_at[which]
+        if len(begins):
+            self._keys.append(spread_by(hashes, begins))
+            self._begins.append(begins)
+            self._at.append((rows_at, heaps_at))
+            self._held.append(rows)
 
-def _bounds(range_: HashRange, pieces: int) -> list[int]:
-    """Where ranges of the axis end: on key groups, within which the panes of a key lie anywhere."""
-    low, high = range_.lo // _GROUP, -(-range_.hi // _GROUP)
-    inner = np.linspace(low, high, max(1, min(pieces, high - low)) + 1)[1:-1]
-    return [*(int(bound) * _GROUP for bound in inner), 1 << 64]
-
-
-def _by_range(pieces: Iterator[Rows], bounds: Sequence[int]) -> Iterator[list[Rows]]:
-    """Rows in hash order, range by range."""
-    rest: Rows | None = next(pieces, None)
-    for bound in bounds:
-        found: list[Rows] = []
-        while rest is not None:
-            hashes = rest.words[:, HASH]
-            cut = len(hashes) if int(hashes[-1]) < bound else int(np.searchsorted(hashes, np.uint64(bound), "left"))
-            found.append(Rows(rest.words[:cut], rest.heap))
-            if cut < len(hashes):
-                rest = Rows(rest.words[cut:], rest.heap)
-                break
-            rest = next(pieces, None)
-        yield found
+    def windows(self, windows: Windows, low: int, high: int, scratch: Scratch) -> Iterator[Rows]:
+        """The groups of the windows that begin from `low` to `high`."""
+        if not self._keys:
+            return
+        begins = np.concatenate(self._begins)
+        rows_at, heaps_at = (np.concatenate(one) for one in zip(*self._at, strict=True))
+        width, null_mask, key_start, key_stop, references, _, blobs = self._shape
+        ordered, order = order_by_hash(np.concatenate(self._keys).view(np.uint64))
+        key = (null_mask, key_start, key_stop, self._place, references)
+        ends = np.empty(len(order), np.int64)
+        ends = ends[: order_panes(ordered, order, begins, rows_at, heaps_at, *key, ends)]
+        at = np.zeros(4, np.int64)
+        firsts, counts, starts = (np.empty(_WINDOWS, np.int64) for _ in range(3))
+        while True:
+            found = span(
+                order, begins, ends, windows.size, windows.slide, low, high, _PANES, at, firsts, counts, starts
+            )
+            if not found:
+                return
+            which = order[firsts[:found]]
+            result = Rows(*gather_rows(rows_at[which], heaps_at[which], width, blobs))
+            result.words[:, self._place] = starts[:found].view(np.uint64)
+            scratch.hold(result)
+            more = int(counts[:found].sum()) - found
+            if more:
+                rows, ids = np.empty(more, np.int64), np.empty(more, np.int64)
+                following(order, firsts[:found], counts[:found], rows, ids)
+                source = Rows(*gather_rows(rows_at[rows], heaps_at[rows], width, blobs))
+                for call in self._calls:
+                    call.combine(scratch, ids, source)
+            yield scratch.rows

@@ -24,8 +24,18 @@ SLICE = "@"
 PIECE = 65_536
 """Rows of an output batch, at most."""
 
-TableKind = Literal["rmw", "aligned", "scratch"]
-"""Read-modify-write, aligned append, or read-modify-write for a moment, in memory and in no checkpoint."""
+ROWS = "rows"
+"""The name of the table of rows that are kept until their session closes, or their window, beside groups."""
+
+SAMPLE = "sample"
+"""The name of the table of some of the distinct inputs of the rows that are kept beside groups."""
+
+MOVED = "moved"
+"""The name of the table that says up to which hash such rows have become groups."""
+
+TableKind = Literal["rmw", "aligned", "unaligned", "scratch", "spool"]
+"""Read-modify-write, aligned or unaligned append; for a moment and in no checkpoint: read-modify-write in memory, and
+append."""
 
 
 class MakeTable(Protocol):

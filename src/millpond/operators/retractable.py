@@ -28,7 +28,7 @@ from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
 
 if TYPE_CHECKING:
-    from millpond.stores.rmw import RmwTable
+    from millpond.stores.protocol import Writable
 
 Signs = NDArray[np.int8]
 
@@ -55,10 +55,10 @@ class Count(Retractable):
             counts = both(counts, operands[0].values.astype(np.uint8))
         self._counts = counts
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         retract.count(table.words, rows, start, self.places[0].offset, self._counts, self.signs)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         _add(table, rows, self.places[0].offset, source.words[:, self.places[0].offset])
 
     def result(self, rows: Rows) -> pa.Array:
@@ -74,11 +74,11 @@ class _Wide(Retractable):
         self._values = operands[0].values
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         kernel = retract.sum_pairs if self._values.ndim == 2 else retract.sum_words
         kernel(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         at = self.places[0].offset
         retract.sum_pairs(table.words, rows, 0, at, self._sums(source), ALL, np.ones(len(rows), dtype=np.int8))
         _add(table, rows, at + 2, source.words[:, at + 2] - np.uint64(1))  # a sum was counted as one value
@@ -155,10 +155,10 @@ class SumFloats(Retractable):
         self._values = operands[0].values.astype(np.float64, copy=False)
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: RmwTable, rows: NDArray[np.int64], start: int) -> None:
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         retract.sum_floats(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
 
-    def _combine(self, table: RmwTable, rows: NDArray[np.int64], source: Rows) -> None:
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         at, ones = self.places[0].offset, np.ones(len(rows), dtype=np.int8)
         for part in (at, at + 1):
             retract.sum_floats(table.words, rows, 0, at, floats(source, part), ALL, ones)
@@ -178,7 +178,7 @@ class SumFloats(Retractable):
         return to_arrow(total, (numbers != 0).view(np.uint8), self.type)
 
 
-def _add(table: RmwTable, rows: NDArray[np.int64], offset: int, numbers: NDArray[np.uint64]) -> None:
+def _add(table: Writable, rows: NDArray[np.int64], offset: int, numbers: NDArray[np.uint64]) -> None:
     """Add to a word of rows, which may be named several times."""
     np.add.at(table.words[:, offset], rows, numbers)
 

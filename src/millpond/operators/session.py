@@ -7,7 +7,7 @@ for any grouping. Keys with more sessions are read whole, merged, and written an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
     from millpond.stores.rmw import RmwTable
 
+Fold = Callable[[Ints, int, int], None]
+
 _MANY = 8192  # sessions of keys with several that are merged together
-_CLOSING = 65_536  # closed sessions of such keys that wait to be taken out, at most
 
 
 class SessionOperator:
@@ -47,7 +48,7 @@ class SessionOperator:
         self._main, self._calls = main_table(spec)
         self._layout = self._main.layout
         self._table: RmwTable = make_table(MAIN, self._layout.schema, self._main.initial)
-        self.tables: dict[str, RmwTable] = {MAIN: self._table}
+        self.tables: dict[str, Any] = {MAIN: self._table}
         self._ordinal = self._main.keys[-1].offset
         self._session = self._main.values[0].offset
         self._expiry = self._table.expire_by(self._session + 2) if spec.output_mode == "append" else None
@@ -60,6 +61,7 @@ class SessionOperator:
         self._version = 0
         self._times = Times()
         self._closed: list[Any] = []
+        self._early: bool | None = None  # whether sessions were closed ahead of the batch's rows; None: not settled
         self.late_rows = 0
 
     def begin(self, version: int, times: Times) -> None:
@@ -67,6 +69,7 @@ class SessionOperator:
         self._version = version
         self._times = times
         self._closed = []
+        self._early = None
         self.late_rows = 0
         self._table.begin(version)
 
@@ -76,6 +79,8 @@ class SessionOperator:
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""
+        if self._early is None:
+            self._early = False  # closing looks at the whole range
         self._table.narrow(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -88,7 +93,45 @@ class SessionOperator:
                 self.late_rows += int(np.count_nonzero(~on_time))
                 portion, starts, ends = portion.filter(pa.array(on_time)), starts[on_time], ends[on_time]
             if portion.num_rows:
+                self._settle(int(starts.min()))
                 self._fold(portion, starts, ends)
+
+    def _settle(self, earliest: int) -> None:
+        """Close what the watermark has passed ahead of rows that start too late to change it, as nearly all do.
+
+        Few keys then have sessions left beside those that the batch makes. Should an earlier row follow, the closed
+        sessions are put back.
+        """
+        if self._expiry is None:
+            return
+        reached = earliest <= self._times.closed * 1000
+        if self._early is None:
+            self._early = not reached
+            if self._early:
+                self._close_all(self._expiry)
+        elif self._early and reached:
+            self._early = False
+            for rows in self._closed_rows():
+                for start in range(0, rows.count, _MANY):
+                    self._put_back(Rows(rows.words[start : start + _MANY], rows.heap))
+            self._closed = []
+
+    def _put_back(self, closed: Rows) -> None:
+        """Have some closed sessions again, as sessions beside those that there are."""
+        keys = Rows(np.ascontiguousarray(closed.words[:, : self._layout.key_stop]), closed.heap)
+        kernels.head_rows(keys.words, self._ordinal)
+        starts, ends = (np.ascontiguousarray(closed.words[:, self._session + i]).view(np.int64) for i in (0, 1))
+        pieces = Pieces.of(keys, starts, ends, self._layout)
+        heads = Rows(keys.words[pieces.leaders], keys.heap)
+        rows = self._find(heads, self._stamps(pieces.ends[pieces.keys[1:] - 1]), slice(None))
+        stored = np.ascontiguousarray(self._table.words[rows, self._session + 3]).view(np.int64)
+
+        def fold(rows: Ints, low: int, high: int) -> None:
+            source = Rows(closed.words[pieces.order[low:high]], closed.heap)
+            for call in self._calls:
+                call.combine(self._table, rows, source)
+
+        self._merge(heads, stored, pieces, fold)
 
     def _fold(self, batch: pa.RecordBatch, starts: Ints, ends: Ints) -> None:
         leaves = [
@@ -125,7 +168,11 @@ class SessionOperator:
             self._update(rows, pieces.rows[start : stop + 1])
         if most < count:
             rest = which[most:]
-            self._merge(Rows(heads.words[rest], heads.heap), stored[rest], pieces, most)
+
+            def fold(rows: Ints, low: int, high: int) -> None:
+                self._update(rows, pieces.rows[low : high + 1])
+
+            self._merge(Rows(heads.words[rest], heads.heap), stored[rest], pieces, fold, most)
 
     def _blocks(self, keys: Ints) -> Iterator[Ints]:
         """Keys, which are in hash order, in blocks: each from all over, if it may be that the index has to grow.
@@ -175,8 +222,13 @@ class SessionOperator:
 
     # Keys with several sessions
 
-    def _merge(self, heads: Rows, stored: Ints, pieces: Pieces, first: int = 0) -> None:
-        """Merge what is stored of some keys with the pieces of the keys from `first` on, and fold their rows in."""
+    def _merge(self, heads: Rows, stored: Ints, pieces: Pieces, fold: Fold, first: int = 0) -> None:
+        """Merge what is stored of some keys with the pieces of the keys from `first` on, and fold these in.
+
+        Args:
+            heads, stored: as for `_merge_keys`.
+            fold: folds the pieces between two numbers into given rows.
+        """
         keys = pieces.keys[first:]
         ends = bounds_of(stored + np.diff(keys))
         start = 0
@@ -185,8 +237,7 @@ class SessionOperator:
             low, high = int(keys[start]), int(keys[stop])
             part = Rows(heads.words[start:stop], heads.heap)
             times = pieces.starts[low:high], pieces.ends[low:high]
-            rows = self._merge_keys(part, stored[start:stop], keys[start : stop + 1] - low, *times)
-            self._update(rows, pieces.rows[low : high + 1])
+            fold(self._merge_keys(part, stored[start:stop], keys[start : stop + 1] - low, *times), low, high)
             start = stop
 
     def _merge_keys(self, heads: Rows, stored: Ints, first: Ints, starts: Ints, ends: Ints) -> Ints:
@@ -234,11 +285,19 @@ class SessionOperator:
 
     # Closing
 
+    def _close_all(self, expiry: Expiry) -> None:
+        """Take the sessions that the watermark has passed out of the table."""
+        closed = (encode_rows(rows, self._layout, False) for rows in self._close(expiry))
+        self._closed = spooled(closed, self._table.portion)
+
     def _close(self, expiry: Expiry) -> Iterator[Rows]:
         """Take out the sessions that the watermark has passed; yields them."""
         table = self._table
+        most = max(_MANY, table.portion // (8 * self._layout.key_stop))  # closed sessions that wait to be taken out
         done = False
         while not done:
+            epoch = table.epoch
+            marked: list[Ints] = []
             left: list[Rows] = []
             waiting = 0
             done = True
@@ -250,18 +309,47 @@ class SessionOperator:
                     table.remove(ids[alone == 1])
                     others = ids[alone == 0]
                     self._changed(others, others)
+                    marked.append(others)
                     left.append(Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap))
                     yield rows
-                    if waiting >= _CLOSING:
+                    if waiting >= most:
                         done = False
                         break
-            for keys in left:
-                self._take_out(keys)
+            if waiting:
+                self._take_out(left, np.concatenate(marked) if table.epoch == epoch else None)
 
-    def _take_out(self, keys: Rows) -> None:
-        """Remove the sessions that are marked as closed of the keys of some of them."""
+    def _take_out(self, left: Sequence[Rows], marked: Ints | None) -> None:
+        """Remove sessions that are marked as closed.
+
+        Args:
+            left: their keys. marked: the ids of their rows, if these are in memory still.
+        """
         table = self._table
+        epoch = table.epoch
+        found = [self._heads(keys) for keys in left]
+        if marked is not None and table.epoch == epoch:
+            # Mostly all sessions of a key have been closed: then there is nothing to number anew.
+            rows, places, counts = np.unique(np.concatenate(found), return_inverse=True, return_counts=True)
+            whole = (counts == table.words[rows, self._session + 3].view(np.int64))[places]
+            table.remove(marked[whole])
+            bounds = bounds_of(np.array([len(ids) for ids in found]))
+            left = [Rows(keys.words[~whole[bounds[i] : bounds[i + 1]]], keys.heap) for i, keys in enumerate(left)]
+        for keys in left:
+            self._renumber(keys)
+
+    def _heads(self, keys: Rows) -> Ints:
+        """The rows of the first sessions of some keys, whose key rows these become."""
         kernels.head_rows(keys.words, self._ordinal)
+        stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
+        found = [np.empty(0, np.int64)]
+        for start in range(0, len(keys.words), BLOCK):
+            block = Rows(keys.words[start : start + BLOCK], keys.heap)
+            found.append(self._table.upsert(block, stamp, "created").rows)
+        return np.concatenate(found)
+
+    def _renumber(self, keys: Rows) -> None:
+        """Remove the sessions that are marked as closed of some keys, given by key rows of their first sessions."""
+        table = self._table
         stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
         for start in range(0, len(keys.words), BLOCK):
             block = Rows(keys.words[start : start + BLOCK], keys.heap)
@@ -273,14 +361,14 @@ class SessionOperator:
             stored = np.ascontiguousarray(table.words[rows, self._session + 3]).view(np.int64)
             nothing = np.empty(0, np.int64)
             pieces = Pieces(nothing, np.zeros(1, np.int64), nothing, nothing, np.zeros(len(rows) + 1, np.int64))
-            self._merge(Rows(np.ascontiguousarray(block.words[places]), keys.heap), stored, pieces)
+            heads = Rows(np.ascontiguousarray(block.words[places]), keys.heap)
+            self._merge(heads, stored, pieces, lambda rows, low, high: None)
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: take out what is closed, seal the table."""
-        if self._expiry is not None:
+        if self._expiry is not None and not self._early:
             self._table.widen()
-            closed = (encode_rows(rows, self._layout, False) for rows in self._close(self._expiry))
-            self._closed = spooled(closed, self._table.portion)
+            self._close_all(self._expiry)
         return {MAIN: self._table.seal()}
 
     def output(self) -> Iterator[pa.RecordBatch]:

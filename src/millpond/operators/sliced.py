@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from millpond.stores.rmw import RmwTable
 
 _SECOND = 1_000_000
+_TENDED = 4  # parts that a batch begins whether rows come or not
 
 
 class Table(Protocol):
@@ -67,7 +68,7 @@ class Sliced(Generic[P]):
         reach: microseconds from the beginning of a window to that of the last slice that has rows of it.
 
     Attributes:
-        begun: the parts that the running batch has to do with.
+        begun: the parts that the running batch has to do with, some of them only to be tended.
         over: the parts that the watermark of the running batch has closed; they live until the next batch.
         closing: the parts some of which it has closed, those of `over` included.
     """
@@ -102,6 +103,16 @@ class Sliced(Generic[P]):
         self._version = version
         self._narrowed = None
         self._late, self._closed = times.late * 1000, times.closed * 1000
+        self._tend()
+
+    def _tend(self) -> None:
+        """Begin parts to which no rows need come, for what tables do between two batches."""
+        live = self._slices.live
+        for one in live:  # a file that no manifest names soon after it was written is taken for garbage
+            if any(table.in_flight for table in self._parts[one].tables.values()):
+                self.open(one)
+        for number in range(min(_TENDED, len(live))):  # by turns, so that all give memory back, and begin to write
+            self.open(live[(self._version * _TENDED + number) % len(live)])
 
     def closes(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """When the watermark closes what has these times."""
@@ -111,10 +122,16 @@ class Sliced(Generic[P]):
         """Which of these times are not late."""
         return self.closes(times) > self._late
 
+    @property
+    def closing_times(self) -> tuple[int, int]:
+        """The first and the last time that this batch's watermark closes, and none before did."""
+        size = 0 if self._windows is None else self._windows.size
+        return self._late - size + 1, self._closed - size
+
     def closing_now(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these times this batch's watermark closes, and none before did."""
-        closes = self.closes(times)
-        return (closes > self._late) & (closes <= self._closed)
+        first, last = self.closing_times
+        return (times >= first) & (times <= last)
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
@@ -129,9 +146,15 @@ class Sliced(Generic[P]):
     def divide(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> Iterator[tuple[P, pa.RecordBatch]]:
         """The rows of a batch by the part that they belong to, given their times."""
         for one, rows in self._slices.divide(times):
-            yield self._part(one), batch if rows is None else batch.take(pa.array(rows))
+            yield self.open(one), batch if rows is None else batch.take(pa.array(rows))
 
-    def _part(self, one: Slice) -> P:
+    @property
+    def live(self) -> Mapping[Slice, P]:
+        """The parts that there are."""
+        return self._parts
+
+    def open(self, one: Slice) -> P:
+        """The part of a slice, made if there is none; the running batch has to do with it."""
         part = self.begun.get(one)
         if part is None:
             part = self._parts.get(one)
@@ -159,7 +182,7 @@ class Sliced(Generic[P]):
         sealed: dict[str, TableDelta] = {}
         for one, part in self.begun.items():
             if one not in self.over:
-                sealed |= part.seal()
+                sealed |= {name: delta for name, delta in part.seal().items() if delta.rows}
         return sealed
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -72,6 +72,11 @@ class EventTime(msgspec.Struct, frozen=True):
     lag_ms: int = 0
 
 
+Pattern = Literal["auto", "append", "rmw"]
+"""How groups that are shown once are kept: as rows until they close (append), as partial results that each row changes
+(read-modify-write), or as the functions suggest."""
+
+
 class AggregateSpec(msgspec.Struct, frozen=True, tag="aggregate"):
     """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call.
 
@@ -86,6 +91,7 @@ class AggregateSpec(msgspec.Struct, frozen=True, tag="aggregate"):
     time: EventTime | None = None
     retracts: bool = False
     changes: bool = False
+    pattern: Pattern = "auto"
 
 
 class DeduplicateSpec(msgspec.Struct, frozen=True, tag="deduplicate"):
@@ -181,6 +187,7 @@ class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
     calls: tuple[AggregateCall, ...]
     output_mode: str  # "append" | "complete"
     lag_ms: int | None = None
+    pattern: Pattern = "auto"
 
 
 class WithinSpec(msgspec.Struct, frozen=True, tag="within"):
@@ -231,9 +238,10 @@ class OverSpec(msgspec.Struct, frozen=True, tag="over"):
     Attributes:
         columns: of a row; the pipe's input, and its output but for the results.
         keys: positions of the columns that rows are partitioned by.
-        order: what rows that come in one batch are ordered by.
+        order: what rows that come in one batch are ordered by; with `retracts`, all rows of a key.
         calls: the aggregates, their inputs being positions in `columns`.
         preceding: for each call, how many rows before the current one count.
+        retracts, changes: as for `RankSpec`; `changes` only with `retracts`, since else no row ever changes.
     """
 
     columns: tuple[Field, ...]
@@ -241,6 +249,8 @@ class OverSpec(msgspec.Struct, frozen=True, tag="over"):
     order: tuple[Order, ...]
     calls: tuple[AggregateCall, ...]
     preceding: tuple[int, ...]
+    retracts: bool = False
+    changes: bool = False
 
 
 OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | JoinSpec | RankSpec | OverSpec
@@ -295,7 +305,7 @@ def output_fields(spec: OperatorSpec) -> tuple[Field, ...]:
         return (*spec.columns, RANK, *([OP] if spec.changes else []))
     results = tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(spec.calls))
     if isinstance(spec, OverSpec):
-        return spec.columns + results
+        return (*spec.columns, *results, *([OP] if spec.changes else []))
     if isinstance(spec, SessionSpec):
         return (*spec.keys, spec.window, *results)
     return (*spec.keys, *results, *([OP] if spec.changes else []))
@@ -305,11 +315,11 @@ def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     """The columns of the operator's input, after `__hash`."""
     if isinstance(spec, JoinSpec):
         return join_header(spec) + spec.keys + spec.left.values + spec.right.values
-    if isinstance(spec, DeduplicateSpec | WithinSpec | OverSpec):
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
         return spec.columns
     if isinstance(spec, SessionSpec):
         return key_fields(spec) + window_bounds(spec) + spec.inputs
-    columns = spec.columns if isinstance(spec, RankSpec) else key_fields(spec) + spec.inputs
+    columns = spec.columns if isinstance(spec, RankSpec | OverSpec) else key_fields(spec) + spec.inputs
     return (*columns, *([OP] if spec.retracts else []))
 
 

@@ -1,4 +1,4 @@
-"""How the rows of an aggregate's input are stored until their window closes."""
+"""How the rows of an aggregate's input are stored until their window or session closes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import pyarrow as pa
 from millpond.layout import HASH, Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.decode import key_columns
 from millpond.operators.encode import Leaf, Place, as_it_is, flatten, hashes_of, key_rows
-from millpond.operators.spec import AggregateSpec, Field, key_fields
+from millpond.operators.spec import AggregateSpec, Field, SessionSpec, key_fields
 from millpond.operators.types import leaves, parse_type
+
+BOUNDARY = Field("__boundary", "bigint")
+"""The last key column of rows of sessions: the initial boundary of the list that they are in, in microseconds."""
 
 
 class StoredRows:
@@ -19,8 +22,10 @@ class StoredRows:
         layout: of the rows. fields: the columns, keys first.
     """
 
-    def __init__(self, spec: AggregateSpec) -> None:
+    def __init__(self, spec: AggregateSpec | SessionSpec) -> None:
         keys = key_fields(spec)
+        if isinstance(spec, SessionSpec):
+            keys = (*keys, BOUNDARY)
         self.fields: tuple[Field, ...] = keys + spec.inputs
         self._types = [parse_type(field.type) for field in self.fields]
         self._keys = len(keys)
@@ -45,6 +50,11 @@ class StoredRows:
             flat = flatten(batch.column(1 + number), dtype)
             parts += flat if number < self._keys else [as_it_is(leaf) for leaf in flat]
         return key_rows(hashes_of(batch), parts, self._places, self.layout.width)
+
+    def inputs(self, rows: Rows) -> list[pa.Array]:
+        """The inputs alone."""
+        flat = len(self.layout.schema.keys)
+        return key_columns(rows, self._places[flat:], self._types[self._keys :])
 
     def decode(self, rows: Rows) -> pa.RecordBatch:
         """The batch that rows were made from."""

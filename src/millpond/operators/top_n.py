@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
 from millpond.files.blocks import HashRange
-from millpond.kernels import ranking
+from millpond.kernels import rank_changes, ranking
 from millpond.kernels.pointers import address
+from millpond.kernels.slots import BORN, long_slots, read_slots, write_slots
 from millpond.layout import Rows
 from millpond.operators.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
-from millpond.operators.slots import Slots
+from millpond.operators.ranked_rows import RankedRows
 from millpond.operators.spec import RankSpec, output_fields
 from millpond.operators.tables import rank_table, single
 
@@ -53,7 +54,7 @@ class TopNOperator:
         self._main = rank_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
-        self._slots = Slots(spec.columns, spec.order)
+        self._slots = RankedRows(spec.columns, spec.order)
         self._place = self._main.values[0].offset
         self._function = FUNCTIONS[spec.function]
         self._flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * (
@@ -159,7 +160,7 @@ class TopNOperator:
         out = np.empty(int(places[-1]) + 8, dtype=np.uint8)
         pairs = np.empty((len(changed), 2), dtype=np.uint64)
         begins = np.concatenate([[0], ends[:-1]])
-        ranking.write(
+        write_slots(
             *(*self._slab(), address(self._table.heap.data), self._place, changed, ids, begins, ends, fates, sources),
             *(*at, slots.blobs, self._version, address(out), pairs, places),
         )
@@ -196,7 +197,7 @@ class TopNOperator:
 
     def _new(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         words = rows.words[:, self._place :]
-        words = np.ascontiguousarray(words[words[:, ranking.BORN] == np.uint64(self._version + 1)])
+        words = np.ascontiguousarray(words[words[:, BORN] == np.uint64(self._version + 1)])
         if len(words):
             ranks = pa.array(np.ones(len(words), dtype=np.int32))
             yield from self._slots.unpack(Rows(words, rows.heap), [ranks], output_fields(self.spec))
@@ -208,7 +209,7 @@ class TopNOperator:
         of, which = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         ranks, kinds = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int8)
         heap = address(rows.heap)
-        found = ranking.changes(
+        found = rank_changes.changes(
             *(words, heap, self._place, slots.stride, slots.descriptor, slots.ordering, spec.limit, self._function),
             *(self._version, spec.changes, of, which, ranks, kinds),
         )
@@ -216,8 +217,8 @@ class TopNOperator:
             stop = min(start + PIECE, found)
             piece = (words, heap, self._place, slots.stride, slots.blobs, of[start:stop], which[start:stop])
             out = np.empty((stop - start, slots.layout.width), dtype=np.uint64)
-            values = np.empty(ranking.long_slots(*piece), dtype=np.uint8)
-            ranking.read_slots(*piece, out, values)
+            values = np.empty(long_slots(*piece), dtype=np.uint8)
+            read_slots(*piece, out, values)
             more = [pa.array(ranks[start:stop])]
             if spec.changes:
                 more.append(pa.array(kinds[start:stop]))

@@ -107,9 +107,9 @@ class WindowedAggregate:
                     yield from self._decoded(part, rows)
             return
         if self._windows is not None and self._shared:
-            parts = list(self._parts.closing.values())
+            parts = [self._parts.closing[one] for one in sorted(self._parts.closing)]
             place = parts[0].main.keys[self._leaf].offset if parts else 0
-            for rows in combined(parts, self._windows, place, self._parts.closing_now):
+            for rows in combined(parts, self._windows, place, *self._parts.closing_times):
                 yield from self._decoded(parts[0], rows)
             return
         for one, part in self._parts.closing.items():

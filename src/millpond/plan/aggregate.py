@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from millpond.operators.catalogue import (
     KEY_COLUMNS,
     MAX_KEY_COLUMNS,
-    SESSION_DISTINCT,
     is_distinct,
     key_supported,
     key_width,
@@ -36,9 +35,10 @@ from millpond.plan.catalyst import (
     percentile_options,
     sketch_tables,
 )
-from millpond.plan.reasons import Reason
+from millpond.plan.reasons import Reason, Unsupported
 from millpond.plan.session import Session
 from millpond.plan.support import FUNCTIONS, SMALL
+from millpond.plan.user_functions import AGGREGATE, UserCalls
 from millpond.plan.windows import Assigned, assigned
 
 _PATH_LIKE = str.maketrans(".`", "__")
@@ -73,6 +73,7 @@ class Reading:
         assigned: how that key is assigned, if the operator does it instead of Spark.
         session: the grouping by sessions, if there is one.
         bounds: the pipe's input columns for it, the start and the end of each row's own window.
+        users: functions of the user, which are called with the rows of each group.
     """
 
     raw: list[Expression] = field(default_factory=list)
@@ -85,6 +86,7 @@ class Reading:
     assigned: Assigned | None = None
     session: Session | None = None
     bounds: list[Derived] = field(default_factory=list)
+    users: UserCalls = field(default_factory=UserCalls)
 
     @property
     def columns(self) -> list[Derived]:
@@ -144,14 +146,6 @@ class Reading:
         return len(self.inputs) - 1
 
 
-class Unsupported(Exception):  # control flow within this package, not an error that a user sees
-    """A part of the operator that stays on Spark."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
 def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
     """Read an `Aggregate`.
 
@@ -163,11 +157,33 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
         Unsupported: with the reason why it stays on Spark.
     """
     reading = Reading()
+    groupings = [(_label(node, grouping), grouping) for grouping in node.list("groupingExpressions")]
+    read_groupings(reading, node, groupings, closing=closing)
+    for result in node.list("aggregateExpressions"):
+        for expression in result.walk():
+            if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
+                reading.aggregates.append(expression)
+                _read_call(catalyst, reading, expression)
+    if reading.users.functions:
+        reading.calls.append(reading.users.rows([column.field for column in reading.inputs]))
+    return reading
+
+
+def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expression]], *, closing: bool) -> None:
+    """Read what a node groups by, each with a name, and hash it.
+
+    Args:
+        reading: takes it up. node: right above where windows are assigned.
+        groupings: names and expressions. closing: as for `read_aggregate`.
+
+    Raises:
+        Unsupported: with the reason why it stays on Spark.
+    """
     names: set[str] = set()
     hashed: list[str] = []
-    for position, grouping in enumerate(node.list("groupingExpressions")):
+    for position, (label, grouping) in enumerate(groupings):
         check_key(grouping)
-        name = unique(_label(node, grouping), names)
+        name = unique(label, names)
         if SESSION_WINDOW in metadata(grouping):
             reading.session = Session(position, Field(name, grouping.type), WATERMARK_DELAY in metadata(grouping))
             raw = (reading.add_raw(grouping),)
@@ -188,17 +204,8 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
         if found.windows.overlap == 1:  # else the rows of all windows of a pane have to meet
             hashed.append(name)
     reading.set_hash(hashed)
-    for result in node.list("aggregateExpressions"):
-        for expression in result.walk():
-            if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
-                reading.aggregates.append(expression)
-                reading.calls.append(read_function(catalyst, reading, expression))
-    if reading.session is not None:
-        if reading.time is not None:
-            raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
-        for call in filter(is_distinct, reading.calls):
-            raise Unsupported(Reason(SESSION_DISTINCT, call.function))
-    return reading
+    if reading.session is not None and reading.time is not None:
+        raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
 
 
 def rewrite(
@@ -250,6 +257,21 @@ def check_key(expression: Expression) -> None:
 def metadata(expression: Expression) -> dict[str, Any]:
     """The field metadata of a named expression; nothing for others."""
     return expression.metadata if expression.kind in ("AttributeReference", "Alias") else {}
+
+
+def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> None:
+    """Read one `AggregateExpression`, of Spark's functions or the user's."""
+    function = expression.expression("aggregateFunction")
+    assert function is not None
+    if function.kind != AGGREGATE:
+        shown = len(reading.keys) + (reading.session is not None)
+        reading.users.order.append(shown + len(reading.calls))
+        reading.calls.append(read_function(catalyst, reading, expression))
+        return
+    if expression.get("isDistinct") or expression.expression("filter") is not None:
+        raise Unsupported(Reason("MP-PYTHON", str(function.get("name"))))
+    reading.users.order.append(-1 - len(reading.users.functions))
+    reading.users.add(catalyst, function, lambda operand: reading.add_input([operand]))
 
 
 def read_function(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:

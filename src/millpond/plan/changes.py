@@ -10,10 +10,9 @@ import msgspec
 
 from millpond.operators.catalogue import is_distinct
 from millpond.operators.retractable import RETRACTABLE
-from millpond.operators.spec import AggregateSpec, OperatorSpec, RankSpec, SessionSpec
-from millpond.plan.aggregate import Unsupported
+from millpond.operators.spec import AggregateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec
 from millpond.plan.ranking import bound_of, conjuncts
-from millpond.plan.reasons import Reason
+from millpond.plan.reasons import Reason, Unsupported
 
 if TYPE_CHECKING:
     from millpond.plan.decide import Decided, Operator
@@ -26,7 +25,7 @@ def updating(spec: OperatorSpec | None) -> bool:
     """Whether rows that the operator gave out may change later."""
     if isinstance(spec, AggregateSpec | SessionSpec):
         return spec.output_mode != "append"
-    return isinstance(spec, RankSpec)
+    return isinstance(spec, RankSpec) or (isinstance(spec, OverSpec) and spec.retracts)
 
 
 def changing(decided: Decided) -> Operator | None:
@@ -58,7 +57,7 @@ def consuming(spec: OperatorSpec) -> OperatorSpec:
     Raises:
         Unsupported: it cannot take rows back.
     """
-    if isinstance(spec, RankSpec):
+    if isinstance(spec, RankSpec | OverSpec):
         return msgspec.structs.replace(spec, retracts=True)
     if not isinstance(spec, AggregateSpec) or spec.time is not None:
         what = "an aggregate by event time" if isinstance(spec, AggregateSpec) else "what gives each row out once"
@@ -79,7 +78,7 @@ def _emits(operator: Operator) -> Operator:
     if isinstance(spec, AggregateSpec):
         # Whatever the query shows, what is below the operator above is what has changed.
         spec = msgspec.structs.replace(spec, changes=True, output_mode="update")
-    elif isinstance(spec, RankSpec):
+    elif isinstance(spec, RankSpec | OverSpec):
         spec = msgspec.structs.replace(spec, changes=True)
     return replace(operator, spec=spec)
 

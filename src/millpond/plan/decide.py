@@ -10,14 +10,24 @@ from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 
-from millpond.errors import UsageError
-from millpond.operators.catalogue import HOLISTIC, WHOLE_WINDOWS, whole_windows
+from millpond.errors import UnsupportedError, UsageError
+from millpond.operators.catalogue import (
+    HOLISTIC,
+    ROWS,
+    SESSION_DISTINCT,
+    WHOLE_WINDOWS,
+    is_distinct,
+    whole_sessions,
+    whole_windows,
+)
 from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
     EventTime,
     Field,
     OperatorSpec,
+    OverSpec,
+    Pattern,
     RankSpec,
     WithinSpec,
     closes,
@@ -25,14 +35,16 @@ from millpond.operators.spec import (
     with_lag,
 )
 from millpond.operators.types import parse_type
-from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_aggregate, unique
+from millpond.plan.access_pattern import with_pattern
+from millpond.plan.aggregate import Derived, Reading, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst_joins import with_settled_joins
 from millpond.plan.changes import changing, consuming, emitting, updating
 from millpond.plan.join import JoinReading, join_title, read_join
+from millpond.plan.map_groups import MAPS, read_map_groups, title_of
 from millpond.plan.ranking import FUNCTIONS as RANKS
 from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
-from millpond.plan.reasons import Reason
+from millpond.plan.reasons import Reason, Unsupported
 
 _OTHER_STATE = {
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
@@ -116,18 +128,36 @@ class Decision:
         return [operator for operator in self.operators if operator.spec is None]
 
     @property
+    def maps_windows(self) -> bool:
+        """Whether `applyInPandas` or `applyInArrow` is to be called with whole closed windows."""
+        return any(operator.title.startswith(tuple(MAPS.values())) for operator in self.ours)
+
+    @property
     def specs(self) -> list[OperatorSpec]:
         """What the slots compute, by operator index."""
         return [operator.spec for operator in self.operators if operator.spec is not None]
 
 
-def decide(df: DataFrame, output_mode: str = "append", changes: str = "upsert") -> Decision:
+def decide(
+    df: DataFrame,
+    output_mode: str = "append",
+    changes: str = "upsert",
+    pattern: Pattern = "auto",
+    map_groups: str = "batch",
+) -> Decision:
     """Decide where each stateful operator of a streaming DataFrame runs.
 
     Args:
         df: a streaming DataFrame.
         output_mode: `append`, `update` or `complete`.
         changes: what update mode shows of rows that change: `upsert` their new images, `all` also that they are gone.
+        pattern: how groups are to be kept that are shown once, where there is a choice.
+        map_groups: what `applyInPandas` and `applyInArrow` are called with: a group's rows in a micro-batch (`batch`),
+            as by Spark, or all of its rows, once its window has closed (`window`).
+
+    Raises:
+        UnsupportedError: all changes are asked for, and not all of them can come out of the query; or functions are to
+            be called with all rows of closed windows, which cannot be.
     """
     catalyst = Catalyst(df.sparkSession)
     plan = analyzed = catalyst.analyzed(df)
@@ -135,28 +165,45 @@ def decide(df: DataFrame, output_mode: str = "append", changes: str = "upsert") 
     if any(_joins_streams(node) for node in plan.walk()) and not shared:
         plan = with_settled_joins(catalyst, plan)
     mode = output_mode.lower()
-    root = _shown(_Decider(catalyst, mode, shared=shared).visit(plan), mode)
+    root = _shown(_Decider(catalyst, mode, map_groups, shared=shared).visit(plan), mode)
     operators = list(root.operators())
     if any(one.closes for one in operators) and any(one.spec is None for one in operators):
         root = _leave(root)
-    root, _ = _lagging(root)
-    every = changes == "all" and mode == "update" and _changing(root) is not None
+    _check_maps(root)
+    root, _ = _lagging(_patterned(root, pattern))
+    every = changes == "all" and mode == "update" and _changes(root)
     return Decision(_number(emitting(root) if every else root, count()), mode, analyzed, every)
 
 
-def _changing(root: Decided) -> Operator | None:
+def _check_maps(decided: Decided) -> None:
+    """Refuse to leave to Spark what would be called with other rows there than was asked for."""
+    operator = decided.operator
+    if decided.node.kind in MAPS and operator is not None and operator.spec is None:
+        raise UnsupportedError(
+            f"The operator '{operator.title}' cannot be called with whole closed windows. {operator.reason}.",
+            action="Change the query, or set spark.millpond.mapGroups to 'batch', which is what Spark does.",
+        )
+    for child in decided.children:
+        _check_maps(child)
+
+
+def _changes(root: Decided) -> bool:
+    """Whether rows that the query has shown may change later."""
     try:
-        return changing(root)
-    except Unsupported:
-        return None
+        return changing(root) is not None
+    except Unsupported as error:
+        raise UnsupportedError(
+            f"The query cannot show all changes. {error.reason}",
+            action="Set spark.millpond.changes to 'upsert', or show the rows of the operator whose changes are wanted.",
+        ) from None
 
 
 def _shown(decided: Decided, output_mode: str) -> Decided:
-    """Leave to Spark a top-N that the query shows in complete mode: there, all rows would have to be shown again."""
+    """Leave to Spark rows that the query shows in complete mode: there, all of them would have to be shown again."""
     children = tuple(_shown(child, output_mode) for child in decided.children)
     operator = decided.operator
-    shown = operator is not None and isinstance(operator.spec, RankSpec) and not operator.spec.changes
-    if shown and output_mode == "complete":
+    spec = operator.spec if operator is not None else None
+    if output_mode == "complete" and isinstance(spec, RankSpec | OverSpec) and updating(spec) and not spec.changes:
         operator = Operator(describe(decided.node), reason=Reason("MP-MODE", output_mode))
         children = tuple(_leave_updating(child) for child in children)
     return Decided(decided.node, children, operator)
@@ -168,6 +215,14 @@ def _leave(decided: Decided) -> Decided:
     if operator is not None and operator.spec is not None:
         operator = Operator(operator.title, reason=Reason("MP-BESIDE"))
     return Decided(decided.node, tuple(_leave(child) for child in decided.children), operator)
+
+
+def _patterned(decided: Decided, pattern: Pattern) -> Decided:
+    """Have operators keep their groups as asked for."""
+    operator = decided.operator
+    if operator is not None and operator.spec is not None:
+        operator = replace(operator, spec=with_pattern(operator.spec, pattern))
+    return Decided(decided.node, tuple(_patterned(child, pattern) for child in decided.children), operator)
 
 
 def _lagging(decided: Decided) -> tuple[Decided, int]:
@@ -204,9 +259,10 @@ def _number(decided: Decided, numbers: Iterator[int]) -> Decided:
 
 
 class _Decider:
-    def __init__(self, catalyst: Catalyst, output_mode: str, *, shared: bool) -> None:
+    def __init__(self, catalyst: Catalyst, output_mode: str, map_groups: str, *, shared: bool) -> None:
         self.catalyst = catalyst
         self.output_mode = output_mode
+        self.map_groups = map_groups
         self.shared = shared
 
     def visit(self, node: Node, limits: Limits = MappingProxyType({})) -> Decided:
@@ -245,6 +301,8 @@ class _Decider:
             "Distinct": self._distinct,
             "Window": lambda window: self._window(window, limits),
         }
+        if self.map_groups == "window":
+            reader |= dict.fromkeys(MAPS, self._map_groups)
         if node.kind not in reader:
             return None
         title = describe(node)
@@ -276,10 +334,19 @@ class _Decider:
             raise Unsupported(Reason("MP-MODE", self.output_mode))
         self._check_watermarks(reading.time is not None if reading.session is None else reading.session.marked)
         spec = reading.spec(self.output_mode)
-        whole = [call.function for call in spec.calls if call.function in HOLISTIC]
-        if whole and not whole_windows(spec):
-            raise Unsupported(Reason(WHOLE_WINDOWS, whole[0]))
+        if not whole_windows(spec) and not whole_sessions(spec):
+            for call in spec.calls:
+                if call.function in HOLISTIC:
+                    names = [function.name for function in reading.users.functions]
+                    raise Unsupported(Reason(WHOLE_WINDOWS, names[0] if call.function == ROWS else call.function))
+                if reading.session is not None and is_distinct(call):
+                    raise Unsupported(Reason(SESSION_DISTINCT, call.function))
         return reading, spec
+
+    def _map_groups(self, node: Node) -> tuple[Reading, OperatorSpec]:
+        reading = read_map_groups(self.catalyst, node, self.output_mode)
+        self._check_watermarks(timed=True)
+        return reading, reading.spec(self.output_mode)
 
     def _check_watermarks(self, timed: bool) -> None:
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
@@ -363,6 +430,8 @@ def aggregates(node: Node) -> bool:
 
 def describe(node: Node) -> str:
     """An operator in a few words."""
+    if node.kind in MAPS:
+        return _nameless(title_of(node))
     if node.kind == "Aggregate":
         keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
         return f"aggregate by {_nameless(keys)}" if keys else "aggregate"

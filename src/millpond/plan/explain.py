@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from millpond.operators.catalogue import ROWS
 from millpond.operators.spec import (
     AggregateCall,
     AggregateSpec,
@@ -14,6 +15,7 @@ from millpond.operators.spec import (
     key_fields,
 )
 from millpond.plan.access_pattern import access_pattern
+from millpond.plan.aggregate import Reading
 from millpond.plan.decide import Decision, Operator
 from millpond.plan.repeatable import needs_sync
 
@@ -48,7 +50,7 @@ def _operator(operator: Operator) -> dict[str, Any]:
         "store": pattern.store,
         "why": pattern.why,
         "keys": [f"{field.name}: {field.type}" for field in key_fields(operator.spec)],
-        "functions": _functions(operator.spec),
+        "functions": _functions(operator.spec) + _user_functions(operator),
     }
 
 
@@ -56,8 +58,18 @@ def _functions(spec: OperatorSpec) -> list[str]:
     if isinstance(spec, RankSpec):
         return [f"{spec.function}() <= {spec.limit}"]
     if isinstance(spec, AggregateSpec | SessionSpec | OverSpec):
-        return [_call(spec, call) for call in spec.calls]
+        return [_call(spec, call) for call in spec.calls if call.function != ROWS]
     return []
+
+
+def _user_functions(operator: Operator) -> list[str]:
+    """The user's, which Spark's Python workers call."""
+    if not isinstance(operator.reading, Reading):
+        return []
+    return [
+        f"{function.name}: {function.kind.name.lower().replace('_', ' ')}"
+        for function in operator.reading.users.functions
+    ]
 
 
 def _call(spec: AggregateSpec | SessionSpec | OverSpec, call: AggregateCall) -> str:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millpond.operators.types import parse_type
-from millpond.plan.aggregate import Unsupported
 from millpond.plan.catalyst import Expression
-from millpond.plan.reasons import Reason
+from millpond.plan.reasons import Reason, Unsupported
 
 _DAY = 86_400_000_000
 _ORDER = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from millpond.errors import UsageError
 from millpond.operators.spec import AggregateCall, Field, Order, OverSpec, RankSpec
 from millpond.operators.types import leaves, parse_type
-from millpond.plan.aggregate import Derived, Reading, Unsupported, check_key, read_function, unique
+from millpond.plan.aggregate import Derived, Reading, check_key, read_function, unique
 from millpond.plan.catalyst import Catalyst, Expression, Node
-from millpond.plan.reasons import Reason
+from millpond.plan.reasons import Reason, Unsupported
 
 FUNCTIONS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 """Catalyst's class of each ranking function → its name."""

@@ -10,8 +10,10 @@ REASONS = {
     "MP-SINGLE": "spark.sql.streaming.statefulOperator.allowMultiple is false, which changes what is late",
     "MP-BESIDE": "its state is closed by the watermark, beside a stateful operator that stays on Spark",
     "MP-FUNCTION": "the aggregate function {detail} is not supported",
-    "MP-WHOLE": "{detail} needs all rows of a group: kept for tumbling and sliding windows in append mode only",
-    "MP-SESSION-DISTINCT": "{detail} over distinct inputs is not supported in session windows",
+    "MP-PYTHON": "the user's function {detail} is called in a way that is not supported, or not before Spark 4.3",
+    "MP-MAP": "applyInPandas and applyInArrow over closed windows need {detail}",
+    "MP-WHOLE": "{detail} needs all rows of a group, which are kept for event-time windows in append mode only",
+    "MP-SESSION-DISTINCT": "{detail} over distinct inputs is supported in session windows in append mode only",
     "MP-KEY-TYPE": "the key {detail} has a type that cannot be a key",
     "MP-INPUT-TYPE": "{detail} has a type that is not supported",
     "MP-KEYS": "it has more key columns than the supported 64 ({detail})",
@@ -42,3 +44,11 @@ class Reason:
 
     def __str__(self) -> str:
         return f"{self.code}: {REASONS[self.code].format(detail=self.detail)}"
+
+
+class Unsupported(Exception):  # control flow within this package, not an error that a user sees
+    """A part of the operator that stays on Spark."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason

@@ -7,6 +7,7 @@ projection under the old identities, so that no node above it notices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -14,7 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
+from millpond.metrics import FIGURE_COLUMN, FIGURES, OBSERVED, READ_AHEAD, unpacking
+from millpond.operators.catalogue import observed, whole_sessions
 from millpond.operators.spec import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec, output_fields
 from millpond.plan.aggregate import Derived, Reading, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
@@ -22,7 +24,9 @@ from millpond.plan.changes import filtered
 from millpond.plan.decide import Decided, Decision, Operator
 from millpond.plan.join import JoinReading
 from millpond.plan.join_input import joined_sides
+from millpond.plan.map_groups import MAPS
 from millpond.plan.workers import ArrowFunction, map_in_arrow
+from millpond.slot.pipe import Pipe
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
 _DERIVED = {"boolean": BooleanType(), "bigint": LongType()}
@@ -92,6 +96,8 @@ class _Surgeon:
     def _replace(self, node: Node, operator: Operator, child: Node) -> Node:
         reading = operator.reading
         assert isinstance(reading, Reading)
+        if node.kind in MAPS:  # what it groups by is projected right below it
+            (child,) = child.children
         if reading.assigned is not None and reading.assigned.expanded:
             (expand,) = child.children
             child = self.catalyst.with_children(child, expand.children)
@@ -101,9 +107,12 @@ class _Surgeon:
             assert kind is not None
             columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
         prepared = self._prepare(child, raw, columns, reading.hash)
-        if isinstance(operator.spec, DeduplicateSpec | WithinSpec | RankSpec | OverSpec):
+        if node.kind in MAPS:
+            names = [f"result{index}" for index in range(len(node.output))]
+            types: list[DataType] = [column.data_type for column in node.output]
+        elif isinstance(operator.spec, DeduplicateSpec | WithinSpec | RankSpec | OverSpec):
             names = [column.field.name for column in reading.inputs]
-            types: list[DataType] = [
+            types = [
                 reading.raw[column.raw[0]].data_type if column.sql == "{0}" else _DERIVED[column.field.type]
                 for column in reading.inputs
             ]
@@ -119,7 +128,11 @@ class _Surgeon:
         changes = getattr(operator.spec, "changes", False)
         if changes:
             schema.add(OP.name, ByteType())
-        piped = self._through_pipe(prepared, operator, schema)
+        pipe, users = self.pipes[operator.index or 0], reading.users
+        if users.functions:
+            assert isinstance(pipe, Pipe)
+            pipe = pipe.calling(users.called(self.catalyst, operator.title, schema))
+        piped = self._through_pipe(prepared, operator, schema, pipe, users.broadcasts)
         kinds = []
         if changes:
             kinds = [self.catalyst.alias(piped.output[-1], OP.name)]
@@ -136,14 +149,21 @@ class _Surgeon:
         schema = StructType(
             [StructField(field.name, type_) for field, type_ in zip(output_fields(reading.spec), types, strict=True)]
         )
-        piped = self._through_pipe(both[0].union(both[1]), operator, schema)
+        piped = self._through_pipe(both[0].union(both[1]), operator, schema, self.pipes[operator.index or 0])
         pairs = zip(piped.output, node.output, strict=False)  # of a join without columns, the pipe gives one
         joined = self.catalyst.project([self._stand_in(self._as(new, old), old) for new, old in pairs], piped)
         for conjunct in reading.above:
             joined = self.catalyst.filter(conjunct, joined)
         return joined
 
-    def _through_pipe(self, prepared: DataFrame, operator: Operator, schema: StructType) -> Node:
+    def _through_pipe(
+        self,
+        prepared: DataFrame,
+        operator: Operator,
+        schema: StructType,
+        pipe: ArrowFunction,
+        broadcasts: Sequence[Any] = (),
+    ) -> Node:
         """Send rows, the key hash last, through the exchange and the operator's pipe, which gives rows of `schema`."""
         assert operator.index is not None
         schema.add(FIGURE_COLUMN, LongType())
@@ -152,14 +172,17 @@ class _Surgeon:
         else:
             write = named(self.writes[operator.index], "exchange", 1)
             sent = map_in_arrow(prepared, write, "parcel binary, __hash bigint, __mark boolean")
-        pipe = named(self.pipes[operator.index], operator.title, 2)
+        function = named(pipe, operator.title, 2)
         watch = operator.index == self.watching
-        piped = map_in_arrow(self._exchange(sent, watch=watch), pipe, schema)
-        observed = piped.observe(
+        piped = map_in_arrow(self._exchange(sent, watch=watch), function, schema, broadcasts)
+        figures: tuple[str, ...] = FIGURES
+        if operator.spec is not None:
+            figures += READ_AHEAD if whole_sessions(operator.spec) else OBSERVED if observed(operator.spec) else ()
+        watched = piped.observe(
             "millpond" if operator.index == 0 else f"millpond-{operator.index}",
-            *(F.expr(unpacking(figure)).alias(figure) for figure in FIGURES),
+            *(F.expr(unpacking(figure)).alias(figure) for figure in figures),
         )
-        results = observed.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
+        results = watched.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
         return self.catalyst.analyzed(results)
 
     def _prepare(self, child: Node, raw: list[Expression], columns: list[Derived], hash_: str) -> DataFrame:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkContext, cloudpickle
@@ -27,9 +29,26 @@ def run_this_python(context: SparkContext) -> bool:
     return on_one_host(context) and (not _chosen(context) or shutil.which(context.pythonExec) == sys.executable)
 
 
-def map_in_arrow(df: DataFrame, function: ArrowFunction, schema: StructType | str) -> DataFrame:
-    """`df.mapInArrow(function, schema)` for a function of Millpond."""
-    with _this_python(df.sparkSession.sparkContext):
+@dataclass(frozen=True, eq=False)
+class _Broadcast:
+    """A broadcast variable of which only the JVM's object is at hand."""
+
+    _jbroadcast: Any
+
+
+def map_in_arrow(
+    df: DataFrame, function: ArrowFunction, schema: StructType | str, broadcasts: Sequence[Any] = ()
+) -> DataFrame:
+    """`df.mapInArrow(function, schema)` for a function of Millpond.
+
+    Args:
+        df, function, schema: as for `mapInArrow`.
+        broadcasts: the JVM's objects of broadcast variables that functions of the user within it need.
+    """
+    context = df.sparkSession.sparkContext
+    with _this_python(context):
+        for one in broadcasts:  # as if it were pickled with the function: then Spark sends it along
+            context._pickled_broadcast_vars.add(_Broadcast(one))
         return df.mapInArrow(portable(function), schema)
 
 

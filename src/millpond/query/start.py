@@ -143,7 +143,13 @@ class Start:
             generation=0,
             offsets=join_url(checkpoint, "offsets"),
             exchange=self._exchange(),
-            settings=SlotSettings(memory=settings.slot_memory, commit_mode=mode, cache_disk=settings.cache_disk),
+            settings=SlotSettings(
+                memory=settings.slot_memory,
+                commit_mode=mode,
+                cache_disk=settings.cache_disk,
+                read_batch_ratio=settings.read_batch_ratio,
+                max_space_amplification=settings.max_space_amplification,
+            ),
         )
 
     def _exchange(self) -> Literal["local", "spark"]:

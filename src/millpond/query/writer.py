@@ -119,11 +119,17 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         settings = read_settings(self._spark.conf.getAll)
         if not settings.enabled:
             return launch(self)
-        decision = decide(self._df, self._said("outputMode") or "append", settings.changes)
+        mode = self._said("outputMode") or "append"
+        decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
         self._report(decision, settings)
         if not decision.ours:
             return launch(self)
         trigger = self._continuous()
+        if trigger and decision.maps_windows:
+            raise UnsupportedError(
+                f"The trigger {trigger} has no closed windows to call functions with.",
+                action="Use another trigger, or set spark.millpond.mapGroups to 'batch'.",
+            )
         if trigger:
             log.warning("the query stays on Spark: %s", Reason("MP-TRIGGER", trigger))
             return launch(self)

@@ -7,19 +7,16 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
-from millpond.files.append_file import Slice
 from millpond.files.blocks import HashRange
-from millpond.files.refs import TableManifest
-from millpond.files.segment import decode_rows
-from millpond.layout import RowLayout, TableSchema, Words
+from millpond.operators.observed import ObservedAggregate
 from millpond.operators.open import open_operator
-from millpond.operators.protocol import MAIN, TableKind, Times, base_name
+from millpond.operators.protocol import MOVED, SAMPLE, Times, base_name
 from millpond.operators.spec import GLOBAL_HASH, lag_of
 from millpond.slot.checksum import InputChecksum
 from millpond.slot.offsets import check_time
@@ -27,12 +24,10 @@ from millpond.slot.parcels import in_passes, open_parcels
 from millpond.slot.rows import strip_markers
 from millpond.slot.running import RunningQuery
 from millpond.slot.spool import Spool
+from millpond.slot.tables import Tables
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt, Turns
-from millpond.stores.aligned import AlignedStore, AlignedTable
-from millpond.stores.ordered import OrderedTable
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.stores.aligned import AlignedTable
 
 if TYPE_CHECKING:
     from millpond.operators.protocol import Operator
@@ -82,7 +77,7 @@ class Partition:
         self._busy = threading.Lock()  # held for each step that reads or replaces the operator
         self._epoch = 0  # changes whenever the state does, so that output of an older state stops
         self._operator: Operator | None = None
-        self._aligned: AlignedStore | None = None
+        self._tables: Tables | None = None
         self._manifest: PartitionManifest | None = None
         self._applied: Applied | None = None
         self.answered: int | None = None
@@ -248,99 +243,36 @@ class Partition:
         )
         query.committer.opened(manifest)
         owns_global = self.task.partition_of(GLOBAL_HASH) == self.number
-        made: list[RmwTable | OrderedTable | AlignedTable] = []
+        tables = Tables(query, self.task, self.number, manifest)
         with self._busy:
             self._epoch += 1
             try:
                 self._operator = open_operator(
                     self.task.spec,
-                    partial(self._table, manifest, made),
+                    tables.open,
                     manifest.tables,
-                    make_ordered=partial(self._ordered_table, manifest, made),
+                    make_ordered=tables.open_ordered,
                     owns_global=owns_global,
+                    memory=self.task.settings.memory * self.task.slots // max(self.task.slots, self.task.partitions),
                 )
-                for name, state in manifest.tables.items():
-                    self._load(self._operator.tables[name], state.deltas)
+                tables.load()
             except BaseException:
                 self._operator = None
-                for table in made:
-                    table.close()
+                tables.discard()
                 raise
+            self._tables = tables
             self._manifest = manifest
-
-    def _load(self, table: RmwTable | OrderedTable | AlignedTable, deltas: Any) -> None:
-        if isinstance(table, AlignedTable):
-            return  # it reads its deltas where they lie
-        checkpoint = self.query.checkpoint
-        for ref, data in zip(deltas, checkpoint.read_deltas(deltas), strict=True):
-            for rows in decode_rows(data, table.layout, checkpoint.files.locate(ref.commit)):
-                table.load(rows)
-
-    def _table(
-        self,
-        manifest: PartitionManifest,
-        made: list[RmwTable | OrderedTable | AlignedTable],
-        name: str,
-        schema: TableSchema,
-        initial: Words,
-        *,
-        kind: TableKind = "rmw",
-    ) -> RmwTable | AlignedTable:
-        means = self.query.means
-        if kind == "scratch":
-            return RmwTable(schema, initial, RunSet(RowLayout(schema)), means.budget, means.merges)
-        state = manifest.tables.get(name)
-        runs = TableManifest() if state is None else state.runs
-        if kind == "aligned":
-            if self._aligned is None:
-                self._aligned = AlignedStore(schema, self.query.append_files, means.budget, means.merges)
-            deltas = () if state is None else state.deltas
-            at = [Slice(ref.commit, ref.offset, ref.length) for ref in deltas if ref.length]
-            aligned = self._aligned.open(name, runs, at)
-            made.append(aligned)
-            return aligned
-        table = RmwTable.open(
-            schema,
-            initial,
-            runs,
-            self.query.runs,
-            means.budget,
-            means.merges,
-            HashRange(*self.task.hash_range(self.number)) if base_name(name) == MAIN else HashRange(),
-            writers=means.writers,
-        )
-        made.append(table)
-        return table
-
-    def _ordered_table(
-        self,
-        manifest: PartitionManifest,
-        made: list[RmwTable | OrderedTable | AlignedTable],
-        name: str,
-        schema: TableSchema,
-        drop_matched: bool,
-    ) -> OrderedTable:
-        means = self.query.means
-        state = manifest.tables.get(name)
-        table = OrderedTable.open(
-            schema,
-            TableManifest() if state is None else state.runs,
-            self.query.runs,
-            means.budget,
-            means.merges,
-            HashRange(*self.task.hash_range(self.number)),
-            writers=means.writers,
-            drop_matched=drop_matched,
-        )
-        made.append(table)
-        return table
 
     def _figures(self, operator: Operator) -> dict[str, float]:
         figures = self.query.new_figures()
-        for table in operator.tables.values():
+        for table_name, table in operator.tables.items():
             stats = table.stats()
+            if base_name(table_name) in (SAMPLE, MOVED):
+                stats["keys"] = 0  # they say something about the state
             for name, value in stats.items():
                 figures[name] = figures.get(name, 0.0) + value
+        if isinstance(operator, ObservedAggregate):
+            figures |= operator.figures
         return figures | {"state_rows": figures.get("keys", 0.0), "state_bytes": figures.get("bytes", 0.0)}
 
     def _discard(self) -> None:
@@ -351,9 +283,9 @@ class Partition:
         self._epoch += 1
         if self._operator is not None:
             self._operator.close()
-        if self._aligned is not None:
-            self._aligned.close()
-            self._aligned = None
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
         self._operator = self._manifest = self._applied = self.answered = None
 
     def close(self) -> None:

@@ -10,6 +10,8 @@ from pyspark import TaskContext
 from pyspark.accumulators import AccumulatorParam
 
 from millpond.errors import MillpondError, TransientError
+from millpond.operators.spec import output_fields
+from millpond.operators.types import parse_type
 from millpond.slot.client import SlotFinder
 from millpond.slot.figures import figure_rows, with_figures
 from millpond.slot.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
@@ -19,6 +21,8 @@ from millpond.slot.worker import settle
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
+
+    from millpond.slot.user_functions import UserFunctions
 
 _AGAIN = "The task may be tried again (local[N] never does: use local[N,4])."
 
@@ -55,6 +59,7 @@ class Pipe:
         task: the operator.
         coverage: accumulator (of `Coverage`) that learns which partitions have run in which batch.
         figures: whether the output has one more column, `millpond.metrics.FIGURE_COLUMN`, and rows that carry it.
+        functions: the user's, which make the output from what the slot gives; None where that is the output.
     """
 
     def __init__(
@@ -63,10 +68,16 @@ class Pipe:
         coverage: Accumulator[list[PartitionDone]] | None = None,
         *,
         figures: bool = False,
+        functions: UserFunctions | None = None,
     ) -> None:
         self.task = task
         self.coverage = coverage
         self.figures = figures
+        self.functions = functions
+
+    def calling(self, functions: UserFunctions) -> Pipe:
+        """The same pipe with functions of the user at its end."""
+        return Pipe(self.task, self.coverage, figures=self.figures, functions=functions)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send everything to the partition's slot, then yield what it answers.
@@ -131,13 +142,32 @@ class Pipe:
         while True:
             kind, payload = connection.receive()
             if kind is Kind.BATCH:
-                if self.figures:
-                    payload = with_figures(payload)
-                schema = payload.schema
-                yield payload
+                for shown in self._shown(payload, run):
+                    schema = shown.schema
+                    yield with_figures(shown) if self.figures else shown
             elif isinstance(payload, Done):
                 if self.figures and payload.metrics:
-                    yield figure_rows(self.task.spec, payload.metrics, schema)
+                    yield figure_rows(schema or self._schema(), payload.metrics)
                 if self.coverage is not None:
                     self.coverage.add([PartitionDone(run.task.operator, payload.batch, run.partition, payload.metrics)])
                 return
+
+    def _shown(self, batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
+        """The output made of a batch of the slot's."""
+        if self.functions is None:
+            yield batch
+            return
+        try:
+            yield from self.functions(batch)
+        except Exception as error:
+            error.add_note(
+                f"This function was called by Millpond for operator {self.task.operator} ({self.functions.title}), "
+                f"partition {run.partition}, batch {run.batch}. The state is not harmed: mend the function and restart."
+            )
+            raise
+
+    def _schema(self) -> pa.Schema:
+        """Of output without rows."""
+        if self.functions is not None:
+            return self.functions.schema
+        return pa.schema([(field.name, parse_type(field.type).arrow) for field in output_fields(self.task.spec)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,17 +22,18 @@ from millpond.files.blocks import HashRange, sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
-from millpond.operators.catalogue import whole_windows
+from millpond.operators.catalogue import observed, whole_windows
 from millpond.operators.join_rows import LEFT, RIGHT
-from millpond.operators.protocol import MAIN, base_name
-from millpond.operators.spec import AggregateSpec, JoinSpec, OperatorSpec
+from millpond.operators.protocol import MAIN, ROWS, base_name
+from millpond.operators.spec import JoinSpec, OperatorSpec, SessionSpec
 from millpond.operators.tables import read_rows, table_schemas
-from millpond.stores.aligned import gradually
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
+from millpond.stores.gradual import gradually
 from millpond.stores.ordered import OrderedTable
 from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet, memory_run
+from millpond.stores.unaligned import UnalignedTable
 
 _MEMORY = 64 << 20
 """Bytes of file blocks that one reader keeps."""
@@ -138,13 +140,19 @@ class StateReader:
             for name in (LEFT, RIGHT) if table == MAIN else (table,):
                 yield from self._read_side(spec, manifest, partition, name)
             return
-        schema = table_schemas(spec)[table][0]
-        states = [state for name, state in manifest.tables.items() if base_name(name) == table]
-        range_ = self._range(partition) if table == MAIN else HashRange()
-        read = self._appended if isinstance(spec, AggregateSpec) and whole_windows(spec) else self._rows
-        for state in states:
-            for rows in read(state, RowLayout(schema), range_):
-                yield from read_rows(spec, table, rows)
+        if isinstance(spec, SessionSpec) and table == ROWS:
+            yield from self._kept_rows(spec, manifest)
+            return
+        layouts = {name: RowLayout(schema) for name, (schema, _) in table_schemas(spec).items()}
+        wanted = (MAIN, ROWS) if table == MAIN and observed(spec) else (table,)
+        for name, state in manifest.tables.items():
+            base = base_name(name)
+            if base not in wanted:
+                continue
+            range_ = self._range(partition) if base in (MAIN, ROWS) else HashRange()
+            appended = base == ROWS or whole_windows(spec)
+            for rows in (self._appended if appended else self._rows)(state, layouts[base], range_):
+                yield from read_rows(spec, base, rows)
 
     def _appended(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
         """The rows of a table of the aligned append store."""
@@ -158,6 +166,37 @@ class StateReader:
                 yield from gradually([files], layout, _MEMORY // 8, range_)
             finally:
                 store.close()
+
+    def _kept_rows(self, spec: SessionSpec, manifest: PartitionManifest) -> Iterator[pa.RecordBatch]:
+        """The rows of open sessions."""
+        state = manifest.tables.get(ROWS)
+        if state is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
+            store = AppendFiles(self.files, local)
+            try:
+                table = UnalignedTable(
+                    table_schemas(spec)[ROWS][0],
+                    store,
+                    MemoryBudget(_MEMORY),
+                    beside,
+                    state.runs,
+                    directory=local,
+                    read_batch_ratio=0.0,
+                    maximum_space_amplification=math.inf,
+                    writable=False,
+                )
+                for rows in self._scanned(table, state):
+                    yield from read_rows(spec, ROWS, rows)
+            finally:
+                store.close()
+
+    def _scanned(self, table: UnalignedTable | OrderedTable, state: TableState) -> Iterator[Rows]:
+        """The rows of a table that was opened on its files, once its deltas are applied."""
+        for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
+            for rows in decode_rows(data, table.layout, self.files.locate(ref.commit)):
+                table.load(rows)
+        yield from table.scan()
 
     def _read_side(
         self, spec: JoinSpec, manifest: PartitionManifest, partition: int, name: str
@@ -179,10 +218,7 @@ class StateReader:
                     drop_matched=spec.kind == "left_semi" and name == LEFT,
                     writable=False,
                 )
-                for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
-                    for rows in decode_rows(data, table.layout, self.files.locate(ref.commit)):
-                        table.load(rows)
-                for rows in table.scan():
+                for rows in self._scanned(table, state):
                     yield from read_rows(spec, name, rows)
             finally:
                 store.close()

@@ -74,9 +74,10 @@ class Slot:
         """Serve until the application is gone or SIGTERM comes, then finish pending commits."""
         signal.signal(signal.SIGTERM, self._end)
         last_look = time.monotonic()
+        poller = select.poll()  # not `select`, which knows the first 1,024 files of a process only
+        poller.register(self.listener, select.POLLIN)
         while not self._ended:
-            ready, _, _ = select.select([self.listener], [], [], POLL)
-            if ready:
+            if poller.poll(POLL * 1000):
                 self._accept()
             if time.monotonic() - last_look >= POLL:
                 last_look = time.monotonic()

@@ -18,6 +18,7 @@ class SlotSettings(msgspec.Struct, frozen=True):
         commit_mode: `async` lets commits lag by one batch, `sync` ends no batch before its own commit is durable.
         directory: host-local directory below which sockets, sealed files and caches live; empty for the host's default.
         cache_disk: bytes of local disk for cached files, per slot; 0 for as much as there is.
+        read_batch_ratio, max_space_amplification: of the unaligned append store (see `UnalignedTable`).
         start_timeout: how long a slot may take to answer when it is asked for.
         silence_timeout: how long a slot may give no sign of life before it counts as hung and is killed.
         open_timeout: how long a partition waits for a commit that is on its way from another host.
@@ -30,6 +31,8 @@ class SlotSettings(msgspec.Struct, frozen=True):
     commit_mode: Literal["async", "sync"] = "async"
     directory: str = ""
     cache_disk: int = 0
+    read_batch_ratio: float = 0.02
+    max_space_amplification: float = 1.5
     start_timeout: float = 30.0
     silence_timeout: float = 60.0
     open_timeout: float = 30.0

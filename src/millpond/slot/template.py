@@ -51,8 +51,10 @@ class Template:
         if threads > 1:
             print(f"The template has {threads} threads: what it forks may hang.", file=sys.stderr, flush=True)
         self.directory.sweep_siblings()
+        poller = select.poll()  # not `select`, which knows the first 1,024 files of a process only
+        poller.register(self.listener, select.POLLIN)
         while not self._ended:
-            ready, _, _ = select.select([self.listener], [], [], POLL)
+            ready = poller.poll(POLL * 1000)
             self._reap()
             if ready:
                 self._answer()

@@ -9,21 +9,16 @@ gathers many small segments are they merged, behind the batch's back, into a fil
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millpond.errors import TransientError
 from millpond.files.append_file import (
     AppendFile,
     AppendFileWriter,
     MappedBytes,
-    RemoteBytes,
-    Section,
     Slice,
     open_files,
 )
@@ -31,19 +26,16 @@ from millpond.files.blocks import HashRange, shape_of
 from millpond.files.filesystem import Buffer
 from millpond.files.refs import RunRef, TableManifest
 from millpond.kernels.gather import addresses, gather_rows
-from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
+from millpond.stores.gradual import gradually, in_hash_order
 from millpond.stores.protocol import TableDelta
 
 _MOST_SEGMENTS = 64
 """Segments of a window from which they are merged, unless they are large."""
 _LARGE = 4 << 20
 _MOST_LARGE = 512
-_LEAST_PIECE = 1 << 16
-_SIDE_BY_SIDE = 16
-"""Segments in a remote location that are read side by side."""
 
 Window = int | str
 """What a window is called: where it begins, or the name of some that are kept together."""
@@ -63,12 +55,13 @@ class AlignedTable:
         owner: AlignedStore,
         window: Window,
         files: AppendFiles,
+        layout: RowLayout,
         manifest: TableManifest,
         deltas: Sequence[Slice],
     ) -> None:
         self._owner = owner
         self._window = window
-        self.layout = layout = owner.layout
+        self.layout = layout
         self._store = files
         self._merged = [(ref, files.open(ref, [layout])) for ref in reversed(manifest.runs)]  # oldest first
         self._flushed = manifest.flushed
@@ -77,7 +70,6 @@ class AlignedTable:
         self._fresh: list[AppendFile] = []  # segments of the running batch
         self._merging: tuple[int, int, int, Future[tuple[RunRef, AppendFile]]] | None = None
         self.buffered = 0
-        self.touched = False
         self.rows = sum(file.sections[0].rows for file in self.files)
         self._held = 0
         self._count()
@@ -112,6 +104,11 @@ class AlignedTable:
         """How many keys should be worked on together: any number."""
         return self._owner.ahead
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a merge is under way, or done, that `begin` has yet to take over."""
+        return self._merging is not None
+
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch: one, in any order."""
         return 1
@@ -123,23 +120,16 @@ class AlignedTable:
         """Append rows (all words filled); they are copied."""
         rows = Rows(np.ascontiguousarray(rows.words), np.ascontiguousarray(rows.heap))
         self._owner.make_room(rows.words.nbytes + rows.words.nbytes // 8)
-        self.put(rows, np.arange(rows.count))
-
-    def put(self, rows: Rows, select: NDArray[np.int64]) -> None:
-        """Append some of the rows, for which there is room."""
-        rows_at, heaps_at = addresses(rows.words, rows.heap)
-        at = rows_at[select]
-        chunk = Rows(*gather_rows(at, heaps_at[: len(at)], self.layout.width, shape_of(self.layout).blobs))
+        chunk = Rows(*gather_rows(*addresses(*rows), self.layout.width, shape_of(self.layout).blobs))
         self._chunks.append(chunk)
         self.buffered += chunk.words.nbytes + chunk.heap.nbytes
         self.rows += chunk.count
-        self.touched = True
 
     def freeze(self, *, spool: bool) -> None:
         """Make a segment of the rows in the buffer, in memory or in a file on the local disk."""
         if not self._chunks:
             return
-        rows = _sorted(self._chunks, self.layout)
+        rows = in_hash_order(self._chunks, self.layout)
         self._chunks = []
         self.buffered = 0
 
@@ -163,7 +153,6 @@ class AlignedTable:
         self.freeze(spool=False)
         new, self._fresh = self._fresh, []
         self._segments += new
-        self.touched = False
         return TableDelta(sum(file.sections[0].rows for file in new), [_view(file) for file in new])
 
     def placed(self, data: Buffer) -> None:
@@ -256,15 +245,12 @@ def _view(file: AppendFile) -> memoryview:
 
 
 class AlignedStore:
-    """The windows of one operator on one partition, each a table. Not thread-safe: one writer.
-
-    A batch is `begin`, any number of `append`, `seal`. `read` sees what was appended before.
+    """The windows of one operator on one partition, each a table, and the memory that they share.
 
     Args:
         schema: the stored columns. Rows of equal keys have equal hashes; each row that is appended is kept.
         files: where segments are written. budget: the memory shared with the other tables of the slot.
         background: merges segments.
-        prefix: tables are called by this name, `@`, and their window.
 
     Attributes:
         layout: of the rows. piece: bytes of what is read at once.
@@ -276,8 +262,6 @@ class AlignedStore:
         files: AppendFiles,
         budget: MemoryBudget,
         background: Executor,
-        *,
-        prefix: str = "main",
     ) -> None:
         self.layout = RowLayout(schema)
         self._files = files
@@ -285,35 +269,29 @@ class AlignedStore:
         self._account = budget.open()
         self.background = background
         self.piece = budget.piece
-        self._prefix = prefix
         self._tables: dict[Window, AlignedTable] = {}
         self._spilled_bytes = 0
 
-    def open(self, window: Window, manifest: TableManifest, deltas: Sequence[Slice] = ()) -> AlignedTable:
+    def open(
+        self,
+        window: Window,
+        manifest: TableManifest,
+        deltas: Sequence[Slice] = (),
+        *,
+        layout: RowLayout | None = None,
+    ) -> AlignedTable:
         """Open a window at a version; of its segments only the directories are read.
 
         Args:
             manifest: of the table. deltas: where those behind `manifest.flushed` lie, oldest first.
+            layout: of its rows, if they are others than the store's.
 
         Raises:
             StateDamagedError: a file is missing or damaged.
         """
-        table = AlignedTable(self, window, self._files, manifest, deltas)
+        table = AlignedTable(self, window, self._files, layout or self.layout, manifest, deltas)
         self._tables[window] = table
         return table
-
-    def name(self, window: Window) -> str:
-        """What the table of a window is called."""
-        return f"{self._prefix}@{window}"
-
-    @property
-    def tables(self) -> Mapping[str, AlignedTable]:
-        """The tables by name."""
-        return {self.name(window): table for window, table in self._tables.items()}
-
-    def windows(self) -> list[Any]:
-        """The windows that have rows, ascending."""
-        return sorted(self._tables)
 
     @property
     def portion(self) -> int:
@@ -324,32 +302,6 @@ class AlignedStore:
     def ahead(self) -> int:
         """How many keys should be worked on together: any number."""
         return 1 << 32
-
-    def begin(self, version: int) -> None:
-        """Start the batch that reads `version`."""
-        for table in self._tables.values():
-            table.begin(version)
-        self._account.force(self._memory())
-
-    def append(self, rows: Rows, windows: NDArray[np.int64]) -> None:
-        """Append rows (all words filled), each to its window; windows that are new get a table."""
-        if not rows.count:
-            return
-        words = np.ascontiguousarray(rows.words)
-        rows = Rows(words, np.ascontiguousarray(rows.heap))
-        self.make_room(words.nbytes + words.nbytes // 8)
-        lowest, highest = int(windows.min()), int(windows.max())
-        if lowest == highest:
-            self._table(lowest).put(rows, np.arange(len(words)))
-            return
-        order = np.argsort(windows, kind="stable")
-        ordered = windows[order]
-        cuts = np.flatnonzero(np.diff(ordered)) + 1
-        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(order)], strict=True):
-            self._table(int(ordered[begin])).put(rows, order[begin:end])
-
-    def _table(self, window: int) -> AlignedTable:
-        return self._tables.get(window) or self.open(window, TableManifest())
 
     def _memory(self) -> int:
         return sum(table.memory for table in self._tables.values())
@@ -369,45 +321,10 @@ class AlignedStore:
         if not self._account.reserve(held):
             self._account.force(held)
 
-    def read(self, *windows: Window, size: int | None = None, range_: HashRange = HashRange()) -> Iterator[Rows]:  # noqa: B008
-        """All rows of some windows together, gradually, in hash order (rows of one hash in the order they came).
-
-        Args:
-            size: bytes of a piece, roughly; all rows of one hash are in one piece, which may be larger if they are.
-            range_: the hashes wanted.
-
-        Yields:
-            Non-empty pieces with compact heaps. They stay valid; the windows may change once all are read.
-        """
-        groups = []
-        for window in windows:
-            table = self._tables.get(window)
-            if table is not None:
-                groups.append(table.readable())
-        return gradually(groups, self.layout, size or self._budget.piece, range_)
-
-    def reader(self, *windows: Window) -> WindowReader:
-        """Holds on to what some windows hold now, to be read even after they are dropped."""
-        tables = [self._tables[window] for window in windows if window in self._tables]
-        return WindowReader([table.readable() for table in tables], self.layout, self.piece)
-
-    def drop(self, window: Window) -> None:
-        """Forget a window as a whole."""
-        table = self._tables.get(window)
-        if table is not None:
-            table.close()
-
     def forget(self, window: Window, table: AlignedTable) -> None:
         """A table is closed."""
         if self._tables.get(window) is table:
             del self._tables[window]
-
-    def seal(self) -> dict[str, TableDelta]:
-        """End the batch: the deltas of the windows that it has appended to, by table."""
-        deltas = {self.name(w): table.seal() for w, table in self._tables.items() if table.touched}
-        self._account.force(self._memory())
-        self._budget.relieve()
-        return deltas
 
     def stats(self) -> dict[str, int]:
         """Figures of all windows (see `AlignedTable.stats`), and `spilled_bytes`: what did not fit in memory before it
@@ -425,129 +342,3 @@ class AlignedStore:
         for table in tuple(self._tables.values()):
             table.close()
         self._account.close()
-
-
-class WindowReader:
-    """Reads windows that have closed, as often as asked (see `AlignedStore.reader`)."""
-
-    def __init__(self, groups: Sequence[Sequence[AppendFile]], layout: RowLayout, piece: int) -> None:
-        self._groups = groups
-        self._layout = layout
-        self._piece = piece
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return sum(file.sections[0].rows for group in self._groups for file in group)
-
-    def read(self, size: int | None = None) -> Iterator[Rows]:
-        """See `AlignedStore.read`."""
-        return gradually(self._groups, self._layout, size or self._piece)
-
-
-def gradually(
-    groups: Sequence[Sequence[AppendFile]],
-    layout: RowLayout,
-    size: int,
-    range_: HashRange = HashRange(),  # noqa: B008
-) -> Iterator[Rows]:
-    """The rows of hash-ordered files, interval by interval of the hash axis (FlowKV §4.1, gradual state loading).
-
-    Args:
-        groups: the files of each window, oldest first.
-        layout: of the rows. size: bytes of an interval's rows, roughly. range_: the hashes wanted.
-    """
-    cursors = [_Cursor(file, section, range_) for group in groups for file in group for section in file.sections]
-    cursors = [cursor for cursor in cursors if cursor.pending]
-    if not cursors:
-        return
-    ends = list(_boundaries(cursors, size, range_))
-    remote = any(isinstance(cursor.file.data, RemoteBytes) for cursor in cursors)
-    pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(cursors)), "millpond-window") if remote else None
-    try:
-        for end in ends:
-            taken = (pool.map if pool else map)(partial(_Cursor.upto, end=end), cursors)
-            parts = [part for some in taken for part in some]
-            if parts:
-                yield _sorted(parts, layout)
-    finally:
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _Cursor:
-    """Reads one file in hash order."""
-
-    def __init__(self, file: AppendFile, section: Section, range_: HashRange) -> None:
-        self.file = file
-        self.section = section
-        first = section.first
-        self.at = max(0, int(np.searchsorted(first, np.uint64(range_.lo), "left")) - 1)
-        self.stop = int(np.searchsorted(first, np.uint64(range_.hi - 1), "right"))
-        self._lo = np.uint64(range_.lo)
-        self._rest: Rows | None = None  # what is left of the last block read
-
-    @property
-    def pending(self) -> int:
-        """Blocks that are not read yet."""
-        return max(0, self.stop - self.at)
-
-    def upto(self, end: int) -> list[Rows]:
-        """All rows that are left with hashes below `end`."""
-        out: list[Rows] = []
-        if self._rest is not None:
-            self._split(self._rest, end, out)
-        last = int(np.searchsorted(self.section.first, np.uint64(end - 1), "right"))
-        last = min(self.stop, last)
-        if self._rest is None and self.at < last:
-            blocks = np.arange(self.at, last)
-            self.at = last
-            self.file.data.expect(self.file.ranges(self.section, np.arange(last, min(self.stop, 2 * last - blocks[0]))))
-            for block in self.file.read(self.section, blocks):
-                self._split(block, end, out)
-        return out
-
-    def _split(self, rows: Rows, end: int, out: list[Rows]) -> None:
-        hashes = rows.words[:, HASH]
-        begin = int(np.searchsorted(hashes, self._lo, "left"))
-        cut = int(np.searchsorted(hashes, np.uint64(end - 1), "right"))
-        if cut > begin:
-            out.append(Rows(rows.words[begin:cut], rows.heap))
-        self._rest = Rows(rows.words[cut:], rows.heap) if cut < len(hashes) else None
-
-
-def _boundaries(cursors: Sequence[_Cursor], size: int, range_: HashRange) -> Iterator[int]:
-    """Where to cut the axis (each the end of an interval, excluded) so that each has rows of about `size` bytes."""
-    fences = np.concatenate([c.section.first[c.at : c.stop] for c in cursors])
-    heap_and_words = []
-    for cursor in cursors:
-        rows = np.diff(cursor.section.starts)[cursor.at : cursor.stop]
-        # Compressed blocks are shorter than what is in them, but not long values alone.
-        words = rows * (8 * cursor.section.layout.width)
-        heap_and_words.append(np.maximum(words, 2 * cursor.section.sizes[cursor.at : cursor.stop] * _has_heap(cursor)))
-    sizes = np.concatenate(heap_and_words)
-    order = np.argsort(fences, kind="stable")
-    before = np.cumsum(sizes[order]) - sizes[order]
-    step = max(size, _LEAST_PIECE)
-    cuts = np.searchsorted(before, np.arange(step, int(sizes.sum()), step), "left")
-    for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
-        if fence > range_.lo:
-            yield fence
-    yield range_.hi
-
-
-def _has_heap(cursor: _Cursor) -> int:
-    return 1 if cursor.section.layout.bytes_columns else 0
-
-
-def _sorted(chunks: Sequence[Rows], layout: RowLayout) -> Rows:
-    """The rows of some chunks in hash order, those of one hash in the order of the chunks, with one compact heap."""
-    at, heaps = [], []
-    for chunk in chunks:
-        rows_at, heaps_at = addresses(chunk.words, chunk.heap)
-        at.append(rows_at)
-        heaps.append(heaps_at)
-    hashes = np.concatenate([chunk.words[:, HASH] for chunk in chunks])
-    _, order = order_by_hash(hashes)
-    rows_at, heaps_at = np.concatenate(at)[order], np.concatenate(heaps)[order]
-    return Rows(*gather_rows(rows_at, heaps_at, layout.width, shape_of(layout).blobs))

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from millpond.files.append_file import AppendFile, AppendFileWriter, Section
 from millpond.files.blocks import shape_of
 from millpond.files.refs import RunRef
-from millpond.kernels.gather import addresses, gather_rows
-from millpond.kernels.windows import spread
+from millpond.kernels.gather import addresses, gather_rows, spread_ranges
 from millpond.layout import META, NULLS, RowLayout, Rows, Words
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.log_segment import ENTRY, fill_index
@@ -155,7 +154,7 @@ def rows_between(
     """Of ascending, disjoint ranges of rows, those from `low` to `high`, counted from `low`; and where each goes."""
     begin = max(0, int(np.searchsorted(starts, low, "right")) - 1)
     picked, targets = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
-    count = spread(starts, counts, dests, begin, low, high, picked, targets)
+    count = spread_ranges(starts, counts, dests, begin, low, high, picked, targets)
     return picked[:count], targets[:count]
 
 

@@ -8,7 +8,7 @@ section names the windows that were taken since the segment before: what older s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -105,6 +105,13 @@ def entries_of(part: Part, rows: list[Rows]) -> Entries:
     np.cumsum([piece.count for piece in rows], out=bounds[1:])
     words = np.concatenate([piece.words for piece in rows]) if rows else np.empty((0, 3), np.uint64)
     return Entries(part.blocks, words, bounds)
+
+
+def entries_in(store: AppendFiles, segments: Iterable[Segment], until: int | None) -> Iterator[tuple[Part, Entries]]:
+    """The indexes of segments, part by part (see `Segment.parts`)."""
+    parts = [part for segment in segments for part in segment.parts(until)]
+    for part, rows in zip(parts, store.read_ahead(parts), strict=True):
+        yield part, entries_of(part, rows)
 
 
 def ids_in(store: AppendFiles, segment: Segment) -> Iterator[NDArray[np.uint64]]:

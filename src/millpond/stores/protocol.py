@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from millpond.layout import Bytes, Words
+
+if TYPE_CHECKING:
+    from millpond.stores.heap import Heap
 
 
 class Located(NamedTuple):
@@ -15,6 +20,16 @@ class Located(NamedTuple):
 
     rows: NDArray[np.int64]
     created: NDArray[np.bool_]
+
+
+class Writable(Protocol):
+    """Rows that accumulators write to: those of a table, or scratch."""
+
+    words: Words
+    heap: Heap
+
+    def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
+        """Write byte values, two words each, into column word `offset` of given rows; `heap` has the long ones."""
 
 
 class Found(NamedTuple):

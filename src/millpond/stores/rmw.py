@@ -28,6 +28,7 @@ from millpond.stores.protocol import Located, TableDelta
 from millpond.stores.room import Room
 from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet
+from millpond.stores.scratch import Scratch
 from millpond.stores.spooled import spooled
 
 _PIECE = 65536  # rows in a piece of a scan or a delta, at most
@@ -76,8 +77,6 @@ class RmwTable:
     ) -> None:
         self.layout = RowLayout(schema)
         self._range = range_
-        self._initial = initial
-        self._background = background
         self._runs = runs
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self.words: Words = self._hot.words
@@ -138,11 +137,9 @@ class RmwTable:
         """The hashes that the table holds."""
         return self._range
 
-    def beside(self) -> RmwTable:
-        """An empty table of the same kind, in memory only."""
-        return RmwTable(
-            self.layout.schema, self._initial, RunSet(self.layout), self._budget, self._background, self._range
-        )
+    def scratch(self) -> Scratch:
+        """Room for rows like those of this table."""
+        return Scratch(self.layout, 2 * self._budget.total)
 
     @property
     def portion(self) -> int:
@@ -215,6 +212,13 @@ class RmwTable:
         self._room.narrow(range_)
         self._narrow = True
 
+    def expect(self, keys: int) -> None:
+        """Lay the index out for so many more keys now: if they come in the order of their hashes, they would crowd one
+        end of an index that grows as they come.
+        """
+        if keys > self._hot.index.room:
+            self._hot.index.grow(keys)
+
     def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
         """Find the rows of some keys, in memory or in runs, and make fresh ones for those that are new.
 
@@ -275,6 +279,12 @@ class RmwTable:
             values = np.ascontiguousarray(values)
         self._room.take(self.heap.size_of(values))
         self.heap.put(rows, offset, values, heap)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether files are being written, or written, that `begin` has yet to take over."""
+        waiting = self._outbox is not None and bool(self._outbox.waiting)
+        return waiting or (self._compactor is not None and self._compactor.running)
 
     @property
     def epoch(self) -> int:

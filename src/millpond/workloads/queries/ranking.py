@@ -17,7 +17,8 @@ _OPEN = "a.id = b.auction and b.dateTime between a.dateTime and a.expires"
 def q6(events: Streams) -> DataFrame:
     """Average price of a seller: of the last eleven auctions with a bid, in the order of their winning bids.
 
-    Flink's result names no auction (`id`); without it, nobody could tell which row an update replaces.
+    Flink's result names no auction (`id`); without it, nobody could tell which row an update replaces. Winning bids of
+    the same millisecond tie, so that averages are not determined.
     """
     return sql(
         events,

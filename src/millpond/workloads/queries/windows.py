@@ -18,6 +18,11 @@ _SESSIONS = ("append", "complete")
 _SESSION = "session_window(dateTime, '10 seconds')"
 
 
+def _most(rows: str, value: str, most: str) -> str:
+    """SQL for the rows of a list whose value is as large as `most`, which is computed once for the list."""
+    return f"inline(transform(array({most}), most_ -> filter({rows}, row_ -> row_.{value} = most_))[0])"
+
+
 def _hot_auctions(events: Streams, kept: str, most: str) -> DataFrame:
     """Bids per auction in windows of 10 s, every 2 s; of each window, the auctions that have the most, ties included.
 
@@ -27,7 +32,7 @@ def _hot_auctions(events: Streams, kept: str, most: str) -> DataFrame:
     """
     return sql(
         events,
-        f"select window.start as starttime, window.end as endtime, inline(filter(counts, c -> c.num = {most})) from ("
+        f"select window.start as starttime, window.end as endtime, {_most('counts', 'num', most)} from ("
         f" select window, {kept}collect_list(struct(auction, num)) as counts from ("
         "  select window, auction, count(*) as num from {bids}"
         "  group by window(dateTime, '10 seconds', '2 seconds'), auction"
@@ -65,7 +70,7 @@ def q7_append(events: Streams) -> DataFrame:
     """Highest bid of each 10 s, all bids of a window being gathered until it closes."""
     return sql(
         events,
-        "select inline(filter(all, b -> b.price = array_max(all.price))), window.end as endtime from ("
+        f"select {_most('all', 'price', 'array_max(all.price)')}, window.end as endtime from ("
         " select window, collect_list(struct(auction, price, bidder, dateTime, extra)) as all from {bids}"
         " group by window(dateTime, '10 seconds'))",
     )
@@ -76,7 +81,7 @@ def q7_session(events: Streams) -> DataFrame:
     """Highest bid of each session of a bidder, all bids of a session being gathered until it closes."""
     return sql(
         events,
-        "select inline(filter(all, b -> b.price = array_max(all.price))), session_window.end as endtime from ("
+        f"select {_most('all', 'price', 'array_max(all.price)')}, session_window.end as endtime from ("
         " select session_window, collect_list(struct(auction, price, bidder, dateTime, extra)) as all from {bids}"
         f" group by bidder, {_SESSION})",
     )

@@ -1,4 +1,4 @@
-"""Whole rows as state: packed into the fixed words of a layout, put in order, and given back as Arrow."""
+"""Whole rows that are ranked or kept in order: packed into the fixed words of a layout, and given back as Arrow."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from millpond.operators.types import DataType, leaves, parse_type
 _KINDS = {"int": compare.INT, "float": compare.FLOAT, "wide": compare.WIDE, "bytes": compare.BYTES}
 
 
-class Slots:
+class RankedRows:
     """The layout of rows with these columns, and their order.
 
-    The first two words of a row are its own (see `kernels.ranking`), then come its nulls and columns, structs
+    The first two words of a row are its own (see `kernels.slots`), then come its nulls and columns, structs
     flattened, floats as they are.
 
     Args:

@@ -1,0 +1,158 @@
+"""The rows of a key in *slots*: how they are told apart, written and read.
+
+A slot is a row of some layout whose first two words are the version in which the row came, plus one, and the version in
+which it went, plus one (0: it is there). A row that goes stays as a tombstone for the rest of the batch, so that what
+was there before can still be told. The slots of a key stand together in the heap, in an order, then their long values.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.kernels.hot_state import helper, kernel
+from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
+
+STAYS, GOES, RETURNS = 0, 1, 2
+"""What becomes of an entry: it is there, it goes in this batch, it comes back that had gone in this batch."""
+
+BORN, GONE = 0, 1
+
+_LENGTH = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+_INLINE = 12
+_AHEAD = 6
+
+
+@helper
+def visible(slot, now, before):
+    """Whether a slot's row was there before the batch, or is there after it."""
+    gone = word(slot, GONE)
+    if before:
+        return word(slot, BORN) != now and (gone == 0 or gone == now)
+    return gone == 0
+
+
+@helper
+def long_bytes(row, blobs):
+    """Bytes of a row's values that do not fit into it."""
+    total = np.int64(0)
+    for c in range(len(blobs)):
+        size = np.int64(word(row, blobs[c]) & _LENGTH)
+        if size > _INLINE:
+            total += size
+    return total
+
+
+@helper
+def _put(out, at, tail, row, heap, words, blobs):
+    """Copy a row to `out + at`, its long values to `out + tail`; they are referred to from `out` on."""
+    target = step(out, at)
+    copy_bytes(target, row, words * 8)
+    for c in range(len(blobs)):
+        size = np.int64(word(row, blobs[c]) & _LENGTH)
+        if size > _INLINE:
+            copy_bytes(step(out, tail), step(heap, np.int64(word(row, blobs[c] + 1))), size)
+            put_word(target, blobs[c] + 1, np.uint64(tail))
+            tail += size
+    return tail
+
+
+@kernel(
+    "void(uint64, int64, uint64, int64, int64[::1], int64[::1], int64[::1], int64[::1], int8[::1], int64[::1],"
+    " uint64, int64, uint64, int64[::1], int64, uint64, uint64[:, ::1], int64[::1])"
+)
+def write_slots(
+    slab,
+    slab_stride,
+    arena,
+    blob,
+    changed,
+    groups,
+    firsts,
+    ends,
+    fates,
+    sources,
+    rows,
+    stride,
+    heap,
+    blobs,
+    version,
+    out,
+    pairs,
+    starts,
+):
+    """Write the slots of changed groups.
+
+    Args:
+        changed: the numbers of the groups. groups: for each, the row id of its key.
+        firsts, ends: of each group's entries, by the number of the group.
+        out: address of the memory that takes them. starts: for each changed group, where in it; one more at the end.
+        pairs: for each changed group, the value of the table's column.
+        The others are as for `ranking.decide`.
+    """
+    now = np.uint64(version + 1)
+    words = stride >> 3
+    for k in range(len(changed)):
+        if k + _AHEAD < len(changed):
+            ahead = step(slab, groups[k + _AHEAD] * slab_stride)
+            prefetch(step(arena, np.int64(word(ahead, blob + 1))), 0)
+        g = changed[k]
+        row = step(slab, groups[k] * slab_stride)
+        slots = step(arena, np.int64(word(row, blob + 1)))
+        base = step(out, starts[k])
+        entries = ends[g] - firsts[g]
+        tail = entries * stride
+        for e in range(entries):
+            source = sources[firsts[g] + e]
+            fate = fates[firsts[g] + e]
+            target = step(base, e * stride)
+            if source >= 0:
+                tail = _put(base, e * stride, tail, step(rows, source * stride), heap, words, blobs)
+                put_word(target, BORN, now)
+                put_word(target, GONE, np.uint64(0))
+            else:
+                slot = step(slots, (-1 - source) * stride)
+                tail = _put(base, e * stride, tail, slot, slots, words, blobs)
+                if fate == GOES:
+                    put_word(target, GONE, now)
+                elif fate == RETURNS:
+                    put_word(target, GONE, np.uint64(0))
+        size = starts[k + 1] - starts[k]
+        if size == 0:
+            pairs[k, 0] = np.uint64(0)
+            pairs[k, 1] = np.uint64(0)
+        else:
+            pairs[k, 0] = np.uint64(size) | (word(base, 0) << _32)
+            pairs[k, 1] = np.uint64(starts[k])
+
+
+@kernel("int64(uint64[:, ::1], uint64, int64, int64, int64[::1], int64[::1], int64[::1])")
+def long_slots(words, heap, blob, stride, blobs, rows, slots):
+    """Bytes of the long values of some slots."""
+    total = np.int64(0)
+    for i in range(len(rows)):
+        row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
+        total += long_bytes(step(step(heap, np.int64(word(row, blob + 1))), slots[i] * stride), blobs)
+    return total
+
+
+@kernel("void(uint64[:, ::1], uint64, int64, int64, int64[::1], int64[::1], int64[::1], uint64[:, ::1], uint8[::1])")
+def read_slots(words, heap, blob, stride, blobs, rows, slots, out, out_heap):
+    """Copy slots out of their keys' rows: their words and, into a heap of their own, their long values."""
+    tail = np.int64(0)
+    for i in range(len(rows)):
+        row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
+        base = step(heap, np.int64(word(row, blob + 1)))
+        slot = step(base, slots[i] * stride)
+        target = np.uint64(out.ctypes.data + i * stride)
+        copy_bytes(target, slot, stride)
+        for c in range(len(blobs)):
+            size = np.int64(word(slot, blobs[c]) & _LENGTH)
+            if size > _INLINE:
+                copy_bytes(
+                    step(np.uint64(out_heap.ctypes.data), tail), step(base, np.int64(word(slot, blobs[c] + 1))), size
+                )
+                out[i, blobs[c] + 1] = np.uint64(tail)
+                tail += size

@@ -1,0 +1,250 @@
+"""State of every kind of operator with one of its files altered, cut short or removed: right rows, or the file's name.
+
+The files that every checkpoint has beside these: `slot/test_damage.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from millpond.checkpoint.generation import claim
+from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
+from millpond.checkpoint.recovery import Recovery
+from millpond.errors import StateDamagedError
+from millpond.files.filesystem import join_url, open_filesystem
+from millpond.operators.tables import table_schemas
+from millpond.query.ledger import Ledger, RollBack
+from millpond.query.start import begin
+from millpond.slot.partitions import PartitionServer
+from millpond.slot.protocol import Run
+from millpond.slot.task import SlotSettings
+from millpond.stores import aligned, flush, ordered_files
+from tests.chaos.kinds import KINDS, ordered, part_of, shown
+from tests.chaos.operators import marked, task_of, truth
+
+PARTITIONS = 2
+BATCHES = 9
+"""Batches that Spark has committed."""
+MORE = 4
+"""Batches that run on what is damaged: time enough for all of it to be read or to expire."""
+SOON = 30.0
+"""Seconds in which all of this must end."""
+THOROUGH = "MILLPOND_SCHEDULES" in os.environ
+CHOSEN = (
+    "aggregate",
+    "tumbling",
+    "panes",
+    "holistic panes",
+    "sessions",
+    "distinct by time",
+    "within",
+    "join full_outer",
+    "join left_semi",
+    "top-n",
+    "over",
+)
+DAMAGE = ("flipped", "cut", "removed")
+
+
+class Live(NamedTuple):
+    """Bytes of a file below `millpond/` that are state."""
+
+    name: str
+    begin: int
+    end: int
+
+    @property
+    def kind(self) -> str:
+        return Path(self.name).suffix if self.name.startswith("files/") else "delta"
+
+
+class Application:
+    """Driver and one slot, with everything on disk below `folder`: the start is the real one, Spark's part a loop."""
+
+    def __init__(self, folder: Path, kind: str, scheme: str = "") -> None:
+        self.folder = folder
+        self.kind = KINDS[kind]
+        self.stream, self.expected = truth(kind, 0)
+        self.location = f"{scheme}{folder}"
+        self.files = open_filesystem(join_url(self.location, "millpond"))
+        checkpoint = open_filesystem(str(folder))
+        self.ledger = Ledger(checkpoint)
+        self.roll_back = RollBack(checkpoint, self.ledger)
+        self.host = folder / "host"
+        self.host.mkdir(exist_ok=True)
+        self.server: PartitionServer | None = None
+
+    def start(self) -> None:
+        """Recover: afterwards the slot can run the batch behind the last committed one."""
+        tables = {name: plain(schema) for name, (schema, _) in table_schemas(self.kind.spec).items()}
+        operator = PinnedOperator(self.kind.name, plain(self.kind.spec), tables)
+        pin(self.files, PinnedQuery(1 << 15, (operator,)))
+        generation = claim(self.files, run="test", partitions=PARTITIONS)
+        again = begin(Recovery(self.files, generation, 1), self.ledger)
+        settings = SlotSettings(memory=64 << 20, directory=str(self.folder), open_timeout=0.0, commit_timeout=20.0)
+        self.task = task_of(
+            self.kind,
+            PARTITIONS,
+            generation.number,
+            location=self.location,
+            offsets=str(self.folder / "offsets"),
+            settings=settings,
+        )
+        self.server = PartitionServer(self.host)
+        for batch in again:
+            with self.roll_back.again(batch):
+                self.run(batch)
+                self.server.drain("query", 10)
+
+    def run(self, batch: int) -> None:
+        """One batch, which has to give its rows."""
+        assert self.server is not None
+        rows, found = self.stream[batch].rows, []
+        for partition in range(PARTITIONS):
+            piece = marked(part_of(rows, partition, PARTITIONS), partition, PARTITIONS)
+            found += shown(list(self.server.run(Run(self.task, partition, batch, 0), iter([piece]))))
+        assert ordered(found) == self.expected[batch], f"batch {batch}"
+
+    def go(self, batches: int) -> None:
+        """Run and commit batches as Spark does, from the first one that is not committed."""
+        for batch in range(self.ledger.last("commits") + 1, batches):
+            closed, processing = self.stream[batch].times[1:]
+            plan = b'v1\n{"batchWatermarkMs":%d,"batchTimestampMs":%d}\n0' % (closed, processing)
+            self.ledger.put("offsets", batch, plan)
+            self.run(batch)
+            self.ledger.put("commits", batch, b"v1\n{}")
+
+    def go_back(self, version: int) -> None:
+        """Have Spark's ledger end before a version."""
+        for batch in range(version, self.ledger.last("offsets") + 1):
+            self.ledger.remove("offsets", batch)
+            self.ledger.remove("commits", batch)
+
+    def live(self) -> list[Live]:
+        """What the newest version of the state consists of."""
+        recovery = Recovery(self.files)
+        version = recovery.newest()
+        found = set()
+        for partition in range(PARTITIONS):
+            for table in recovery.manifest(0, partition, version).tables.values():
+                found |= {Live(run.name, 0, run.bytes) for run in table.runs.runs if not run.pending}
+                found |= {Live(d.commit, d.offset, d.offset + d.length) for d in table.deltas if d.length}
+        return sorted(found)
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    """Stores flush and merge after a few batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flush, "_MOST_DELTAS", 1)
+        patch.setattr(ordered_files, "_MOST_DELTAS", 2)
+        patch.setattr(aligned, "_MOST_SEGMENTS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The state of each kind, made when it is first asked for: by two runs, the second with what the first wrote."""
+
+    class Made(dict[str, Path]):
+        def __missing__(self, kind: str) -> Path:
+            folder = tmp_path_factory.mktemp("state")
+            with soon():
+                for batches in (BATCHES - 2, BATCHES):
+                    application = Application(folder, kind)
+                    application.start()
+                    application.go(batches)
+                    application.close()
+            shutil.rmtree(folder / "host")
+            self[kind] = folder
+            return folder
+
+    return Made()
+
+
+def damage(folder: Path, victim: Live, how: str, choice: random.Random) -> None:
+    """Flip a bit, cut the file short there, or remove it."""
+    path = folder / "millpond" / victim.name
+    if how == "removed":
+        path.unlink()
+        return
+    content = bytearray(path.read_bytes())
+    at = choice.randrange(victim.begin, victim.end)
+    if how == "cut":
+        del content[at:]
+    else:
+        content[at] ^= 1 << choice.randrange(8)
+    path.write_bytes(content)
+
+
+def outcome(folder: Path, kind: str, scheme: str, victim: str = "") -> str:
+    """What becomes of a start on this state, and of some batches: `named` (the damaged file), or `harmless`."""
+    application = Application(folder, kind, scheme)
+    began = time.monotonic()
+    try:
+        application.start()
+        application.go(BATCHES + MORE)
+    except StateDamagedError as error:
+        assert error.operator is not None, error  # noqa: PT017
+        assert error.partition is not None, error  # noqa: PT017
+        assert error.version is not None, error  # noqa: PT017
+        assert error.file, error  # noqa: PT017
+        if application.server is not None:
+            assert error.query == "query", error  # noqa: PT017
+            assert error.file.endswith(victim), error  # noqa: PT017
+        return "named"
+    finally:
+        application.close()
+        assert time.monotonic() - began < SOON
+    return "harmless"
+
+
+@pytest.mark.parametrize("kind", KINDS if THOROUGH else CHOSEN)
+def test_damage_is_named_or_harmless(checkpoints: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    whole = checkpoints[kind]
+    live = Application(whole, kind).live()
+    outcomes: dict[tuple[str, str], set[str]] = {}
+    for seed in range(10 if THOROUGH else 2):
+        for file, how in product(sorted({each.kind for each in live}), DAMAGE):
+            choice = random.Random(f"{seed} {kind} {file} {how}")
+            victim = choice.choice([each for each in live if each.kind == file])
+            folder = tmp_path / f"{seed}{file}{how}"
+            shutil.copytree(whole, folder)
+            damage(folder, victim, how, choice)
+            found = outcome(folder, kind, ("", "faults+")[seed % 2], victim.name)
+            outcomes.setdefault((file, how), set()).add(found)
+            shutil.rmtree(folder)
+    seldom = {("delta", "removed"), ("delta", "cut"), (".run", "flipped")}  # made again, or not read any more
+    assert all("named" in found for what, found in outcomes.items() if what not in seldom), outcomes
+
+
+@pytest.mark.parametrize("kind", KINDS if THOROUGH else CHOSEN)
+@pytest.mark.parametrize("scheme", ["", "faults+"], ids=["local", "remote"])
+def test_the_same_state_whole(checkpoints: dict[str, Path], tmp_path: Path, kind: str, scheme: str) -> None:
+    folder = tmp_path / "whole"
+    shutil.copytree(checkpoints[kind], folder)
+    assert outcome(folder, kind, scheme) == "harmless"
+
+
+@pytest.mark.parametrize("kind", KINDS if THOROUGH else CHOSEN)
+def test_older_versions_are_there(checkpoints: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    for version in range(BATCHES + 1) if THOROUGH else (2, BATCHES - 3, BATCHES - 1):
+        folder = tmp_path / str(version)
+        shutil.copytree(checkpoints[kind], folder)
+        Application(folder, kind).go_back(version)
+        assert outcome(folder, kind, ("", "faults+")[version % 2]) == "harmless"
+        shutil.rmtree(folder)
