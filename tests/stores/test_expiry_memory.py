@@ -16,11 +16,11 @@ from tests.stores.test_rmw_model import Immediate
 
 LAYOUT = RowLayout(TableSchema((Column("k", "word"),), tuple(Column(f"v{i}", "word") for i in range(9))))
 TIME = LAYOUT.offsets[1]
-BATCH = 20_000
+BATCH, KEYS = 5_000, 100_000
 
 
 def test_a_state_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    total = 3 << 20
+    total = 1 << 20
     budget = MemoryBudget(total)
     runs = RunSet(LAYOUT)
     initial = np.zeros(LAYOUT.width, np.uint64)
@@ -30,11 +30,12 @@ def test_a_state_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sweep = Expiry._sweep
     monkeypatch.setattr(Expiry, "_sweep", lambda *args: (sweeps.append(1), sweep(*args))[1])
     draw = np.random.default_rng(3)
-    times: dict[int, int] = {}
+    never = 1 << 62
+    times = np.full(KEYS, never)
     searched = 0
     for batch in range(120):
         table.begin(batch)
-        keys = draw.integers(0, 400_000, BATCH)
+        keys = draw.integers(0, KEYS, BATCH)
         now = 1000 * batch
         ends = now + 30_000 + draw.integers(0, 1000, BATCH)
         words = np.zeros((BATCH, LAYOUT.width), np.uint64)
@@ -46,18 +47,17 @@ def test_a_state_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             rows = table.upsert(block, Expiry.stamps(later)).rows
             np.maximum.at(table.words[:, TIME].view(np.int64), rows, later)
             expiry.file(rows)
-        for key, end in zip(keys.tolist(), ends.tolist(), strict=True):
-            times[key] = max(times.get(key, 0), end)
-        found: dict[int, int] = {}
+        times[keys] = np.where(times[keys] == never, 0, times[keys])
+        np.maximum.at(times, keys, ends)
+        found = np.full(KEYS, never)
         for rows in expiry.due(now):
-            found |= zip(table.words[rows, LAYOUT.offsets[0]].tolist(), table.words[rows, TIME].tolist(), strict=True)
+            found[table.words[rows, LAYOUT.offsets[0]]] = table.words[rows, TIME]
             table.remove(rows)
-        assert found == {key: end for key, end in times.items() if end <= now}
-        for key in found:
-            del times[key]
+        assert np.array_equal(found, np.where(times <= now, times, never))
+        times[times <= now] = never
         table.seal()
         searched += len(runs.runs)
-        assert table.stats()["keys"] == len(times)
+        assert table.stats()["keys"] == (times < never).sum()
         assert table.stats()["hot_bytes"] + table.stats()["buffer_bytes"] < total
     assert runs.rows > 2 * table.stats()["hot_rows"]
     assert len(sweeps) < searched // 2, (len(sweeps), searched)
