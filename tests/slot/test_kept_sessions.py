@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -102,6 +103,10 @@ class Application:
 
         return found(SPEC, list(watched()))
 
+    def resume(self, batch: int, generation: int) -> list[str]:
+        self.start(batch, generation)
+        return self.run(batch)
+
     def close(self) -> None:
         if self.server is not None:
             self.server.close()
@@ -180,9 +185,6 @@ def test_damage_to_segments_is_named(tmp_path: Path, scheme: str) -> None:
         else:
             content[choice.randrange(len(content))] ^= 1 << choice.randrange(8)
         victim.write_bytes(content)
-        application = Application(folder, scheme)
-        with pytest.raises(StateDamagedError) as raised:
-            application.start(BATCHES, generation + 1)
-            application.run(BATCHES)
+        with closing(Application(folder, scheme)) as application, pytest.raises(StateDamagedError) as raised:
+            application.resume(BATCHES, generation + 1)
         assert raised.value.file
-        application.close()
