@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from millpond.operators.catalogue import is_distinct
 from millpond.operators.retractable import RETRACTABLE
 from millpond.operators.spec import AggregateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec
+from millpond.plan.decision import Decided, Operator
 from millpond.plan.ranking import bound_of, conjuncts
 from millpond.plan.reasons import Reason, Unsupported
-
-if TYPE_CHECKING:
-    from millpond.plan.decide import Decided, Operator
 
 THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
 """Nodes through which changes travel: each row on its own."""
@@ -66,6 +63,11 @@ def consuming(spec: OperatorSpec) -> OperatorSpec:
         if call.function not in RETRACTABLE or is_distinct(call):
             raise Unsupported(Reason("MP-RETRACT", f"{call.function}{'(distinct)' if call.distinct else ''}"))
     return msgspec.structs.replace(spec, retracts=True)
+
+
+def leave_updating(decided: Decided) -> Decided:
+    """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
+    return decided.with_ours(lambda one: one.left(Reason("MP-ABOVE")) if updating(one.spec) else one)
 
 
 def emitting(decided: Decided) -> Decided:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Callable
+from dataclasses import replace
 from types import MappingProxyType
 
 from pyspark.sql import DataFrame
@@ -26,25 +24,22 @@ from millpond.operators.spec import (
     EventTime,
     Field,
     OperatorSpec,
-    OverSpec,
     Pattern,
-    RankSpec,
     WithinSpec,
-    closes,
     lag_of,
-    with_lag,
 )
 from millpond.operators.types import parse_type
-from millpond.plan.access_pattern import with_pattern
 from millpond.plan.aggregate import Derived, Reading, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst_joins import with_settled_joins
-from millpond.plan.changes import changing, consuming, emitting, updating
-from millpond.plan.join import JoinReading, join_title, read_join
-from millpond.plan.map_groups import MAPS, read_map_groups, title_of
+from millpond.plan.changes import changing, consuming, emitting, leave_updating
+from millpond.plan.decision import Decided, Decision, Operator, describe
+from millpond.plan.join import read_join
+from millpond.plan.map_groups import MAPS, read_map_groups
 from millpond.plan.ranking import FUNCTIONS as RANKS
 from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.settle import numbered, settled
 
 _OTHER_STATE = {
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
@@ -54,88 +49,6 @@ _OTHER_STATE = {
     "TransformWithStateInPandas": "transformWithStateInPandas",
 }
 """Nodes that hold state on streams and are always left to Spark → how to call them."""
-
-
-@dataclass(frozen=True)
-class Operator:
-    """One stateful operator of the query.
-
-    Attributes:
-        title: what it is, for people.
-        spec: what a slot computes, if it runs on Millpond.
-        index: its number among the query's Millpond operators, bottom up, left to right; None on Spark.
-        reading: what to project around it.
-        reason: why it stays on Spark.
-    """
-
-    title: str
-    spec: OperatorSpec | None = None
-    index: int | None = None
-    reading: Reading | JoinReading | None = None
-    reason: Reason | None = None
-
-    @property
-    def closes(self) -> bool:
-        """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
-        return self.spec is not None and closes(self.spec)
-
-
-@dataclass(frozen=True)
-class Decided:
-    """A plan node with what was decided about it and about the nodes below."""
-
-    node: Node
-    children: tuple[Decided, ...]
-    operator: Operator | None = None
-
-    def operators(self) -> Iterator[Operator]:
-        """All stateful operators, bottom up, left to right."""
-        for child in self.children:
-            yield from child.operators()
-        if self.operator is not None:
-            yield self.operator
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What was decided about one query.
-
-    Attributes:
-        root: the decided plan.
-        output_mode: `append`, `update` or `complete`.
-        analyzed: the plan as the user wrote it.
-        all_changes: whether the query shows rows that are gone too, and a column `_op`.
-        operators: the query's stateful operators, bottom up, left to right.
-    """
-
-    root: Decided
-    output_mode: str
-    analyzed: Node
-    all_changes: bool = False
-    operators: tuple[Operator, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "operators", tuple(self.root.operators()))
-
-    @property
-    def ours(self) -> list[Operator]:
-        """The operators that run on Millpond, by index."""
-        return [operator for operator in self.operators if operator.spec is not None]
-
-    @property
-    def theirs(self) -> list[Operator]:
-        """The operators that stay on Spark."""
-        return [operator for operator in self.operators if operator.spec is None]
-
-    @property
-    def maps_windows(self) -> bool:
-        """Whether `applyInPandas` or `applyInArrow` is to be called with whole closed windows."""
-        return any(operator.title.startswith(tuple(MAPS.values())) for operator in self.ours)
-
-    @property
-    def specs(self) -> list[OperatorSpec]:
-        """What the slots compute, by operator index."""
-        return [operator.spec for operator in self.operators if operator.spec is not None]
 
 
 def decide(
@@ -165,26 +78,9 @@ def decide(
     if any(_joins_streams(node) for node in plan.walk()) and not shared:
         plan = with_settled_joins(catalyst, plan)
     mode = output_mode.lower()
-    root = _shown(_Decider(catalyst, mode, map_groups, shared=shared).visit(plan), mode)
-    operators = list(root.operators())
-    if any(one.closes for one in operators) and any(one.spec is None for one in operators):
-        root = _leave(root)
-    _check_maps(root)
-    root, _ = _lagging(_patterned(root, pattern))
+    root = settled(_Decider(catalyst, mode, map_groups, shared=shared).visit(plan), mode, pattern)
     every = changes == "all" and mode == "update" and _changes(root)
-    return Decision(_number(emitting(root) if every else root, count()), mode, analyzed, every)
-
-
-def _check_maps(decided: Decided) -> None:
-    """Refuse to leave to Spark what would be called with other rows there than was asked for."""
-    operator = decided.operator
-    if decided.node.kind in MAPS and operator is not None and operator.spec is None:
-        raise UnsupportedError(
-            f"The operator '{operator.title}' cannot be called with whole closed windows. {operator.reason}.",
-            action="Change the query, or set spark.millpond.mapGroups to 'batch', which is what Spark does.",
-        )
-    for child in decided.children:
-        _check_maps(child)
+    return Decision(numbered(emitting(root) if every else root), mode, analyzed, every)
 
 
 def _changes(root: Decided) -> bool:
@@ -196,66 +92,6 @@ def _changes(root: Decided) -> bool:
             f"The query cannot show all changes. {error.reason}",
             action="Set spark.millpond.changes to 'upsert', or show the rows of the operator whose changes are wanted.",
         ) from None
-
-
-def _shown(decided: Decided, output_mode: str) -> Decided:
-    """Leave to Spark rows that the query shows in complete mode: there, all of them would have to be shown again."""
-    children = tuple(_shown(child, output_mode) for child in decided.children)
-    operator = decided.operator
-    spec = operator.spec if operator is not None else None
-    if output_mode == "complete" and isinstance(spec, RankSpec | OverSpec) and updating(spec) and not spec.changes:
-        operator = Operator(describe(decided.node), reason=Reason("MP-MODE", output_mode))
-        children = tuple(_leave_updating(child) for child in children)
-    return Decided(decided.node, children, operator)
-
-
-def _leave(decided: Decided) -> Decided:
-    """Leave everything to Spark: an operator of its own would not see the watermark as it passes ours."""
-    operator = decided.operator
-    if operator is not None and operator.spec is not None:
-        operator = Operator(operator.title, reason=Reason("MP-BESIDE"))
-    return Decided(decided.node, tuple(_leave(child) for child in decided.children), operator)
-
-
-def _patterned(decided: Decided, pattern: Pattern) -> Decided:
-    """Have operators keep their groups as asked for."""
-    operator = decided.operator
-    if operator is not None and operator.spec is not None:
-        operator = replace(operator, spec=with_pattern(operator.spec, pattern))
-    return Decided(decided.node, tuple(_patterned(child, pattern) for child in decided.children), operator)
-
-
-def _lagging(decided: Decided) -> tuple[Decided, int]:
-    """Tell operators how far their watermark lags behind the query's, and how far that of their output does.
-
-    What comes out of a join may be as old as the rows that it still keeps.
-    """
-    below = [_lagging(child) for child in decided.children]
-    lag = max((lag for _, lag in below), default=0)
-    operator = decided.operator
-    if operator is not None and operator.spec is not None:
-        operator = replace(operator, spec=with_lag(operator.spec, lag))
-        if isinstance(operator.reading, JoinReading):
-            lag += operator.reading.output_lag_ms
-    return Decided(decided.node, tuple(child for child, _ in below), operator), lag
-
-
-def _leave_updating(decided: Decided) -> Decided:
-    """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
-    children = tuple(_leave_updating(child) for child in decided.children)
-    operator = decided.operator
-    if operator is not None and updating(operator.spec):
-        operator = Operator(operator.title, reason=Reason("MP-ABOVE"))
-    return Decided(decided.node, children, operator)
-
-
-def _number(decided: Decided, numbers: Iterator[int]) -> Decided:
-    """Number the Millpond operators bottom up, left to right."""
-    children = tuple(_number(child, numbers) for child in decided.children)
-    operator = decided.operator
-    if operator is not None and operator.spec is not None:
-        operator = replace(operator, index=next(numbers))
-    return Decided(decided.node, children, operator)
 
 
 class _Decider:
@@ -280,15 +116,15 @@ class _Decider:
                     operator = replace(operator, spec=consuming(operator.spec))
                     children = tuple(emitting(child) for child in children)
             except Unsupported as unsupported:
-                operator = Operator(operator.title, reason=unsupported.reason)
+                operator = operator.left(unsupported.reason)
         if operator is not None and operator.spec is None:
-            children = tuple(_leave_updating(child) for child in children)
+            children = tuple(leave_updating(child) for child in children)
         return Decided(node, children, operator)
 
     def _operator(self, node: Node, limits: Limits) -> Operator | None:
         if _joins_streams(node):
             return self._join(node)
-        if node.kind == "GlobalLimit" and (self.output_mode == "append" or not aggregates(node)):
+        if node.kind == "GlobalLimit" and (self.output_mode == "append" or not _aggregates(node)):
             return Operator("a limit on a stream", reason=Reason("MP-OPERATOR", "a limit on a stream"))
         if node.kind in _OTHER_STATE:
             title = _OTHER_STATE[node.kind]
@@ -423,30 +259,6 @@ def _joins_streams(node: Node) -> bool:
     return node.kind == "Join" and all(child.streaming for child in node.children)
 
 
-def aggregates(node: Node) -> bool:
+def _aggregates(node: Node) -> bool:
     """Whether a streaming aggregation stands below: in complete mode, what comes out of it is everything so far."""
     return any(below.streaming and below.kind in ("Aggregate", "Distinct") for below in node.walk())
-
-
-def describe(node: Node) -> str:
-    """An operator in a few words."""
-    if node.kind in MAPS:
-        return _nameless(title_of(node))
-    if node.kind == "Aggregate":
-        keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
-        return f"aggregate by {_nameless(keys)}" if keys else "aggregate"
-    if node.kind == "Window":
-        results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
-        keys = ", ".join(key.name for key in node.list("partitionSpec"))
-        return _nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
-    if node.kind == "Join":
-        return f"{join_title(node)} join"
-    if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
-        within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
-        return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
-    return "distinct"
-
-
-def _nameless(text: str) -> str:
-    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time: it is pinned."""
-    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)

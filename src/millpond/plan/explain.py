@@ -16,7 +16,7 @@ from millpond.operators.spec import (
 )
 from millpond.plan.access_pattern import access_pattern
 from millpond.plan.aggregate import Reading
-from millpond.plan.decide import Decision, Operator
+from millpond.plan.decision import Decision, Operator
 from millpond.plan.repeatable import needs_sync
 
 

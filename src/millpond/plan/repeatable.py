@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond.plan.catalyst import Expression, Node
-from millpond.plan.decide import Decided, Decision
+from millpond.plan.decision import Decided, Decision
 from millpond.plan.join import JoinReading
 
 _FILES = frozenset({"parquet", "orc", "json", "csv", "text", "avro", "xml", "binaryfile", "delta"})

@@ -21,7 +21,7 @@ from millpond.operators.spec import OP, DeduplicateSpec, OverSpec, RankSpec, Wit
 from millpond.plan.aggregate import Derived, Reading, quoted, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.changes import filtered
-from millpond.plan.decide import Decided, Decision, Operator
+from millpond.plan.decision import Decided, Decision, Operator
 from millpond.plan.join import JoinReading
 from millpond.plan.join_input import joined_sides
 from millpond.plan.map_groups import MAPS

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from millpond.errors import SettingError, UsageError
 from millpond.operators.spec import AggregateSpec, OverSpec, RankSpec
 from millpond.plan.catalyst import Catalyst, Node
-from millpond.plan.decide import Decided, Decision
+from millpond.plan.decision import Decided, Decision
 
 TESTED = ("4.1", "4.2", "4.3")
 """The versions of Spark that Millpond is tested with."""

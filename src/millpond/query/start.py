@@ -27,7 +27,7 @@ from millpond.errors import MillpondError, SettingError, StateDamagedError, Stat
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.operators.tables import table_schemas
 from millpond.plan.catalyst import Catalyst
-from millpond.plan.decide import Decision
+from millpond.plan.decision import Decision
 from millpond.plan.workers import on_one_host, run_this_python
 from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack

@@ -17,7 +17,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
-from millpond.plan.decide import Decision, decide
+from millpond.plan.decide import decide
+from millpond.plan.decision import Decision
 from millpond.plan.explain import as_text
 from millpond.plan.reasons import Reason
 from millpond.plan.repeatable import needs_sync

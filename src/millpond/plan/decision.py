@@ -1,0 +1,132 @@
+"""The nouns of a decision: a query's plan, and for every stateful operator of it what runs where and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from millpond.operators.spec import OperatorSpec, closes
+from millpond.plan.aggregate import Reading
+from millpond.plan.catalyst import Node
+from millpond.plan.join import JoinReading, join_title
+from millpond.plan.map_groups import MAPS, title_of
+from millpond.plan.reasons import Reason
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One stateful operator of the query.
+
+    Attributes:
+        title: what it is, for people.
+        spec: what a slot computes, if it runs on Millpond.
+        index: its number among the query's Millpond operators, bottom up, left to right; None on Spark.
+        reading: what to project around it.
+        reason: why it stays on Spark.
+    """
+
+    title: str
+    spec: OperatorSpec | None = None
+    index: int | None = None
+    reading: Reading | JoinReading | None = None
+    reason: Reason | None = None
+
+    @property
+    def closes(self) -> bool:
+        """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
+        return self.spec is not None and closes(self.spec)
+
+    def left(self, reason: Reason) -> Operator:
+        """The same operator, left to Spark."""
+        return Operator(self.title, reason=reason)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A plan node with what was decided about it and about the nodes below."""
+
+    node: Node
+    children: tuple[Decided, ...]
+    operator: Operator | None = None
+
+    def operators(self) -> Iterator[Operator]:
+        """All stateful operators, bottom up, left to right."""
+        for child in self.children:
+            yield from child.operators()
+        if self.operator is not None:
+            yield self.operator
+
+    def with_ours(self, change: Callable[[Operator], Operator]) -> Decided:
+        """The same plan with every operator that runs on Millpond changed, bottom up, left to right."""
+        children = tuple(child.with_ours(change) for child in self.children)
+        operator = self.operator
+        if operator is not None and operator.spec is not None:
+            operator = change(operator)
+        return Decided(self.node, children, operator)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about one query.
+
+    Attributes:
+        root: the decided plan.
+        output_mode: `append`, `update` or `complete`.
+        analyzed: the plan as the user wrote it.
+        all_changes: whether the query shows rows that are gone too, and a column `_op`.
+        operators: the query's stateful operators, bottom up, left to right.
+    """
+
+    root: Decided
+    output_mode: str
+    analyzed: Node
+    all_changes: bool = False
+    operators: tuple[Operator, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operators", tuple(self.root.operators()))
+
+    @property
+    def ours(self) -> list[Operator]:
+        """The operators that run on Millpond, by index."""
+        return [operator for operator in self.operators if operator.spec is not None]
+
+    @property
+    def theirs(self) -> list[Operator]:
+        """The operators that stay on Spark."""
+        return [operator for operator in self.operators if operator.spec is None]
+
+    @property
+    def maps_windows(self) -> bool:
+        """Whether `applyInPandas` or `applyInArrow` is to be called with whole closed windows."""
+        return any(operator.title.startswith(tuple(MAPS.values())) for operator in self.ours)
+
+    @property
+    def specs(self) -> list[OperatorSpec]:
+        """What the slots compute, by operator index."""
+        return [operator.spec for operator in self.operators if operator.spec is not None]
+
+
+def describe(node: Node) -> str:
+    """An operator in a few words."""
+    if node.kind in MAPS:
+        return _nameless(title_of(node))
+    if node.kind == "Aggregate":
+        keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
+        return f"aggregate by {_nameless(keys)}" if keys else "aggregate"
+    if node.kind == "Window":
+        results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
+        keys = ", ".join(key.name for key in node.list("partitionSpec"))
+        return _nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
+    if node.kind == "Join":
+        return f"{join_title(node)} join"
+    if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
+        within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
+        return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
+    return "distinct"
+
+
+def _nameless(text: str) -> str:
+    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time: it is pinned."""
+    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)
