@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.operators.spec import DeduplicateSpec
-from millpond.operators.tables import read_rows
+from millpond.operators.state_rows import read_rows
 from tests.operators.rig import Rig, Row, as_rows, fields, normal, record_batch
 from tests.operators.values import values
 

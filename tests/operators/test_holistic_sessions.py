@@ -27,7 +27,7 @@ from millpond.operators.holistic_sessions import HolisticSessions
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MAIN, ROWS, TableKind, Times
 from millpond.operators.spec import GLOBAL_HASH, AggregateCall, SessionSpec, input_fields
-from millpond.operators.tables import read_rows
+from millpond.operators.state_rows import read_rows
 from millpond.operators.types import parse_type
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget

@@ -21,7 +21,7 @@ from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times
 from millpond.operators.session import SessionOperator
 from millpond.operators.spec import GLOBAL_HASH, AggregateCall, Field, SessionSpec, input_fields
-from millpond.operators.tables import read_rows
+from millpond.operators.state_rows import read_rows
 from millpond.operators.types import parse_type
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.rmw import RmwTable

@@ -1,8 +1,8 @@
-"""How an operator's state is laid out in tables: schemas, places of columns, and reading rows back."""
+"""How an operator's state is laid out in tables: schemas, places of columns, and the values of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,11 @@ from millpond.operators.catalogue import is_distinct, observed, whole_sessions, 
 from millpond.operators.decode import OversizeError, ints, key_columns, to_arrow
 from millpond.operators.encode import ALL, Place
 from millpond.operators.images import Images, image_columns
-from millpond.operators.join_rows import read_side, side_schemas, state_columns
+from millpond.operators.join_rows import side_schemas
 from millpond.operators.protocol import MAIN, MOVED, ROWS, SAMPLE
 from millpond.operators.ranked_rows import RankedRows
 from millpond.operators.retractable import RETRACTABLE
-from millpond.operators.session_lists import KEPT, Lists
+from millpond.operators.session_lists import Lists
 from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
@@ -31,7 +31,6 @@ from millpond.operators.spec import (
     SessionSpec,
     WithinSpec,
     key_fields,
-    output_fields,
 )
 from millpond.operators.stored_rows import StoredRows
 from millpond.operators.types import DataType, leaves, parse_type
@@ -215,89 +214,6 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
         stored = StoredRows(spec)
         schemas[ROWS] = stored.layout.schema, stored.initial
     return schemas
-
-
-def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
-    """The columns of `read_rows` for the main table: the key, and what the state says of it.
-
-    Windows are shown by when they begin, or the panes that several of them share. Where rows are kept until their
-    window closes, the inputs of each are shown; of sessions, whose rows are in a table beside it, the number of these.
-    Where groups may have rows beside them, both are shown: groups without inputs, rows without results.
-    """
-    if isinstance(spec, SessionSpec) and whole_sessions(spec):
-        return (*spec.keys, spec.window, KEPT)
-    if isinstance(spec, AggregateSpec):
-        results = output_fields(spec)[len(spec.keys) : len(spec.keys) + len(spec.calls)]
-        fields = StoredRows(spec).fields if whole_windows(spec) else (*spec.keys, *results)
-        fields += spec.inputs if observed(spec) else ()
-        begin = _begin(spec)
-        return fields if begin is None else (*fields[: begin[0]], begin[1], *fields[begin[0] + 1 :])
-    if isinstance(spec, JoinSpec):
-        return state_columns(spec)
-    return output_fields(spec) if isinstance(spec, SessionSpec) else key_fields(spec)
-
-
-def _begin(spec: AggregateSpec) -> tuple[int, Field] | None:
-    """Which column tells where a window or pane begins, and how it is shown, if groups are windows."""
-    if spec.time is None or spec.time.windows is None:
-        return None
-    window = spec.keys[spec.time.column]
-    return spec.time.column, Field(window.name, parse_type(window.type).fields[0][1].name)
-
-
-def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    """Rows of a table as a user reads them: for the main table the columns of `state_fields`, for others their keys.
-
-    Yields one batch, or more where a column would exceed Arrow's 32-bit offsets.
-    """
-    begin = _begin(spec) if isinstance(spec, AggregateSpec) else None
-    for batch in _read_rows(spec, table, rows):
-        if begin is None:
-            yield batch
-            continue
-        at, field = begin
-        yield batch.set_column(at, field.name, batch.column(at).cast(parse_type(field.type).arrow))
-
-
-def _read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    if isinstance(spec, AggregateSpec) and whole_windows(spec):
-        yield StoredRows(spec).decode(rows).drop_columns(["__hash"])
-        return
-    if isinstance(spec, AggregateSpec) and table == ROWS:
-        yield from _beside(spec, [StoredRows(spec).decode(rows).drop_columns(["__hash"])], rows=True)
-        return
-    if isinstance(spec, SessionSpec) and table == ROWS:
-        yield StoredRows(spec).decode(rows).drop_columns(["__hash"])
-        return
-    if isinstance(spec, JoinSpec):
-        yield read_side(spec, table, rows)
-        return
-    if table == MAIN:
-        main, made = main_table(spec)
-        found = images(spec, main) if isinstance(spec, AggregateSpec) else None
-        rows = rows if found is None else found.there(rows)
-        if isinstance(spec, AggregateSpec) and observed(spec):
-            fields = state_fields(spec)[: len(spec.keys) + len(spec.calls)]
-            yield from _beside(spec, decode_rows(main, made, fields, rows), rows=False)
-        else:
-            yield from decode_rows(main, made, state_fields(spec), rows)
-        return
-    if isinstance(spec, AggregateSpec):
-        for distinct, side, _ in distincts(spec):
-            if distinct.table == table:
-                yield from decode_rows(side, [], side.fields, rows)
-
-
-def _beside(spec: AggregateSpec, batches: Iterable[pa.RecordBatch], *, rows: bool) -> Iterator[pa.RecordBatch]:
-    """Groups, or rows, with all columns of the state: those that they do not have are null."""
-    fields = state_fields(spec)
-    keys, inputs = len(spec.keys), len(spec.inputs)
-    for batch in batches:
-        missing = fields[keys:-inputs] if rows else fields[-inputs:]
-        nulls = [pa.nulls(batch.num_rows, parse_type(field.type).arrow) for field in missing]
-        own = batch.columns[keys:]
-        columns = [*batch.columns[:keys], *nulls, *own] if rows else [*batch.columns, *nulls]
-        yield pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
 
 
 def decode_rows(

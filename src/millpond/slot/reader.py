@@ -26,7 +26,8 @@ from millpond.operators.catalogue import observed, whole_windows
 from millpond.operators.join_rows import LEFT, RIGHT
 from millpond.operators.protocol import MAIN, ROWS, base_name
 from millpond.operators.spec import JoinSpec, OperatorSpec, SessionSpec
-from millpond.operators.tables import read_rows, table_schemas
+from millpond.operators.state_rows import read_rows
+from millpond.operators.tables import table_schemas
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.gradual import gradually
