@@ -1,12 +1,24 @@
-"""What all tests share: one Spark session a worker, and no process left behind."""
+"""What all tests share: one Spark session a worker, and nothing left behind."""
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@pytest.fixture(autouse=True)
+def _committers_end() -> Iterator[None]:
+    """No test leaves a committer behind: what goes on in a worker slows all later tests down."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "millpond-committer":
+            thread.join(10)
+            assert not thread.is_alive(), "a committer was not closed"
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import TableManifest
 
 _names = itertools.count()
+slots: list[Slot] = []
+"""All that were made."""
 
 
 def memory() -> FileSystem:
@@ -36,7 +38,7 @@ def begin(
 
 @dataclass
 class Slot:
-    """A slot without a process: opens partitions, seals, commits when told to."""
+    """A slot without a process: opens partitions, seals, commits when told to, until the test ends (`conftest.py`)."""
 
     files: FileSystem
     generation: int
@@ -51,6 +53,7 @@ class Slot:
         self.committer = Committer(
             self.checkpoint, self.name, self.sealed, threaded=self.threaded, backoff=(0.0, 0.0), **self.options
         )
+        slots.append(self)
 
     def seal(
         self, parent: PartitionManifest, data: bytes, *, seen: int | None = None, flushed: int = 0, submit: bool = True
