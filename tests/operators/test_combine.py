@@ -14,8 +14,8 @@ from millpond.errors import ArithmeticOverflowError
 from millpond.layout import Bytes, Rows
 from millpond.operators.aggregate import AggregateOperator
 from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, is_distinct, sketch_precision
-from millpond.operators.spec import AggregateCall, AggregateSpec
-from millpond.operators.tables import decode_rows, main_table, output_fields
+from millpond.operators.spec import AggregateCall, AggregateSpec, output_fields
+from millpond.operators.tables import decode_rows, main_table
 from millpond.operators.types import parse_type
 from tests.operators import model
 from tests.operators.rig import Rig, Row, normal, record_batch, spec
