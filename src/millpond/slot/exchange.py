@@ -28,7 +28,7 @@ from millpond.slot.parcels import Parcel, exchange_folder
 from millpond.slot.processes import owner
 from millpond.slot.rows import key_groups
 from millpond.slot.task import PipeTask
-from millpond.slot.worker import settle
+from millpond.slot.worker import promptly, settle
 
 PARCELS = pa.schema([("parcel", pa.binary()), ("__hash", pa.int64()), ("__mark", pa.bool_())])
 """What the map side gives to Spark; the hash is the lowest of the parcel's partition."""
@@ -52,6 +52,7 @@ class ExchangeWrite:
         Raises:
             MillpondError: the file cannot be written.
         """
+        batches = promptly(batches)
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return

@@ -17,7 +17,7 @@ from millpond.slot.figures import figure_rows, with_figures
 from millpond.slot.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
 from millpond.slot.rows import first_hash
 from millpond.slot.task import PipeTask
-from millpond.slot.worker import settle
+from millpond.slot.worker import promptly, settle
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -87,6 +87,7 @@ class Pipe:
         Raises:
             MillpondError: the slot's own error, or TransientError when the slot died or hangs.
         """
+        batches = promptly(batches)
         batch = next((b for b in batches if b.num_rows), None)
         if batch is None:
             return  # without even its marker row this is none of the operator's partitions

@@ -1,0 +1,57 @@
+"""What is done to Spark's Python worker."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from millpond.slot.worker import promptly
+
+BATCH = pa.record_batch({"x": [1, 2]})
+
+
+@pytest.fixture
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a TCP connection: as the worker has it, and as the JVM does."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as worker:
+        jvm, _ = server.accept()
+        with jvm:
+            yield worker, jvm
+
+
+def test_all_batches_come_and_no_descriptor_stays(connection: object) -> None:
+    before = os.listdir("/dev/fd")
+    assert list(promptly(iter([BATCH, BATCH]))) == [BATCH, BATCH]
+    assert os.listdir("/dev/fd") == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems acknowledge otherwise")
+def test_what_follows_a_command_is_not_held_back(connection: tuple[socket.socket, socket.socket]) -> None:
+    worker, jvm = connection
+    assert not worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    def exchange() -> float:
+        """Seconds until the batch after a command has come, as in a worker that was used before."""
+        for _ in range(20):  # a conversation: acknowledgements travel with answers from now on
+            jvm.sendall(b"x")
+            worker.recv(1)
+            worker.sendall(b"x")
+            jvm.recv(1)
+        jvm.sendall(b"command")
+        worker.recv(7)
+        jvm.sendall(b"batch")
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            worker.recv(5)
+            yield BATCH
+
+        started = time.perf_counter()
+        assert list(promptly(batches())) == [BATCH]
+        return time.perf_counter() - started
+
+    assert min(exchange() for _ in range(5)) < 0.02, "acknowledgements are put off by 40 ms"
+    assert worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
