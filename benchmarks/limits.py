@@ -65,15 +65,17 @@ class MemoryGroup:
 def drop_page_cache(folder: Path) -> int:
     """Drop the cached pages of every file below a folder; return how many files. Dirty pages are written first."""
     files = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            if not path.is_file():
-                continue
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fdatasync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                files += 1
-            finally:
-                os.close(descriptor)
+    for parent, _, names in os.walk(folder):  # passes over folders that go meanwhile
+        for name in names:
+            path = Path(parent, name)
+            with suppress(OSError):
+                if not path.is_file():
+                    continue
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fdatasync(descriptor)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    files += 1
+                finally:
+                    os.close(descriptor)
     return files
