@@ -23,10 +23,18 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield worker, jvm
 
 
-def test_all_batches_come_and_no_descriptor_stays(connection: object) -> None:
-    before = os.listdir("/dev/fd")
+def test_all_batches_come_and_no_descriptor_stays(connection: tuple[socket.socket, socket.socket]) -> None:
+    worker, _ = connection
+    mine = os.fstat(worker.fileno()).st_ino
     assert list(promptly(iter([BATCH, BATCH]))) == [BATCH, BATCH]
-    assert os.listdir("/dev/fd") == before
+    assert [fd for fd in range(worker.fileno() + 100) if _inode(fd) == mine] == [worker.fileno()]
+
+
+def _inode(descriptor: int) -> int | None:
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems acknowledge otherwise")
