@@ -441,8 +441,8 @@ class World:
 
     # --- the end
 
-    def check_end(self, batches: int) -> None:
-        """The sink has every batch, each time as it should be; the state is that after all of them."""
+    def ended(self, batches: int) -> tuple[Recovery, int]:
+        """The sink has every batch, each time as it should be, and so has what is durable; its newest version."""
         assert self.committed == batches - 1
         assert sorted(self.sink) == list(range(batches))
         assert not self.skipping_sink or all(len(written) == 1 for written in self.sink.values())
@@ -451,6 +451,11 @@ class World:
         recovery = Recovery(self.raw)
         version = batches if recovery.durable(batches) else batches - 1
         assert recovery.durable(version), "Spark's ledger is more than one batch ahead of what is durable"
+        return recovery, version
+
+    def check_end(self, batches: int) -> None:
+        """The query has ended as it should; the state is that after all batches."""
+        recovery, version = self.ended(batches)
         reader = Checkpoint(self.raw, self.generation)
         for partition in range(self.partitions):
             state: State = {}

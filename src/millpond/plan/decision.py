@@ -50,12 +50,15 @@ class Decided:
     children: tuple[Decided, ...]
     operator: Operator | None = None
 
+    def walk(self) -> Iterator[Decided]:
+        """This and all below, bottom up, left to right."""
+        for child in self.children:
+            yield from child.walk()
+        yield self
+
     def operators(self) -> Iterator[Operator]:
         """All stateful operators, bottom up, left to right."""
-        for child in self.children:
-            yield from child.operators()
-        if self.operator is not None:
-            yield self.operator
+        return (decided.operator for decided in self.walk() if decided.operator is not None)
 
     def with_ours(self, change: Callable[[Operator], Operator]) -> Decided:
         """The same plan with every operator that runs on Millpond changed, bottom up, left to right."""
@@ -100,7 +103,8 @@ class Decision:
     @property
     def maps_windows(self) -> bool:
         """Whether `applyInPandas` or `applyInArrow` is to be called with whole closed windows."""
-        return any(operator.title.startswith(tuple(MAPS.values())) for operator in self.ours)
+        found = (decided.operator for decided in self.root.walk() if decided.node.kind in MAPS)
+        return any(operator is not None and operator.spec is not None for operator in found)
 
     @property
     def specs(self) -> list[OperatorSpec]:

@@ -54,16 +54,15 @@ def _shown(decided: Decided, output_mode: str) -> Decided:
     return Decided(decided.node, children, operator)
 
 
-def _check_maps(decided: Decided) -> None:
+def _check_maps(root: Decided) -> None:
     """Refuse to leave to Spark what would be called with other rows there than was asked for."""
-    operator = decided.operator
-    if decided.node.kind in MAPS and operator is not None and operator.spec is None:
-        raise UnsupportedError(
-            f"The operator '{operator.title}' cannot be called with whole closed windows. {operator.reason}.",
-            action="Change the query, or set spark.millpond.mapGroups to 'batch', which is what Spark does.",
-        )
-    for child in decided.children:
-        _check_maps(child)
+    for decided in root.walk():
+        operator = decided.operator
+        if decided.node.kind in MAPS and operator is not None and operator.spec is None:
+            raise UnsupportedError(
+                f"The operator '{operator.title}' cannot be called with whole closed windows. {operator.reason}.",
+                action="Change the query, or set spark.millpond.mapGroups to 'batch', which is what Spark does.",
+            )
 
 
 def _patterned(operator: Operator, pattern: Pattern) -> Operator:
