@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.config import ENGINES, KEYS, WORKLOADS, RunConfig, memory_bytes
 from benchmarks.harness import FLINK_PYTHON, run
-from benchmarks.report import plot, print_suite, print_table
+from benchmarks.report import plot, print_suite, print_table, summary
 from benchmarks.result import Result, write
 from millpond.workloads.queries import QUERIES
 
@@ -177,14 +177,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Terminated, this process still has to end what it started: as an exception, so that every `finally` runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
-    for config in configs(arguments):
-        print(f"{config.name} on {config.engine} …", file=sys.stderr, flush=True)
-        results.append(run(config, keep=arguments.keep))
-        for trouble in (results[-1].error, results[-1].refused):
-            if trouble is not None:
-                print(f"{config.engine}: {trouble}", file=sys.stderr, flush=True)
-        if arguments.json is not None:
-            write(arguments.json, results)
+    try:
+        for config in configs(arguments):
+            print(f"{config.name} on {config.engine} …", file=sys.stderr, flush=True)
+            results.append(run(config, keep=arguments.keep))
+            print(f"  {summary(results[-1])}", file=sys.stderr, flush=True)
+            if arguments.json is not None:
+                write(arguments.json, results)
+    except KeyboardInterrupt:
+        if not results:
+            raise
+        print("Interrupted; what was measured:", file=sys.stderr)
     if len({result.query for result in results}) > 1:
         print_suite(results)
     else:

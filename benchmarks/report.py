@@ -41,6 +41,14 @@ def outcome(result: Result) -> str:
     return "refused" if result.refused is not None else "failed"
 
 
+def summary(result: Result) -> str:
+    """What came out of one run, in a line; in full why nothing did."""
+    trouble = result.error or result.refused
+    if trouble is not None:
+        return f"{outcome(result)}: {trouble}"
+    return f"{_number(result.rows_per_second)} rows/s; batch ms p50/p99/max {_spread(result.batch_ms)}"
+
+
 def table(results: list[Result]) -> Table:
     """One row per engine."""
     first = results[0]

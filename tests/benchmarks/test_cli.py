@@ -3,7 +3,8 @@
 import argparse
 
 import pytest
-from benchmarks.config import memory_bytes
+from benchmarks.config import RunConfig, memory_bytes
+from benchmarks.result import Result
 from typer.testing import CliRunner
 
 import millpond.cli
@@ -100,3 +101,23 @@ def test_millpond_bench_is_this_command_line(
     monkeypatch.setattr(millpond.cli, "__file__", "/nowhere/site-packages/millpond/cli.py")
     with pytest.raises(UsageError, match="source tree"):
         CliRunner().invoke(app, ["bench", "rmw"], catch_exceptions=False)
+
+
+def test_what_was_measured_is_shown_when_a_run_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = iter([Result(engine="millpond", workload="nexmark", query="q7", rows_per_second=123_456.0)])
+
+    def run(config: RunConfig, *, keep: bool) -> Result:
+        try:
+            return next(measured)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(cli, "run", run)
+    assert cli.main(["nexmark", "--query", "q7,q8", "--engines", "millpond,spark"]) == 0
+    shown = capsys.readouterr()
+    assert "123,456" in shown.out
+    assert "Interrupted" in shown.err
+    with pytest.raises(KeyboardInterrupt):
+        cli.main(["nexmark", "--query", "q7"])

@@ -1,15 +1,17 @@
 """What is done to Spark's Python worker."""
 
+import gc
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from types import ModuleType
 
 import pyarrow as pa
 import pytest
 
-from millpond.slot.worker import promptly
+from millpond.slot.worker import promptly, settle
 
 BATCH = pa.record_batch({"x": [1, 2]})
 
@@ -63,3 +65,22 @@ def test_what_follows_a_command_is_not_held_back(connection: tuple[socket.socket
 
     assert min(exchange() for _ in range(5)) < 0.02, "acknowledgements are put off by 40 ms"
     assert worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Nothing stays frozen after the test."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_what_a_task_imports_is_frozen_at_the_next_and_what_it_leaves_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle()
+    before = gc.get_freeze_count()
+    left = [[number] for number in range(10_000)]
+    settle()
+    assert gc.get_freeze_count() <= before, "nothing was imported"
+    monkeypatch.setitem(sys.modules, "millpond_imported_late", ModuleType("millpond_imported_late"))
+    settle()
+    assert gc.get_freeze_count() > before + len(left) // 2

@@ -36,6 +36,9 @@ PARCELS = pa.schema([("parcel", pa.binary()), ("__hash", pa.int64()), ("__mark",
 _SORTED = 16384
 """Rows that are brought in order together: new keys of a longer stretch in order would crowd one end of an index."""
 
+_BUFFER = 1 << 20
+"""Bytes that are written at once: Arrow writes each of a column's buffers, and what pads it, by itself."""
+
 
 class ExchangeWrite:
     """A function for `DataFrame.mapInArrow`: writes its rows to a file by partition, and yields their parcels.
@@ -89,7 +92,11 @@ class ExchangeWrite:
 
     def _write(self, path: Path, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> dict[int, Parcel]:
         parcels: dict[int, Parcel] = {}
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, first.schema) as stream:
+        with (
+            pa.OSFile(str(path), "wb") as unbuffered,
+            pa.BufferedOutputStream(unbuffered, _BUFFER) as file,
+            pa.ipc.new_stream(file, first.schema) as stream,
+        ):
             stream.write_batch(first.slice(0, 0))  # the schema goes out with the first batch, which no place counts
             for batch in chain([first], others):
                 for start in range(0, batch.num_rows, _SORTED):

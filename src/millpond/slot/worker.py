@@ -5,24 +5,28 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from functools import cache
 
 import pyarrow as pa
 
 _SOCKETS = "/proc/self/fd"
+_frozen: set[str] = set()
+"""The modules that the garbage collector no longer goes through."""
 
 
-@cache
 def settle() -> None:
-    """Take what is loaded out of the garbage collector's sight, once in a process.
+    """Take what is loaded out of the garbage collector's sight: at the first task, and when more has been imported.
 
     Spark's worker collects garbage after every task, and goes through every object of every imported module each time:
-    tens of milliseconds a task, more than the pipe itself needs.
+    tens of milliseconds a task, more than the pipe itself needs. What a task leaves is not frozen: it can be garbage.
     """
+    if sys.modules.keys() <= _frozen:
+        return
     gc.collect()
     gc.freeze()
+    _frozen.update(sys.modules)
 
 
 def promptly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
