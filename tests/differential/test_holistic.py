@@ -24,6 +24,8 @@ def results() -> list[Column]:
         F.expr("percentile(v, 0.3, abs(k) + 1)").alias("frequent"),
         F.expr("percentile(v / 7.0, 0.37)").alias("decimals"),
         F.expr("percentile(sqrt(v), 0.81)").alias("nans"),
+        F.expr("percentile(if(v % 3 = 0, double('-infinity'), if(v % 3 = 1, 1e308D, -1e308D)), 0.3)").alias("far"),
+        F.expr("median(v / 10)").alias("tenths"),
         F.expr("percentile_cont(0.3) within group (order by v desc)").alias("cont"),
         F.expr("percentile_disc(array(0.3, 0.0, 1.0)) within group (order by v)").alias("disc"),
         F.expr("percentile_disc(0.3) within group (order by v desc)").alias("disc_desc"),

@@ -205,7 +205,7 @@ def percentiles(values: list[Any], options: dict[str, Any]) -> Any:
         if low == high or _exactly(values[low]) == _exactly(values[high]):
             out.append(float(values[low]))
         else:
-            out.append((high - position) * float(values[low]) + (position - low) * float(values[high]))
+            out.append(float(values[low]) + (position - low) * (float(values[high]) - float(values[low])))
     return out if options["array"] else out[0]
 
 
@@ -268,7 +268,7 @@ def random_row(rng: random.Random, time: int) -> Row:
         "time": time,
         "k": maybe(rng.choice(["a", "b", "a long name of a key", ""])),
         "n": maybe(rng.choice([0, 1, 2, 3, -7, 2**53 + 1, -(2**60)])),
-        "x": maybe(rng.choice([0.0, 1.5, -2.25, math.nan, math.inf, 1e300])),
+        "x": maybe(rng.choice([0.0, 1.5, -2.25, math.nan, math.inf, -math.inf, 1e308, -1e308])),
         "d": maybe(Decimal(rng.randrange(-(10**17), 10**17)).scaleb(-3)),
         "e": maybe(Decimal(rng.randrange(-(10**9) + 1, 10**9)).scaleb(-2)),
         "w": maybe(rng.randrange(4)),

@@ -33,7 +33,7 @@ def _at(totals: Array, begin: int, end: int, count: int) -> int:
     return low
 
 
-@njit(types.void(_I64, _I64, types.float64, types.boolean, types.int64, _I64, _I64, _F64, _F64), cache=True, nogil=True)
+@njit(types.void(_I64, _I64, types.float64, types.boolean, types.int64, _I64, _I64, _F64), cache=True, nogil=True)
 def percentile(
     starts: Array,
     totals: Array,
@@ -42,23 +42,21 @@ def percentile(
     kind: int,
     lower: Array,
     upper: Array,
-    lower_weight: Array,
-    upper_weight: Array,
+    fraction: Array,
 ) -> None:
-    """Which rows the percentile of each group comes from, and how much each of the two counts.
+    """Which rows the percentile of each group comes from, and how far it lies from the one to the other.
 
     Args:
         starts: first row of each group, and the number of rows. Rows are sorted by group, then by value.
         totals: the frequencies of the rows up to and including each, summed from the first row of all.
         share: the percentage, from 0 to 1. reverse: whether it counts from the greatest value down.
         kind: what is between two values.
-        lower, upper: filled with rows, −1 for groups without rows; lower_weight, upper_weight: filled.
+        lower, upper: filled with rows, −1 for groups without rows. fraction: filled, from 0 to 1.
     """
     for group in range(len(starts) - 1):
         begin, end = starts[group], starts[group + 1]
         lower[group] = upper[group] = -1
-        lower_weight[group] = 1.0
-        upper_weight[group] = 0.0
+        fraction[group] = 0.0
         if begin == end:
             continue
         count = totals[end - 1] - (totals[begin - 1] if begin > 0 else 0)
@@ -70,8 +68,7 @@ def percentile(
         elif kind == LOWER:
             high = low
         elif high != low:
-            lower_weight[group] = np.float64(high) - position
-            upper_weight[group] = position - np.float64(low)
+            fraction[group] = position - np.float64(low)
         if reverse:
             low, high = count - 1 - low, count - 1 - high
         lower[group] = _at(totals, begin, end, low + 1)

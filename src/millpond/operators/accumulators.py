@@ -296,7 +296,8 @@ def overflow_in_integers() -> ArithmeticOverflowError:
     """The error for an integer sum beyond its type."""
     return ArithmeticOverflowError(
         "overflow in a sum of integers.",
-        action="Sum a wider type, or set spark.sql.ansi.enabled to false (the sum then wraps). SQLSTATE: 22003",
+        action="Set spark.sql.ansi.enabled to false (the sum then wraps) and start again, or sum a wider type "
+        "with a new checkpointLocation. SQLSTATE: 22003",
     )
 
 
@@ -304,7 +305,8 @@ def overflow_in_sum() -> ArithmeticOverflowError:
     """The error for a decimal sum beyond its precision."""
     return ArithmeticOverflowError(
         "overflow in a sum of decimals.",
-        action="Use 'try_sum', or set spark.sql.ansi.enabled to false (it is then null). SQLSTATE: 22003",
+        action="Use 'try_sum', or set spark.sql.ansi.enabled to false (it is then null), and start again. "
+        "SQLSTATE: 22003",
     )
 
 

@@ -119,18 +119,18 @@ class Percentile(OrderStatistic):
     ) -> NDArray[np.float64]:
         count = len(starts) - 1
         lower, upper = np.empty(count, np.int64), np.empty(count, np.int64)
-        lower_weight, upper_weight = np.empty(count), np.empty(count)
-        kernels.percentile(starts, totals, share, self._reverse, self._kind, lower, upper, lower_weight, upper_weight)
+        fraction = np.empty(count)
+        kernels.percentile(starts, totals, share, self._reverse, self._kind, lower, upper, fraction)
         out = np.zeros(count)
         there = np.flatnonzero(lower >= 0)
         low, high = lower[there], upper[there]
         out[there] = low_values = doubles(values.values[order[low]], self.inputs[0])
-        between = np.flatnonzero((upper_weight[there] != 0.0) & (codes[low] != codes[high]))
+        between = np.flatnonzero((fraction[there] != 0.0) & (codes[low] != codes[high]))
         if len(between):
-            at = there[between]
+            at, least = there[between], low_values[between]
             high_values = doubles(values.values[order[high[between]]], self.inputs[0])
             with np.errstate(invalid="ignore", over="ignore"):
-                out[at] = lower_weight[at] * low_values[between] + upper_weight[at] * high_values
+                out[at] = least + fraction[at] * (high_values - least)
         return out
 
 

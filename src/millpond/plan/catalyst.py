@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructType
+
+from millpond.errors import UsageError
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
@@ -403,24 +406,34 @@ class Catalyst:
         return nothing.crossJoin(watching).selectExpr(*columns)
 
     def qualified(self, path: str) -> str:
-        """The full URL that Spark makes of a path: of its default file system, absolute."""
-        hadoop = self._class("org.apache.hadoop.fs.Path")(path)
-        system = hadoop.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
-        return str(system.makeQualified(hadoop).toString())
+        """The full URL that Spark makes of a path: of its default file system, absolute.
+
+        Raises:
+            UsageError: it is no path, or of a file system that Spark has not been set up for.
+        """
+        try:
+            hadoop = self._class("org.apache.hadoop.fs.Path")(path)
+            system = hadoop.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
+            return str(system.makeQualified(hadoop).toString())
+        except (Py4JJavaError, PySparkException) as error:
+            cause = getattr(error, "java_exception", error)
+            raise UsageError(
+                f"Spark cannot open the location {path!r}: {cause}.", action="Name a folder that Spark can read."
+            ) from None
 
     def delete_at_exit(self, folder: str) -> None:
         """Have Spark delete a local folder when the application ends, as it deletes its own temporary ones."""
         hooks = self._class("org.apache.spark.util.ShutdownHookManager")
         hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
 
-    def stop_active_run(self, metadata: bytes | None) -> None:
-        """Stop the session's running query with the identity in `metadata`, as Spark does when it is started again.
+    def stop_active_run(self, query_id: str | None) -> None:
+        """Stop the session's running query of this id, if any, as Spark does when it is started again.
 
         Nothing is stopped when `spark.sql.streaming.stopActiveRunOnRestart` is false: Spark then refuses a second run.
         """
-        if metadata is None or self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
+        if query_id is None or self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
             return
-        running = self.spark.streams.get(json.loads(bytes(metadata))["id"])
+        running = self.spark.streams.get(query_id)
         if running is not None:
             running.stop()
 

@@ -55,11 +55,26 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
         return
     catalyst = Catalyst(df.sparkSession)
     plan = decision.analyzed
+    if df.sparkSession.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") != "false":
+        _check_watermarks(plan)
     if any(isinstance(spec, RankSpec | OverSpec) or getattr(spec, "retracts", False) for spec in decision.specs):
         plan = _stand_in(catalyst, decision.root)
     if any(getattr(call, "distinct", False) for spec in decision.specs for call in getattr(spec, "calls", ())):
         plan = catalyst.without_distincts(plan)
     catalyst.check_streaming(plan, decision.output_mode)
+
+
+def _check_watermarks(plan: Node) -> None:
+    """Refuse a watermark on top of another, as Spark does when such a query runs."""
+    for upper in (node for node in plan.walk() if node.kind == "EventTimeWatermark"):
+        lower = next((node for node in upper.children[0].walk() if node.kind == "EventTimeWatermark"), None)
+        if lower is not None:
+            above, below = (node.expression("eventTime").name for node in (upper, lower))
+            raise UsageError(
+                f"Redefining the watermark is disallowed: withWatermark('{above}', …) lies above "
+                f"withWatermark('{below}', …).",
+                action="Keep one of them for each source.",
+            )
 
 
 def _stand_in(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -> Node:

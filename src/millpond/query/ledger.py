@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import msgspec
 
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.errors import StateDamagedError
-from millpond.files.filesystem import FileSystem
+from millpond.files.filesystem import AlreadyExistsError, FileSystem
 
 Log = Literal["offsets", "commits"]
 
+_METADATA = "metadata"
 _LOGS: tuple[Log, ...] = ("offsets", "commits")
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _UNFINISHED = re.compile(rf"\.\d+\.{_UUID}\.tmp|\.\.\d+\.{_UUID}\.tmp\.crc")
@@ -30,10 +32,25 @@ _PENDING = f"{_FOLDER}/pending.json"
 
 
 class Ledger:
-    """The two logs of one query's checkpoint; `files` is the checkpoint location."""
+    """The two logs of one query's checkpoint, and its identity; `files` is the checkpoint location."""
 
     def __init__(self, files: FileSystem) -> None:
         self._files = files
+
+    def query_id(self) -> str | None:
+        """The id that Spark gave the query at its first start, `None` before that."""
+        if not self._files.exists(_METADATA):
+            return None
+        return str(json.loads(self._files.get(_METADATA))["id"])
+
+    def identify(self) -> str:
+        """The query's id, chosen now if this is its first start: Spark takes up the one that it finds."""
+        with suppress(AlreadyExistsError):
+            if self.query_id() is None:
+                self._files.put(_METADATA, [json.dumps({"id": str(uuid.uuid4())}).encode()], create=True)
+        found = self.query_id()
+        assert found is not None
+        return found
 
     def last(self, log: Log) -> int:
         """The newest batch in a log, −1 if it is empty."""

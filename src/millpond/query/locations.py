@@ -50,11 +50,9 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
     Returns:
         The location, or None where Spark refuses to start without one.
     """
-    if given is not None:
-        return CheckpointLocation(given)
-    base = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-    if base is not None:
-        return CheckpointLocation(f"{base.rstrip('/')}/{name or uuid.uuid4()}")
+    named = named_checkpoint(spark, name or str(uuid.uuid4()), given)
+    if named is not None:
+        return CheckpointLocation(named)
     if sink not in _WITHOUT_CHECKPOINT:
         return None
     temporary = tempfile.mkdtemp(prefix="temporary-millpond-")
@@ -64,6 +62,14 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
     )
     Catalyst(spark).delete_at_exit(temporary)
     return CheckpointLocation(temporary, temporary=True)
+
+
+def named_checkpoint(spark: SparkSession, name: str | None, given: str | None) -> str | None:
+    """The checkpoint location that the user has chosen, by option or by setting and query name; None without one."""
+    base = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+    if given is not None or base is None or name is None:
+        return given
+    return f"{base.rstrip('/')}/{name}"
 
 
 def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, task: PipeTask) -> None:

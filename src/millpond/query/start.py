@@ -13,7 +13,8 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +40,9 @@ log = logging.getLogger("millpond")
 
 DRAIN_SECONDS = 30.0
 """How long a start waits for the pending commits of an earlier run on this host."""
+
+_SOON = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
+"""How obstore looks for something that need not be there."""
 
 _slot_memory: dict[str, int] = {}  # by application: what its first query asked for
 
@@ -77,10 +81,13 @@ class Start:
         """
         catalyst = Catalyst(self.spark)
         checkpoint = catalyst.qualified(self.checkpoint)
-        location = self.settings.state_location or checkpoint
-        files = open_filesystem(join_url(location, "millpond"))
         ledger_files = open_filesystem(checkpoint)
-        catalyst.stop_active_run(ledger_files.get("metadata") if ledger_files.exists("metadata") else None)
+        ledger = Ledger(ledger_files)
+        location = self.settings.state_location
+        # Queries of a session share the setting; the id goes where the checkpoint goes.
+        location = checkpoint if location is None else join_url(location, ledger.identify())
+        files = open_filesystem(join_url(location, "millpond"))
+        catalyst.stop_active_run(ledger.query_id())
 
         task = self._first_task(location, checkpoint, files)
         try:
@@ -89,7 +96,6 @@ class Start:
             log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
         if run_this_python(self.spark.sparkContext):
             start_ahead(task, identify(catalyst.process_id))
-        ledger = Ledger(ledger_files)
         ledger.forget_interrupted_start()
         roll_back = RollBack(ledger_files, ledger)
         roll_back.undo_interrupted()
@@ -181,7 +187,7 @@ class Start:
         operators = tuple(
             PinnedOperator(
                 name=operator.title,
-                spec=plain(operator.spec),
+                spec=_lasting(plain(operator.spec)),
                 tables={name: plain(schema) for name, (schema, _) in table_schemas(operator.spec).items()},
             )
             for operator in self.decision.ours
@@ -209,6 +215,43 @@ class Start:
             .start()
         )
         query.awaitTermination()
+
+
+def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -> None:
+    """Refuse a query that has nothing on Millpond, where the checkpoint is of one that had.
+
+    Args:
+        spark: the user's session. settings: of this query.
+        checkpoint: its checkpoint location, any form that Spark takes.
+
+    Raises:
+        StateIncompatibleError: Spark would skip the batches that the other query has done, and go on without its state.
+    """
+    try:
+        checkpoint = Catalyst(spark).qualified(checkpoint)
+        query = Ledger(open_filesystem(checkpoint, retry_config=_SOON)).query_id()
+        if query is None:
+            return
+        location = checkpoint if settings.state_location is None else join_url(settings.state_location, query)
+        if read_pinned(open_filesystem(join_url(location, "millpond"), retry_config=_SOON)) is None:
+            return
+    except StateDamagedError:
+        pass  # damaged state is state
+    except (MillpondError, OSError) as error:  # what only Spark can read is none of Millpond's
+        log.debug("whether %s holds state of Millpond was not found out: %s", checkpoint, error)
+        return
+    raise StateIncompatibleError(
+        "The checkpoint holds state of Millpond's, and nothing of this query runs on Millpond.",
+        action="Start with a new checkpointLocation, or change the query back (millpond.explain says what runs where).",
+        file=checkpoint,
+    )
+
+
+def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
+    """What of a spec must not change between starts: what happens on overflow may."""
+    for call in spec.get("calls", ()):
+        call["options"].pop("eval_mode", None)
+    return spec
 
 
 def begin(recovery: Recovery, ledger: Ledger) -> list[int]:

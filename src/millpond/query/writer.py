@@ -25,9 +25,9 @@ from millpond.plan.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
 from millpond.query.checks import check_session, check_stream, check_writer
-from millpond.query.locations import choose_checkpoint, delete_when_stopped
+from millpond.query.locations import choose_checkpoint, delete_when_stopped, named_checkpoint
 from millpond.query.session import changed, running_settings
-from millpond.query.start import Start
+from millpond.query.start import Start, refuse_own_state
 from millpond.slot.exchange import ExchangeWrite
 from millpond.slot.pipe import Coverage, Pipe
 from millpond.slot.task import PipeTask
@@ -119,12 +119,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
     def _launch(self, launch: Callable[[DataStreamWriter], StreamingQuery]) -> StreamingQuery:
         settings = read_settings(self._spark.conf.getAll)
         if not settings.enabled:
-            return launch(self)
+            return self._launch_natively(launch, settings)
         mode = self._said("outputMode") or "append"
         decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
         self._report(decision, settings)
         if not decision.ours:
-            return launch(self)
+            return self._launch_natively(launch, settings)
         trigger = self._continuous()
         if trigger and decision.maps_windows:
             raise UnsupportedError(
@@ -133,7 +133,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             )
         if trigger:
             log.warning("the query stays on Spark: %s", Reason("MP-TRIGGER", trigger))
-            return launch(self)
+            return self._launch_natively(launch, settings)
         check_stream(self._df, decision)
         check_writer(self._spark, self._option)
         checkpoint = choose_checkpoint(
@@ -166,6 +166,14 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
         return query
+
+    def _launch_natively(
+        self, launch: Callable[[DataStreamWriter], StreamingQuery], settings: Settings
+    ) -> StreamingQuery:
+        checkpoint = named_checkpoint(self._spark, self._said("queryName"), self._option("checkpointLocation"))
+        if checkpoint is not None:
+            refuse_own_state(self._spark, settings, checkpoint)
+        return launch(self)
 
     def _report(self, decision: Decision, settings: Settings) -> None:
         if settings.explain == "all":

@@ -190,7 +190,8 @@ class PrefetchBuffer:
 def too_small() -> SettingError:
     """The error for windows whose records alone outgrow the memory."""
     return SettingError(
-        "The open windows outgrew the memory of their slot.", action="Raise spark.millpond.slot.memory."
+        "The open session windows outgrew the memory of their slot: each needs some 200 bytes, in half of it.",
+        action="Raise spark.millpond.slot.memory, and start again.",
     )
 
 

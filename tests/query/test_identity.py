@@ -1,0 +1,104 @@
+"""Which state belongs to which checkpoint, and what a query may change between two starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import millpond
+from millpond.errors import StateIncompatibleError, UsageError
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    return spark.newSession()
+
+
+def put(session: SparkSession, folder: Path, rows: list[tuple[str, int]]) -> None:
+    session.createDataFrame(rows, "k string, v bigint").coalesce(1).write.mode("append").parquet(str(folder))
+
+
+def read(session: SparkSession, folder: Path) -> DataFrame:
+    return session.readStream.schema("k string, v bigint").parquet(str(folder))
+
+
+def run(session: SparkSession, df: DataFrame, checkpoint: Path, mode: str = "update") -> list[tuple[Any, ...]]:
+    """What the sink gets from all that is new."""
+    shown: list[tuple[Any, ...]] = []
+    writer = millpond.writeStream(df).outputMode(mode).option("checkpointLocation", str(checkpoint))
+    query = writer.foreachBatch(lambda batch, _: shown.extend(map(tuple, batch.collect()))).trigger(availableNow=True)
+    query.start().awaitTermination()
+    return sorted(shown)
+
+
+def sums(df: DataFrame) -> DataFrame:
+    return df.groupBy("k").agg(F.sum("v").alias("total"))
+
+
+def test_queries_that_share_a_state_location_have_states_of_their_own(session: SparkSession, tmp_path: Path) -> None:
+    session.conf.set("spark.millpond.state.location", str(tmp_path / "states"))
+    for number, name in enumerate("ab"):
+        put(session, tmp_path / name, [("x", 10**number)])
+        assert run(session, sums(read(session, tmp_path / name)), tmp_path / f"of {name}") == [("x", 10**number)]
+    (tmp_path / "of a").rename(tmp_path / "moved")
+    put(session, tmp_path / "a", [("x", 5)])
+    assert run(session, sums(read(session, tmp_path / "a")), tmp_path / "moved") == [("x", 6)]
+    assert len(list((tmp_path / "states").iterdir())) == 2
+    assert not (tmp_path / "moved" / "millpond" / "query.json").exists()
+
+
+@pytest.mark.parametrize("location", [None, "states"])
+@pytest.mark.parametrize("disabled", [False, True])
+def test_a_query_without_operators_here_does_not_run_on_a_checkpoint_with_state(
+    session: SparkSession, tmp_path: Path, location: str | None, disabled: bool
+) -> None:
+    if location is not None:
+        session.conf.set("spark.millpond.state.location", str(tmp_path / location))
+    put(session, tmp_path / "in", [("x", 1), ("y", 2)])
+    events = read(session, tmp_path / "in")
+    run(session, sums(events), tmp_path / "checkpoint")
+    put(session, tmp_path / "in", [("x", 3)])
+    if disabled:
+        session.conf.set("spark.millpond.enabled", "false")
+    with pytest.raises(StateIncompatibleError, match="nothing of this query runs on Millpond"):
+        run(session, sums(events) if disabled else events, tmp_path / "checkpoint", "update")
+    session.conf.unset("spark.millpond.enabled")
+    assert run(session, sums(events), tmp_path / "checkpoint") == [("x", 4)]
+
+
+def test_checkpoints_that_only_spark_can_read_are_left_to_spark(session: SparkSession, tmp_path: Path) -> None:
+    put(session, tmp_path / "in", [("x", 1)])
+    with pytest.raises(Py4JJavaError, match="nowhere"):  # Hadoop's own error for a scheme that it does not know
+        run(session, read(session, tmp_path / "in"), Path("nowhere:/checkpoint"), "append")
+    with pytest.raises(UsageError, match="nowhere"):
+        run(session, sums(read(session, tmp_path / "in")), Path("nowhere:/checkpoint"))
+
+
+def test_after_an_overflow_the_advice_of_the_error_helps(session: SparkSession, tmp_path: Path) -> None:
+    put(session, tmp_path / "in", [("x", 2**63 - 1)])
+    totals = sums(read(session, tmp_path / "in"))
+    run(session, totals, tmp_path / "checkpoint")
+    put(session, tmp_path / "in", [("x", 1)])
+    with pytest.raises(StreamingQueryException, match=r"spark\.sql\.ansi\.enabled to false"):
+        run(session, totals, tmp_path / "checkpoint")
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    again = sums(read(session, tmp_path / "in"))
+    assert run(session, again, tmp_path / "checkpoint") == [("x", -(2**63))]
+
+
+def test_a_watermark_above_another_is_refused_as_in_spark(
+    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = session.readStream.format("rate").load().selectExpr("timestamp as t", "timestamp as u", "value as v")
+    twice = rates.withWatermark("t", "5 seconds").withWatermark("u", "40 seconds").groupBy("u").count()
+    with pytest.raises(UsageError, match=r"Redefining the watermark .*'u'.*'t'"):
+        run(session, twice, tmp_path / "checkpoint", "append")
+    session.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", "false")
+    millpond.explain(twice, "append")
+    assert "MP-SINGLE" in capsys.readouterr().out
