@@ -57,4 +57,7 @@ def _forgets(node: Node) -> str | None:
         return None
     if node.streaming:
         return f"the source '{node}' may not give the rows of a finished batch again"
-    return None if node.kind in _FIXED else f"the batch table '{str(node).splitlines()[0][:80]}' may change"
+    if node.kind in _FIXED:
+        return None
+    columns = ", ".join(column.name for column in node.output)
+    return f"the batch table with columns {columns} may change (if it does not, set spark.millpond.commit.mode=async)"
