@@ -79,6 +79,9 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
 def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
+    A `window` that the query groups by is shown as one timestamp, when it begins. Windows that slide are kept as the
+    panes that several of them share: there it is when a pane begins. Session windows have start and end.
+
     Args:
         spark: a classic session.
         checkpoint: the query's checkpoint location (or its `spark.millpond.state.location`, where that is set).
@@ -87,6 +90,7 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
 
     Raises:
         UsageError: there is no such state, operator or version; the message says what there is.
+        StateDamagedError: the version is not whole, and some of its commits are damaged.
     """
     from millpond.query.state import read_state as read
 

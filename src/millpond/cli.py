@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millpond.errors import MillpondError, UsageError
+from millpond.errors import MillpondError, StateDamagedError, UsageError
 
 app = typer.Typer(help="A state engine for PySpark Structured Streaming.", no_args_is_help=True, add_completion=False)
 state = typer.Typer(help="Look at the state of a query, without Spark.", no_args_is_help=True)
@@ -27,22 +27,28 @@ _out = Console()
 @state.command("ls")
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
+    from millpond.operators.protocol import base_name
     from millpond.slot.reader import StateReader
 
     reader = StateReader(location)
-    versions = reader.versions()
-    span = f"versions {versions[0]} to {versions[-1]}" if versions else "no durable version yet"
+    versions, damage = reader.versions(), reader.damage()
+    none = "no whole version" if damage else "no durable version yet"
+    span = f"versions {versions[0]} to {versions[-1]}" if versions else none
+    span += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
     _out.print(f"{reader.files.url}: generation {reader.claim.number}, {reader.partitions} partitions, {span}")
     table = Table("operator", "table", "runs", "run rows", "run bytes", "deltas", "delta bytes")
     for operator in reader.operators if versions else ():
         manifests = [reader.manifest(operator.index, p, versions[-1]) for p in range(reader.partitions)]
         for name in operator.tables:
-            states = [manifest.tables[name] for manifest in manifests if name in manifest.tables]
-            runs = [run for one in states for run in one.runs.runs]
-            deltas = [delta for one in states for delta in one.deltas]
+            # State by event time lies in a table for each slice, called after the table and the slice.
+            held = [(at, one) for each in manifests for at, one in each.tables.items() if base_name(at) == name]
+            slices = len({at for at, _ in held if at != name})
+            # A pending run is not part of the state yet: what it holds is counted where it came from.
+            runs = [run for _, one in held for run in one.runs.runs if not run.pending]
+            deltas = [delta for _, one in held for delta in one.deltas]
             table.add_row(
                 f"{operator.index}: {operator.title}",
-                name,
+                f"{name} ({slices} slice{'s' if slices > 1 else ''})" if slices else name,
                 *(f"{n:,}" for n in (len(runs), sum(r.rows for r in runs), sum(r.bytes for r in runs))),
                 *(f"{n:,}" for n in (len(deltas), sum(d.length for d in deltas))),
             )
@@ -61,7 +67,7 @@ def show_state(
     from millpond.slot.reader import StateReader
 
     reader = StateReader(location)
-    chosen = _version(reader.versions(), version)
+    chosen = reader.choose(version)
     table, left = None, rows
     for number in range(reader.partitions) if partition is None else [partition]:
         for batch in reader.read(operator, number, chosen):
@@ -78,12 +84,22 @@ def show_state(
 
 @state.command("verify")
 def verify_state(location: Location, version: Version = None) -> None:
-    """Read everything that a version consists of and check every checksum."""
+    """Read everything that a version consists of and check every checksum.
+
+    Without --version, that is the newest whole version, and the head of every commit of the newest run is checked, too.
+    """
     from millpond.slot.reader import StateReader
 
     reader = StateReader(location)
-    chosen = _version(reader.versions(), version)
-    failed = rows = 0
+    damage = reader.damage(version)
+    for error in damage:
+        _complain(error)
+    failed, rows = len(damage), 0
+    try:
+        chosen = reader.choose(version)
+    except StateDamagedError:  # it is among those just named
+        _out.print(f"{'no version is' if version is None else f'version {version} is not'} whole, {failed} damaged")
+        raise typer.Exit(1) from None
     for operator in reader.operators:
         for partition in range(reader.partitions):
             for name in operator.tables:
@@ -91,7 +107,7 @@ def verify_state(location: Location, version: Version = None) -> None:
                     rows += sum(b.num_rows for b in reader.read(operator.index, partition, chosen, name))
                 except MillpondError as error:
                     failed += 1
-                    _out.print(f"[red]{error.at(operator=str(operator.index), partition=partition, version=chosen)}")
+                    _complain(error.at(operator=str(operator.index), partition=partition, version=chosen))
     places = len(reader.operators) * reader.partitions
     _out.print(f"version {chosen}: {places} partitions, {rows:,} rows, {failed} damaged")
     if failed:
@@ -122,11 +138,9 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(import_module("benchmarks.cli").main(context.args))
 
 
-def _version(known: list[int], wanted: int | None) -> int:
-    if not known:
-        _out.print("There is no durable version yet.")
-        raise typer.Exit(1)
-    return known[-1] if wanted is None else wanted
+def _complain(error: MillpondError) -> None:
+    """Print an error: as one line, so that the name of a file in it can be copied."""
+    _out.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -134,5 +148,5 @@ def main() -> None:
     try:
         app()
     except MillpondError as error:
-        _out.print(f"[red]{error}")
+        _complain(error)
         raise SystemExit(1) from None

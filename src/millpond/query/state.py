@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
@@ -33,6 +34,8 @@ class _PartitionReader:
 def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
+    Windows are shown by when they begin (see `state_fields`).
+
     Args:
         spark: a classic session.
         checkpoint: the query's checkpoint location (or its `spark.millpond.state.location`, where that is set).
@@ -41,19 +44,31 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
 
     Raises:
         UsageError: there is no such state, operator or version; the message says what there is.
+        StateDamagedError: the version is not whole, and some of its commits are damaged.
     """
-    location = Catalyst(spark).qualified(checkpoint) if "+" not in checkpoint.partition(":")[0] else checkpoint
+    location = _qualified(spark, checkpoint)
     reader = StateReader(location)
-    versions = reader.versions()
-    if not versions or not 0 <= operator < len(reader.operators):
+    if not 0 <= operator < len(reader.operators):
         raise UsageError(
-            "There is no durable version yet." if not versions else f"The query has no operator {operator}.",
+            f"The query has no operator {operator}.",
             action=f"Its operators are {', '.join(f'{o.index} ({o.title})' for o in reader.operators)}.",
             file=reader.files.url,
         )
-    chosen = versions[-1] if version is None else version
-    reader.manifest(operator, 0, chosen)
+    chosen = reader.choose(version)
     fields = state_fields(reader.operators[operator].spec)
     schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
     numbers = spark.range(0, reader.partitions, 1, reader.partitions)
     return map_in_arrow(numbers, _PartitionReader(location, operator, chosen), schema)
+
+
+def _qualified(spark: SparkSession, checkpoint: str) -> str:
+    """The location as Spark understands it; one with a scheme that only Millpond knows stays as it is."""
+    if "+" in checkpoint.partition(":")[0]:
+        return checkpoint
+    try:
+        return Catalyst(spark).qualified(checkpoint)
+    except IllegalArgumentException as error:
+        raise UsageError(
+            f"Spark cannot use {checkpoint!r} as the location of a checkpoint: {error.getMessage()}.",
+            action="Give the query's checkpointLocation, or its spark.millpond.state.location.",
+        ) from None

@@ -39,6 +39,8 @@ from millpond.stores.unaligned import UnalignedTable
 _MEMORY = 64 << 20
 """Bytes of file blocks that one reader keeps."""
 
+_GIVE = "Give the query's checkpointLocation, or its spark.millpond.state.location."
+
 
 @dataclass(frozen=True)
 class StateOperator:
@@ -48,6 +50,14 @@ class StateOperator:
     title: str
     spec: OperatorSpec
     tables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Commits:
+    """What the commits of one version hold, and what is wrong with those that cannot be read."""
+
+    manifests: dict[tuple[int, int], PartitionManifest]
+    damage: list[StateDamagedError]
 
 
 class StateReader:
@@ -61,6 +71,8 @@ class StateReader:
     """
 
     def __init__(self, location: str) -> None:
+        if not location.strip():
+            raise UsageError("The location of the state is empty.", action=_GIVE)
         self.location = location
         self.files: FileSystem = open_filesystem(join_url(location, "millpond"))
         pinned = read_pinned(self.files)
@@ -68,7 +80,7 @@ class StateReader:
         if pinned is None or found is None:
             raise UsageError(
                 "There is no Millpond state here.",
-                action="Give the query's checkpointLocation, or its spark.millpond.state.location.",
+                action=_GIVE,
                 file=self.files.url,
             )
         self.pinned: PinnedQuery = pinned
@@ -77,7 +89,7 @@ class StateReader:
             StateOperator(index, one.name, msgspec.convert(one.spec, OperatorSpec), tuple(one.tables))
             for index, one in enumerate(pinned.operators)
         ]
-        self._manifests: dict[int, dict[tuple[int, int], PartitionManifest]] = {}
+        self._commits: dict[int, _Commits] = {}
 
     @property
     def partitions(self) -> int:
@@ -86,46 +98,66 @@ class StateReader:
 
     def versions(self) -> list[int]:
         """The versions that every partition has, ascending."""
-        known = {base.version for base in self.base.versions if base.version > 0}
-        for info in self.files.list("commits/"):
-            version, generation = parse_commit_name(info.name)
-            if generation == self.claim.number:
-                known.add(version)
-        return [version for version in sorted(known) if len(self.manifests(version)) == self._places]
+        return [version for version in self._known() if len(self.manifests(version)) == self._places]
+
+    def choose(self, version: int | None = None) -> int:
+        """A version that every partition has: the one asked for, or the newest.
+
+        Raises:
+            UsageError: there is no such version.
+            StateDamagedError: it is not whole, and some of its commits are damaged.
+        """
+        versions = self.versions()
+        if versions and version is None:
+            return versions[-1]
+        if version in versions:
+            return version
+        if damage := self.damage(version):
+            raise damage[0]
+        raise UsageError(
+            "There is no durable version yet." if version is None else "This version of the state is not there.",
+            version=version,
+            file=self.files.url,
+            action=f"There are versions {versions[0]} to {versions[-1]}."
+            if versions
+            else "Look again when a batch has ended.",
+        )
 
     def manifests(self, version: int) -> dict[tuple[int, int], PartitionManifest]:
-        """The manifests of a version by (operator, partition), as far as they are durable."""
-        if version not in self._manifests:
-            found: dict[tuple[int, int], PartitionManifest] = {}
-            names = [info.name for info in self.files.list(commit_prefix(version, self.claim.number))]
-            names += [tip.commit for base in self.base.versions if base.version == version for tip in base.tips]
-            for name in names:
-                try:
-                    header = read_header(self.files, name)
-                except (MissingFileError, StateDamagedError):
-                    continue
-                for manifest in header.manifests:
-                    if manifest.version == version:
-                        found.setdefault(manifest.place, manifest)
-            self._manifests[version] = found
-        return self._manifests[version]
+        """The manifests of a version by (operator, partition), as far as they are durable and can be read."""
+        return self._read_commits(version).manifests
+
+    def damage(self, version: int | None = None) -> list[StateDamagedError]:
+        """What is wrong with commits of the newest run and of what it builds on, one error for each.
+
+        Args:
+            version: only commits of this version; all by default.
+        """
+        newest = max(self.versions(), default=0)
+        return [
+            error
+            for one in (self._known() if version is None else [version])
+            for error in self._read_commits(one).damage
+            # What a run began from is collected some time after later versions have come.
+            if one > newest or not isinstance(error, MissingFileError)
+        ]
 
     def manifest(self, operator: int, partition: int, version: int) -> PartitionManifest:
         """One manifest.
 
         Raises:
             UsageError: there is no such operator or partition, or it has no such version.
+            StateDamagedError: the version is not whole, and some of its commits are damaged.
         """
         manifest = self.manifests(version).get((operator, partition))
         if manifest is None:
-            versions = self.versions()
+            self.choose(version)
             raise UsageError(
-                "This version of the state is not there.",
+                "There is no such operator or partition.",
                 operator=str(operator),
                 partition=partition,
                 version=version,
-                action=f"There are operators 0 to {len(self.operators) - 1}, partitions 0 to {self.partitions - 1}, "
-                + (f"versions {versions[0]} to {versions[-1]}." if versions else "and no version yet."),
+                action=f"There are operators 0 to {len(self.operators) - 1} and partitions 0 to {self.partitions - 1}.",
             )
         return manifest
 
@@ -240,6 +272,33 @@ class StateReader:
                 yield from runs.scan()
             finally:
                 store.close()
+
+    def _known(self) -> list[int]:
+        """The versions of which there is a commit, ascending."""
+        known = {base.version for base in self.base.versions if base.version > 0}
+        for info in self.files.list("commits/"):
+            version, generation = parse_commit_name(info.name)
+            if generation == self.claim.number:
+                known.add(version)
+        return sorted(known)
+
+    def _read_commits(self, version: int) -> _Commits:
+        if version not in self._commits:
+            found = _Commits({}, [])
+            names = [info.name for info in self.files.list(commit_prefix(version, self.claim.number))]
+            names += [tip.commit for base in self.base.versions if base.version == version for tip in base.tips]
+            for name in dict.fromkeys(names):
+                try:
+                    header = read_header(self.files, name)
+                except StateDamagedError as error:
+                    error.at(version=version)
+                    found.damage.append(error)
+                    continue
+                for manifest in header.manifests:
+                    if manifest.version == version:
+                        found.manifests.setdefault(manifest.place, manifest)
+            self._commits[version] = found
+        return self._commits[version]
 
     @property
     def _places(self) -> int:

@@ -1,0 +1,22 @@
+"""`millpond.read_state`: what it says where there is nothing to read."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import millpond
+from millpond.errors import UsageError
+
+
+@pytest.mark.parametrize("location", ["", " ", "no such:place"])
+def test_what_is_no_location_is_a_usage_error(spark: SparkSession, location: str) -> None:
+    with pytest.raises(UsageError, match="checkpointLocation") as raised:
+        millpond.read_state(spark, location)
+    assert raised.value.action.startswith("Give the query's checkpointLocation")
+
+
+def test_where_no_query_has_been_is_a_usage_error(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no Millpond state here") as raised:
+        millpond.read_state(spark, str(tmp_path))
+    assert raised.value.file == f"file:{tmp_path}/millpond"

@@ -1,0 +1,176 @@
+"""`millpond state`: what it says of whole checkpoints, and of damaged ones."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond import cli
+from millpond.checkpoint.generation import claim
+from millpond.checkpoint.manifest import PartitionManifest, seal
+from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
+from millpond.checkpoint.recovery import Recovery
+from millpond.errors import StateDamagedError
+from millpond.files.filesystem import join_url, open_filesystem
+from millpond.files.refs import RunRef, TableManifest
+from millpond.slot.reader import StateReader
+from tests.checkpoint.rig import Slot
+
+from .conftest import GROUPED
+from .test_damage import PARTITIONS, Application
+
+BATCHES = 3
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: the second builds on the last version of the first, and adds one."""
+    folder = tmp_path_factory.mktemp("history")
+    for batches in (BATCHES - 1, BATCHES):
+        application = Application(folder)
+        application.start()
+        application.go(batches)
+        application.close()
+    return folder
+
+
+@pytest.fixture
+def checkpoint(history: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(history, tmp_path / "checkpoint"))
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple]]:
+    """Runs the command: exit code and lines of the output, unwrapped."""
+
+    def run(*arguments: object) -> tuple[int, list[str]]:
+        monkeypatch.setattr("sys.argv", ["millpond", "state", *map(str, arguments)])
+        monkeypatch.setattr(cli._out, "width", 200)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def alter(file: Path) -> str:
+    """Change a byte in the header of a commit; its name."""
+    content = bytearray(file.read_bytes())
+    content[40] ^= 1
+    file.write_bytes(content)
+    return file.name
+
+
+def commits(checkpoint: Path, version: int) -> list[Path]:
+    """The commits of a version by the newest run, and those that it builds on."""
+    return sorted((checkpoint / "millpond" / "commits").glob(f"{version:012d}-*"))
+
+
+def test_a_whole_checkpoint_verifies(checkpoint: Path, state: Callable[..., tuple]) -> None:
+    code, lines = state("verify", checkpoint)
+    assert (code, len(lines)) == (0, 1)
+    assert lines[0].startswith(f"version {BATCHES}: {PARTITIONS} partitions, ")
+    assert lines[0].endswith(", 0 damaged")
+
+
+def test_damaged_commits_of_the_newest_version_are_named(checkpoint: Path, state: Callable[..., tuple]) -> None:
+    name = alter(commits(checkpoint, BATCHES)[0])
+    code, (told, summary) = state("verify", checkpoint)
+    assert code == 1
+    assert name in told
+    assert f"version {BATCHES}, " in told
+    assert "Restore it" in told
+    assert summary.startswith(f"version {BATCHES - 1}: ")
+    assert summary.endswith(", 1 damaged")
+    code, (told, summary) = state("verify", checkpoint, "--version", BATCHES)
+    assert code == 1
+    assert name in told
+    assert summary == f"version {BATCHES} is not whole, 1 damaged"
+    code, lines = state("verify", checkpoint, "--version", BATCHES - 1)
+    assert code == 0
+    assert lines[-1].endswith(", 0 damaged")
+    code, (told,) = state("show", checkpoint, "--version", BATCHES)
+    assert code == 1
+    assert name in told
+    code, (head, *_) = state("ls", checkpoint)
+    assert code == 0
+    assert f"versions {BATCHES - 1} to {BATCHES - 1}, damaged commits: 1 " in head
+
+
+def test_a_checkpoint_without_a_whole_version_is_damaged_not_new(checkpoint: Path, state: Callable[..., tuple]) -> None:
+    names = [alter(file) for file in (checkpoint / "millpond" / "commits").iterdir()]
+    reader = StateReader(str(checkpoint))
+    mine = [name for name in names if any(name in str(error) for error in reader.damage())]
+    assert len(mine) >= 2
+    code, (*told, summary) = state("verify", checkpoint)
+    assert code == 1
+    assert [sum(name in line for line in told) for name in mine] == [1] * len(mine)
+    assert summary == f"no version is whole, {len(mine)} damaged"
+    with pytest.raises(StateDamagedError):
+        reader.choose()
+
+
+def test_what_the_newest_run_builds_on_may_be_gone_only_when_it_has_gone_on(
+    checkpoint: Path, state: Callable[..., tuple]
+) -> None:
+    base = commits(checkpoint, BATCHES - 1)
+    for file in base:
+        file.unlink()
+    code, lines = state("verify", checkpoint)
+    missing = "A state file is missing"
+    assert not any(missing in line and f"version {BATCHES - 1}, " in line for line in lines)
+    for file in commits(checkpoint, BATCHES):
+        file.unlink()
+    code, (*told, summary) = state("verify", checkpoint)
+    assert code == 1
+    assert all(missing in line for line in told)
+    assert any(file.name in line for file in base for line in told)
+    assert summary.startswith("no version is whole, ")
+
+
+@pytest.mark.parametrize("command", ["verify", "show"])
+def test_a_version_that_does_not_exist_is_one_usage_error(
+    command: str, checkpoint: Path, state: Callable[..., tuple]
+) -> None:
+    code, (told,) = state(command, checkpoint, "--version", 17)
+    assert code == 1
+    assert told.startswith("[USAGE] ")
+    assert "version 17" in told
+    assert f"versions {BATCHES - 1} to {BATCHES}." in told
+
+
+def test_an_empty_location_is_a_usage_error(state: Callable[..., tuple]) -> None:
+    code, (told,) = state("ls", "")
+    assert code == 1
+    assert told.startswith("[USAGE] The location of the state is empty. Give ")
+
+
+def test_sizes_are_those_of_all_slices(tmp_path: Path, state: Callable[..., tuple]) -> None:
+    files = open_filesystem(join_url(str(tmp_path), "millpond"))
+    tables = {"main": {}, "distinct0": {}}
+    pin(files, PinnedQuery(1 << 15, (PinnedOperator("counts", plain(GROUPED), tables),)))
+    generation = claim(files, run="test", partitions=2)
+    Recovery(files, generation, 1).begin([0])
+    slot = Slot(files, generation.number, tmp_path / "host")
+    for partition in range(2):
+        run = RunRef(f"files/{partition}.run", 1000, 5000, 0, 1)
+        held = {
+            "main@0:9": (TableManifest((run,)), [b"abc"]),
+            "main@10:19": (TableManifest((run, RunRef("files/made.run", 7, 7, 0, 1, pending=True))), [b"de"]),
+            "distinct0": (TableManifest(), [b"fghi"]),
+        }
+        sealed = seal(PartitionManifest(0, partition, 0), held, input_checksum=1, input_rows=1)
+        slot.committer.submit(slot.sealed.write(sealed, generation.number))
+    slot.settle()
+    slot.committer.close()
+    code, lines = state("ls", tmp_path)
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert rows == [
+        ["0: counts", "main (2 slices)", "4", "4,000", "20,000", "4", "10"],
+        ["0: counts", "distinct0", "0", "0", "0", "2", "8"],
+    ]
