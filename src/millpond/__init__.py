@@ -84,7 +84,7 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
 
     Args:
         spark: a classic session.
-        checkpoint: the query's checkpoint location (or its `spark.millpond.state.location`, where that is set).
+        checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
         operator: which of the query's operators, as `explain` numbers them.
         version: the state after batch `version - 1`; the newest durable one by default.
 

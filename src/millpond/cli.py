@@ -17,7 +17,9 @@ app = typer.Typer(help="A state engine for PySpark Structured Streaming.", no_ar
 state = typer.Typer(help="Look at the state of a query, without Spark.", no_args_is_help=True)
 app.add_typer(state, name="state")
 
-Location = Annotated[str, typer.Argument(help="The query's checkpointLocation (or its spark.millpond.state.location).")]
+Location = Annotated[
+    str, typer.Argument(help="The query's checkpointLocation (or its folder in spark.millpond.state.location).")
+]
 Operator = Annotated[int, typer.Option(help="Which operator of the query.")]
 Version = Annotated[int | None, typer.Option(help="The state after batch VERSION-1; the newest by default.")]
 

@@ -9,11 +9,10 @@ import millpond
 from millpond.errors import UsageError
 
 
-@pytest.mark.parametrize("location", ["", " ", "no such:place"])
+@pytest.mark.parametrize("location", ["", " ", "no such:place", "nowhere:/place"])
 def test_what_is_no_location_is_a_usage_error(spark: SparkSession, location: str) -> None:
-    with pytest.raises(UsageError, match="checkpointLocation") as raised:
+    with pytest.raises(UsageError, match="checkpointLocation"):
         millpond.read_state(spark, location)
-    assert raised.value.action.startswith("Give the query's checkpointLocation")
 
 
 def test_where_no_query_has_been_is_a_usage_error(spark: SparkSession, tmp_path: Path) -> None:

@@ -418,7 +418,8 @@ class Catalyst:
         except (Py4JJavaError, PySparkException) as error:
             cause = getattr(error, "java_exception", error)
             raise UsageError(
-                f"Spark cannot open the location {path!r}: {cause}.", action="Name a folder that Spark can read."
+                f"Spark cannot use {path!r} as a location: {cause}.",
+                action="Give a checkpointLocation that Spark can reach.",
             ) from None
 
     def delete_at_exit(self, folder: str) -> None:

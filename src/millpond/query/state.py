@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
@@ -38,7 +37,7 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
 
     Args:
         spark: a classic session.
-        checkpoint: the query's checkpoint location (or its `spark.millpond.state.location`, where that is set).
+        checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
         operator: which of the query's operators, as `millpond.explain` numbers them.
         version: the state after batch `version - 1`; the newest durable one by default.
 
@@ -65,10 +64,4 @@ def _qualified(spark: SparkSession, checkpoint: str) -> str:
     """The location as Spark understands it; one with a scheme that only Millpond knows stays as it is."""
     if "+" in checkpoint.partition(":")[0]:
         return checkpoint
-    try:
-        return Catalyst(spark).qualified(checkpoint)
-    except IllegalArgumentException as error:
-        raise UsageError(
-            f"Spark cannot use {checkpoint!r} as the location of a checkpoint: {error.getMessage()}.",
-            action="Give the query's checkpointLocation, or its spark.millpond.state.location.",
-        ) from None
+    return Catalyst(spark).qualified(checkpoint)

@@ -39,7 +39,7 @@ from millpond.stores.unaligned import UnalignedTable
 _MEMORY = 64 << 20
 """Bytes of file blocks that one reader keeps."""
 
-_GIVE = "Give the query's checkpointLocation, or its spark.millpond.state.location."
+_GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class StateReader:
     """The state below one location, as its newest run left it.
 
     Args:
-        location: URL or path of the checkpoint (or of `spark.millpond.state.location`, where that is set).
+        location: URL or path of the checkpoint (or, with `spark.millpond.state.location`, of its folder there).
 
     Raises:
         UsageError: there is no Millpond state.
