@@ -53,7 +53,27 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "first rows": (top("rn <= 3"), ["k", "rn"]),
     "one row": (top("rn = 1", cols="k, g, v, c", by="k, g", order="s desc nulls last, id desc"), ["k", "g"]),
     "second row": (top("2 = rn", cols="k, id, rn"), ["k"]),
-    "expressions": (top("rn < 4 and rn <= 10L", by="upper(g), k % 3", order="v * 2 desc, d, id"), ["g", "id"]),
+    "expressions": (
+        top("rn < 4 and rn <= 10L", cols="*, upper(g) u, k % 3 m", by="upper(g), k % 3", order="v * 2 desc, d, id"),
+        ["u", "m", "rn"],
+    ),
+    "between": (top("rn between 1 and 3"), ["k", "rn"]),
+    "between others": (top("rn between 2 and 3"), ["k", "rn"]),
+    "columns that nobody reads": (
+        "select k, rn, id, v from (select *, row_number() over (partition by k order by v desc, id) rn"
+        " from (select *, array(s) l, map(k, s) m from {events} where k is not null)) where rn <= 3",
+        ["k", "rn"],
+    ),
+    "fields of columns": (
+        "select k, rn, c.y from (select *, row_number() over (partition by k order by v desc, id) rn"
+        " from (select *, array(c) l from {events})) where rn <= 3 and (c.x > 1 or c.x is null)",
+        ["k", "rn"],
+    ),
+    "columns that nobody reads of aggregates": (
+        "select g, k, a from (select *, sum(n) over (partition by g order by k rows between 2 preceding and current"
+        f" row) a from (select *, array(m) l from ({LOWER})))",
+        ["g", "k"],
+    ),
     "rank": (top("rn <= 2", rank="rank()", order="v desc nulls last"), ["id"]),
     "dense rank": (top("rn <= 2", rank="dense_rank()", order="d desc, g"), ["id"]),
     "without keys": (top("rn <= 5").replace("partition by k ", ""), ["rn"]),
@@ -208,13 +228,26 @@ def test_dataframe_api(session: SparkSession, tmp_path: Path) -> None:
     check(session, tmp_path, query, ["k", "place"], "update", "upsert")
 
 
+def test_columns_that_nobody_reads(session: SparkSession, tmp_path: Path) -> None:
+    """They may be of any type, also where what reads them stands between the window and what leaves them out."""
+    rows = Window.partitionBy("k").orderBy(F.col("v").desc(), "id")
+
+    def query(df: DataFrame) -> DataFrame:
+        wide = df.withColumn("one", F.lit("1")).withColumn("tags", F.array("s", "g"))
+        ranks = wide.withColumn("r", F.rank().over(rows)).filter("r between 1 and 3")
+        return ranks.withColumn("tag", F.element_at("tags", 1)).select("k", "r", "v", "id")
+
+    check(session, tmp_path, query, ["k", "id"], "update", "all")
+
+
 @pytest.mark.parametrize("mode", ["append", "update"])
 def test_over_rows(session: SparkSession, tmp_path: Path, mode: str) -> None:
     text = (
         "select id, k, s, avg(v) over (partition by k order by id rows between 9 preceding and current row) a,"
         " count(v + 1) over (partition by k order by id rows between 9 preceding and current row) b,"
         " max(d) over (partition by k order by id rows 2 preceding) c,"
-        " sum(cast(v as decimal(12,3))) over (partition by k order by id rows 2 preceding) e from {events}"
+        " sum(cast(v as decimal(12,3))) over (partition by k order by id rows 2 preceding) e"
+        " from (select *, array(s) tags from {events})"
     )
     seen: list[Any] = []
     for number in range(3):

@@ -16,11 +16,16 @@ from millpond.operators.spec import (
     AggregateSpec,
     DeduplicateSpec,
     Field,
+    OverSpec,
     Pattern,
+    RankSpec,
     SessionSpec,
     WithinSpec,
 )
 from millpond.plan.access_pattern import access_pattern
+from millpond.plan.catalyst import Catalyst
+from millpond.plan.catalyst_windows import needed_columns
+from millpond.plan.changes import filtered
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
 
@@ -277,3 +282,124 @@ def test_deduplication_within_the_watermark(stream: DataFrame) -> None:
 def test_a_watermark_beside_the_keys_of_an_aggregate_does_not_matter(stream: DataFrame) -> None:
     (operator,) = decide(stream.withWatermark("ts", "1 minute").groupBy("k").agg(F.max("ts")), "update").operators
     assert operator.spec is not None
+
+
+PLACE = "row_number() over (partition by k order by v desc)"
+LAST = "over (partition by k order by ts rows 2 preceding)"
+
+
+def ranked(df: DataFrame, condition: str = "r <= 3") -> DataFrame:
+    return df.withColumn("r", F.expr(PLACE)).filter(condition)
+
+
+CARRIED = {
+    "selected": (lambda df: ranked(df).select("k", "r", "s"), ["k", "s", "v"]),
+    "filtered by": (lambda df: ranked(df).filter("d > 0").select("r"), ["k", "v", "d"]),
+    "aggregated": (lambda df: ranked(df).groupBy("st").agg(F.count("*")), ["k", "v", "st"]),
+    "two windows": (
+        lambda df: ranked(df).withColumn("a", F.expr(f"avg(d) {LAST}")).select("k", "r", "a"),
+        ["k", "v", "d", "ts"],
+    ),
+    "fields": (lambda df: ranked(df).select("k", "r", "st.b"), ["k", "v", "st"]),
+    "fields above a condition": (
+        lambda df: ranked(df).filter("st.a > 1").selectExpr("k", "r", "upper(st.b)"),
+        ["k", "v", "st"],
+    ),
+    "over rows": (lambda df: df.withColumn("a", F.expr(f"avg(v) {LAST}")).select("k", "a"), ["k", "v", "ts"]),
+    "a watermark": (
+        lambda df: ranked(df.withWatermark("ts", "1 minute")).select("k", "r"),
+        ["k", "v", "ts"],
+    ),
+    "of a view": (
+        lambda df: ranked(df.alias("x")).select(F.col("r").alias("place"), F.upper("x.s").alias("s")),
+        ["k", "s", "v"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_a_window_carries_the_columns_that_are_read(stream: DataFrame, name: str) -> None:
+    make, columns = CARRIED[name]
+    first = decide(make(stream), "update").operators[0]
+    assert isinstance(first.spec, RankSpec | OverSpec), first.reason
+    assert sorted(field.name for field in first.spec.columns) == sorted(columns)
+    again = decide(make(stream), "update").operators[0].spec
+    assert again == first.spec
+
+
+def test_a_window_whose_columns_are_all_read_is_refused_for_their_types(stream: DataFrame) -> None:
+    for df in (
+        ranked(stream),
+        ranked(stream).select("k", "r", "arr"),
+        ranked(stream).filter("size(arr) > 1").select("k"),
+    ):
+        (operator,) = decide(df, "update").operators
+        assert operator.reason is not None
+        assert operator.reason.code == "MP-INPUT-TYPE"
+
+
+def test_a_window_below_leaves_windows_of_event_time_as_they_are(stream: DataFrame) -> None:
+    windows = stream.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute", "30 seconds"), "k")
+    sums = windows.agg(F.sum("v").alias("v"))
+    below, over = decide(
+        sums.withColumn("a", F.expr("avg(v) over (partition by k order by v rows 2 preceding)")).select("k", "a"),
+        "append",
+    ).operators
+    (alone,) = decide(sums, "append").operators
+    assert below.spec == alone.spec
+    assert isinstance(over.spec, OverSpec)
+
+
+def test_a_column_is_read_where_a_field_of_it_is(stream: DataFrame, spark: SparkSession) -> None:
+    """Right below its reader, Spark's optimiser would have the window carry the field, under an identity of its own."""
+    catalyst = Catalyst(spark)
+    plan = catalyst.analyzed(ranked(stream).select("k", "r", "st.b"))
+    window = next(node for node in plan.walk() if node.kind == "Window")
+    (result,) = window.list("windowExpressions")
+    needed = needed_columns(catalyst, catalyst.project(plan.list("projectList"), window))[result.expr_id]
+    assert {one.name for one in window.children[0].output if one.expr_id in needed} == {"k", "v", "st"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "limit"),
+    [
+        ("r between 1 and 3", 3),
+        ("r between 2 and 3", 3),
+        ("r >= 1 and r <= 3", 3),
+        ("r > 0 and r < 4", 3),
+        ("3 >= r", 3),
+        ("r = 1", 1),
+        ("r between 1 and 5 and r between 0L and 4L", 4),
+    ],
+)
+def test_bounds_of_ranks(stream: DataFrame, condition: str, limit: int) -> None:
+    (operator,) = decide(ranked(stream, condition).select("k", "r"), "update").operators
+    assert isinstance(operator.spec, RankSpec), operator.reason
+    assert operator.spec.limit == limit
+
+
+@pytest.mark.parametrize(
+    ("condition", "more"),
+    [
+        ("r <= 3", False),
+        ("r between 1 and 3", False),
+        ("r > 0 and r < 4", False),
+        ("r < 4 and r <= 10", False),
+        ("r = 1", False),
+        ("r = 2", True),
+        ("r between 2 and 3", True),
+        ("r <= 3 and v <= 3", True),
+    ],
+)
+def test_whether_a_filter_leaves_out_more_than_a_top_n_does(stream: DataFrame, condition: str, more: bool) -> None:
+    renamed = stream.withColumn("place", F.expr(PLACE)).selectExpr("k", "v", "place as r")
+    assert filtered(decide(renamed.filter(condition), "update").root) == more
+
+
+def test_what_is_computed_once_stays_so(stream: DataFrame) -> None:
+    """`BETWEEN` names its operand; a random one must not be drawn for each of its bounds."""
+    df = ranked(stream, "r between 1 and 3 and rand() between 0.2 and 0.4").select("k", "r")
+    (condition,) = [
+        one.node.expression("condition") for one in decide(df, "update").root.walk() if one.node.kind == "Filter"
+    ]
+    assert [one.kind for one in condition.walk()].count("Rand") == 1

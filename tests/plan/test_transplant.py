@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from millpond.plan.catalyst import Catalyst, Node
@@ -38,6 +38,13 @@ QUERIES = {
     ),
     "constants": lambda df: df.select(F.lit(1).alias("one"), F.array(F.lit("a")).alias("array"), "k").distinct(),
     "deduplicated": lambda df: df.dropDuplicates(["k", "s"]),
+    "columns that nobody reads": lambda df: (
+        df.withColumn("one", F.lit(1))
+        .withColumn("many", F.array(F.lit("a")))
+        .withColumn("r", F.row_number().over(Window.partitionBy("k").orderBy("v")))
+        .filter("r <= 3")
+        .select("k", "r")
+    ),
     "metadata": lambda df: df.withMetadata("k", {"note": "kept"}).groupBy("k").agg(F.max("v")),
 }
 

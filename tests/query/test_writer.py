@@ -277,6 +277,44 @@ def test_unsupported_operators_stay_on_spark_with_one_line(
     assert "percentile" in line
 
 
+TAGGED = "select *, row_number() over (partition by k order by ts) r from (select *, array(k) tags from {df})"
+NOWHERE = {
+    "a type": (f"select * from ({TAGGED}) where r <= 3", "update", "MP-INPUT-TYPE", "Select the columns"),
+    "no bound": (
+        "select k, row_number() over (partition by k order by ts) r from {df}",
+        "update",
+        "MP-UNBOUNDED",
+        "<= 3",
+    ),
+    "the output mode": ("select k, count(*) from {df} group by k", "append", "MP-MODE", "another output mode"),
+    "over rows that change": (
+        "select n, percentile(n, 0.5) from (select k, count(*) n from {df} group by k) group by n",
+        "update",
+        "MP-WHOLE",
+        "docs/",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOWHERE)
+def test_what_spark_does_not_run_either_is_said_to_run_nowhere(
+    session: SparkSession, events: DataFrame, caplog: pytest.LogCaptureFixture, settings: Any, name: str
+) -> None:
+    text, mode, code, advice = NOWHERE[name]
+    writer = millpond.writeStream(session.sql(text, df=events)).format("noop").outputMode(mode)
+    with caplog.at_level(logging.WARNING, "millpond"), pytest.raises(AnalysisException):
+        writer.start()
+    (line,) = [record.getMessage() for record in caplog.records if code in record.getMessage()]
+    assert "Spark does not run it on streams either" in line
+    assert "stays on Spark" not in line
+    assert advice in line
+    settings.set("spark.millpond.onUnsupported", "error")
+    with pytest.raises(UnsupportedError) as error:
+        writer.start()
+    assert "Spark does not run it" in error.value.action
+    assert "onUnsupported" not in error.value.action
+
+
 def test_unsupported_operators_can_be_an_error(events: DataFrame, settings: Any) -> None:
     settings.set("spark.millpond.onUnsupported", "error")
     df = events.groupBy("k").agg(F.expr("percentile(i32, 0.5)"))

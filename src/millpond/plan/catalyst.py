@@ -334,6 +334,12 @@ class Catalyst:
         java = self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType())
         return Expression(java) if like.nullable else self.not_null(Expression(java))
 
+    def blank(self, like: Expression) -> Expression:
+        """A constant for a column that nobody reads: null, or the default of a type that may not be null."""
+        if like.nullable:
+            return self.null(like)
+        return Expression(self._class(f"{_EXPRESSIONS}.Literal").default(like.java.dataType()))
+
     def not_null(self, expression: Expression) -> Expression:
         """`expression`, declared never null."""
         return Expression(self._class(f"{_EXPRESSIONS}.KnownNotNull")(expression.java))

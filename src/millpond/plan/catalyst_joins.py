@@ -53,15 +53,15 @@ def with_settled_joins(catalyst: Catalyst, plan: Node) -> Node:
     What a join of streams does follows from these: predicates above it become part of its condition, columns that
     nobody reads are gone, and a watermark with them.
     """
-    java = _replaced(catalyst, plan).java
+    java = replaced(catalyst, plan).java
     for rule in _BEFORE_JOINS:
         java = catalyst._class(rule).apply(java)
     return Node(java)
 
 
-def _replaced(catalyst: Catalyst, plan: Node) -> Node:
+def replaced(catalyst: Catalyst, plan: Node) -> Node:
     """The plan with what Spark replaces at run time (`BETWEEN`) replaced in filters and join conditions."""
-    children = [_replaced(catalyst, child) for child in plan.children]
+    children = [replaced(catalyst, child) for child in plan.children]
     if any(new is not old for new, old in zip(children, plan.children, strict=True)):
         plan = catalyst.with_children(plan, children)
     java = plan.java
@@ -81,6 +81,8 @@ def _replaced(catalyst: Catalyst, plan: Node) -> Node:
 
 def _without_replaceables(catalyst: Catalyst, expression: Expression) -> Expression:
     if expression.kind == "With":
+        if not expression.deterministic:  # it is named in order to be computed once
+            return expression
         known = [(java.id(), Expression(java.child())) for java in items(expression.java.defs())]
         body = _inlined(catalyst, Expression(expression.java.child()), known)
         return _without_replaceables(catalyst, body)

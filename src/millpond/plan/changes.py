@@ -10,8 +10,9 @@ import msgspec
 from millpond.operators.catalogue import is_distinct
 from millpond.operators.retractable import RETRACTABLE
 from millpond.operators.spec import AggregateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec
+from millpond.plan.catalyst import Expression
 from millpond.plan.decision import Decided, Operator
-from millpond.plan.ranking import bound_of, conjuncts
+from millpond.plan.ranking import conjuncts, lets_pass
 from millpond.plan.reasons import Reason, Unsupported
 
 THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
@@ -106,11 +107,23 @@ def filtered(decided: Decided) -> bool:
 
 def _bounds_only(decided: Decided) -> bool:
     below = decided
+    projections = []
     while below.operator is None and below.node.kind in THROUGH:
+        projections += [below.node] if below.node.kind == "Project" else []
         (below,) = below.children
     spec = below.operator.spec if below.operator is not None else None
-    parts = conjuncts(decided.node.expression("condition"))
-    if not isinstance(spec, RankSpec) or len(parts) != 1:
+    if not isinstance(spec, RankSpec):
         return False
-    bound = bound_of(parts[0])
-    return bound is not None and bound[1] == spec.limit and (parts[0].kind != "EqualTo" or spec.limit == 1)
+    ranks = {below.node.list("windowExpressions")[0].expr_id}
+    for projection in reversed(projections):  # what the rank is called where it is filtered
+        ranks |= {one.expr_id for one in projection.list("projectList") if _names(one, ranks)}
+    parts = conjuncts(decided.node.expression("condition"))
+    return all(any(lets_pass(part, rank, spec.limit) for rank in ranks) for part in parts)
+
+
+def _names(result: Expression, columns: set[int]) -> bool:
+    """Whether it is one of these columns under another name."""
+    if result.kind != "Alias":
+        return False
+    (source,) = result.children
+    return source.kind == "AttributeReference" and source.expr_id in columns

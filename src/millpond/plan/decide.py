@@ -32,6 +32,7 @@ from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst_joins import with_settled_joins
+from millpond.plan.catalyst_windows import Needed, needed_columns, with_plain_filters
 from millpond.plan.changes import changing, consuming, emitting, leave_updating
 from millpond.plan.decision import Decided, Decision, Operator, describe
 from millpond.plan.join import read_join
@@ -77,8 +78,12 @@ def decide(
     shared = any(node.kind == "WithCTE" for node in plan.walk())
     if any(_joins_streams(node) for node in plan.walk()) and not shared:
         plan = with_settled_joins(catalyst, plan)
+    needed: Needed = MappingProxyType({})
+    if any(node.kind == "Window" and node.streaming for node in plan.walk()) and not shared:
+        plan = with_plain_filters(catalyst, plan)
+        needed = needed_columns(catalyst, plan)
     mode = output_mode.lower()
-    root = settled(_Decider(catalyst, mode, map_groups, shared=shared).visit(plan), mode, pattern)
+    root = settled(_Decider(catalyst, mode, map_groups, needed, shared=shared).visit(plan), mode, pattern)
     every = changes == "all" and mode == "update" and _changes(root)
     return Decision(numbered(emitting(root) if every else root), mode, analyzed, every)
 
@@ -95,10 +100,11 @@ def _changes(root: Decided) -> bool:
 
 
 class _Decider:
-    def __init__(self, catalyst: Catalyst, output_mode: str, map_groups: str, *, shared: bool) -> None:
+    def __init__(self, catalyst: Catalyst, output_mode: str, map_groups: str, needed: Needed, *, shared: bool) -> None:
         self.catalyst = catalyst
         self.output_mode = output_mode
         self.map_groups = map_groups
+        self.needed = needed
         self.shared = shared
 
     def visit(self, node: Node, limits: Limits = MappingProxyType({})) -> Decided:
@@ -194,8 +200,8 @@ class _Decider:
         if any(result.children[0].children[0].kind in RANKS for result in node.list("windowExpressions")):
             if self.output_mode == "append":
                 raise Unsupported(Reason("MP-MODE", self.output_mode))
-            return read_rank(node, limits)
-        return read_over(self.catalyst, node)
+            return read_rank(node, limits, self.needed)
+        return read_over(self.catalyst, node, self.needed)
 
     def _distinct(self, node: Node) -> tuple[Reading, OperatorSpec]:
         """`SELECT DISTINCT` is a grouping by all columns without functions, in Spark and here."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from millpond.errors import UsageError
 from millpond.operators.spec import AggregateCall, Field, Order, OverSpec, RankSpec
 from millpond.operators.types import leaves, parse_type
 from millpond.plan.aggregate import Derived, Reading, check_key, read_function, unique
-from millpond.plan.catalyst import Catalyst, Expression, Node
+from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst_windows import Needed
 from millpond.plan.reasons import Reason, Unsupported
 
 FUNCTIONS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
@@ -58,18 +59,42 @@ def conjuncts(condition: Expression | None) -> list[Expression]:
 
 def bound_of(condition: Expression) -> tuple[int, int] | None:
     """The column, and the greatest value, that a comparison of a column with a constant lets pass."""
+    found = _comparison(condition)
+    if found is None or found[0].startswith("Greater"):
+        return None
+    kind, column, value = found
+    return column, value - 1 if kind == "LessThan" else value
+
+
+def lets_pass(condition: Expression, column: int, most: int) -> bool:
+    """Whether a comparison of a column with a constant holds for all values from 1 to `most`."""
+    found = _comparison(condition)
+    if found is None or found[1] != column:
+        return False
+    kind, _, value = found
+    return {
+        "GreaterThan": value < 1,
+        "GreaterThanOrEqual": value <= 1,
+        "LessThan": value > most,
+        "LessThanOrEqual": value >= most,
+        "EqualTo": value == most == 1,
+    }[kind]
+
+
+def _comparison(condition: Expression) -> tuple[str, int, int] | None:
+    """How a column is compared with which constant, the column on the left."""
     if condition.kind not in _FLIPPED:
         return None
     left, right = (_bare(child) for child in condition.children)
     kind = condition.kind
     if left.foldable:
         left, right, kind = right, left, _FLIPPED[kind]
-    if left.kind != "AttributeReference" or not right.foldable or kind.startswith("Greater"):
+    if left.kind != "AttributeReference" or not right.foldable:
         return None
-    most = right.constant
-    if not isinstance(most, int) or isinstance(most, bool):
+    value = right.constant
+    if not isinstance(value, int) or isinstance(value, bool):
         return None
-    return left.expr_id, most - 1 if kind == "LessThan" else most
+    return kind, left.expr_id, value
 
 
 def _bare(expression: Expression) -> Expression:
@@ -79,7 +104,7 @@ def _bare(expression: Expression) -> Expression:
     return expression
 
 
-def read_rank(node: Node, limits: Limits) -> tuple[Reading, RankSpec]:
+def read_rank(node: Node, limits: Limits, needed: Needed) -> tuple[Reading, RankSpec]:
     """Read a `Window` of one ranking function.
 
     Raises:
@@ -92,17 +117,17 @@ def read_rank(node: Node, limits: Limits) -> tuple[Reading, RankSpec]:
     most = limits.get(node.list("windowExpressions")[0].expr_id)
     if most is None or most < 1:
         raise Unsupported(Reason("MP-UNBOUNDED", name))
-    reading, columns, keys, order = _read_rows(node)
+    reading, columns, keys, order = _read_rows(node, needed)
     return reading, RankSpec(columns, keys, order, name, most)
 
 
-def read_over(catalyst: Catalyst, node: Node) -> tuple[Reading, OverSpec]:
+def read_over(catalyst: Catalyst, node: Node, needed: Needed) -> tuple[Reading, OverSpec]:
     """Read a `Window` of aggregates over rows from some number before the current one on.
 
     Raises:
         Unsupported: with the reason why it cannot run here.
     """
-    reading, _, keys, order = _read_rows(node)
+    reading, _, keys, order = _read_rows(node, needed)
     calls: list[AggregateCall] = []
     preceding = []
     for result in node.list("windowExpressions"):
@@ -143,12 +168,12 @@ def _functions(node: Node) -> list[Expression]:
     return [result.children[0].children[0] for result in node.list("windowExpressions")]
 
 
-def _read_rows(node: Node) -> tuple[Reading, tuple[Field, ...], tuple[int, ...], tuple[Order, ...]]:
-    """All columns below the window, and which of them rows are partitioned and ordered by."""
+def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], tuple[int, ...], tuple[Order, ...]]:
+    """The columns that rows have to have, and which of them they are partitioned and ordered by."""
     reading = Reading()
     names: set[str] = set()
-    (child,) = node.children
-    for attribute in child.output:
+    columns = _carried(node, needed)
+    for attribute in columns:
         reading.raw.append(attribute)
         column = Field(unique(attribute.name, names), attribute.type)
         reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
@@ -156,7 +181,7 @@ def _read_rows(node: Node) -> tuple[Reading, tuple[Field, ...], tuple[int, ...],
     keys = []
     for key in node.list("partitionSpec"):
         check_key(key)
-        keys.append(_position(child, key))
+        keys.append(_position(columns, key))
     order: list[Order] = []
     for each in node.list("orderSpec"):
         by = each.children[0]
@@ -164,15 +189,27 @@ def _read_rows(node: Node) -> tuple[Reading, tuple[Field, ...], tuple[int, ...],
             raise Unsupported(Reason("MP-INPUT-TYPE", f"{by.name} ({by.type})"))
         descending = str(each.get("direction").toString()) == "Descending"
         nulls_last = str(each.get("nullOrdering").toString()) == "NullsLast"
-        position = _position(child, by)
+        position = _position(columns, by)
         if all(known.column != position for known in order):
             order.append(Order(position, descending, nulls_last))
     reading.set_hash([reading.inputs[position].field.name for position in keys])
     return reading, tuple(column.field for column in reading.inputs), tuple(keys), tuple(order)
 
 
-def _position(child: Node, column: Expression) -> int:
-    for position, attribute in enumerate(child.output):
+def _carried(node: Node, needed: Needed) -> list[Expression]:
+    """The columns below a window that it uses, or something above it."""
+    (child,) = node.children
+    known = [needed[one.expr_id] for one in node.list("windowExpressions") if one.expr_id in needed]
+    if not known:
+        return child.output
+    used = frozenset[int]().union(*known)
+    # Operators above look for columns with a watermark whether or not the query reads them.
+    columns = [one for one in child.output if one.expr_id in used or WATERMARK_DELAY in one.metadata]
+    return columns or child.output[:1]
+
+
+def _position(columns: Sequence[Expression], column: Expression) -> int:
+    for position, attribute in enumerate(columns):
         if column.kind == "AttributeReference" and attribute.expr_id == column.expr_id:
             return position
     raise Unsupported(Reason("MP-WINDOW", column.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REASONS = {
-    "MP-MODE": "output mode {detail} needs a watermark to close groups, which Spark's own state store handles",
+    "MP-MODE": "it does not run in output mode {detail}",
     "MP-EVENT-TIME": "it groups by event time ({detail}), whose state expires with the watermark",
     "MP-SINGLE": "spark.sql.streaming.statefulOperator.allowMultiple is false, which changes what is late",
     "MP-BESIDE": "its state is closed by the watermark, beside a stateful operator that stays on Spark",
@@ -18,7 +18,7 @@ REASONS = {
     "MP-INPUT-TYPE": "{detail} has a type that is not supported",
     "MP-KEYS": "it has more key columns than the supported 64 ({detail})",
     "MP-OPERATOR": "{detail} is not supported",
-    "MP-ABOVE": "a stateful operator above it stays on Spark and would count its updates twice",
+    "MP-ABOVE": "a stateful operator above it does not run on Millpond and would count its updates twice",
     "MP-CONDITION": "whether a row has a partner depends on {detail}, which is not supported in such a join",
     "MP-CTE": "it stands in a common table expression that is evaluated once for several readers",
     "MP-WINDOW": "the window function {detail} is not supported on streams",
@@ -27,6 +27,20 @@ REASONS = {
     "MP-RETRACT": "rows below it change, and {detail} cannot take rows back",
     "MP-TRIGGER": "the trigger {detail} runs without micro-batch commits",
     "MP-OFF": "spark.millpond.enabled is false",
+}
+
+
+_ADVICE = {
+    "MP-MODE": "Use another output mode, as a rule update",
+    "MP-INPUT-TYPE": "Select the columns that you need first, without it",
+    "MP-KEY-TYPE": "Use a key of another type",
+    "MP-FUNCTION": "Use one of the functions that docs/compatibility.md has",
+    "MP-WINDOW": "Use row_number, rank or dense_rank under a filter, or aggregates over ROWS n PRECEDING",
+    "MP-UNBOUNDED": "Filter by it with a constant, as in WHERE rank <= 3",
+    "MP-ABOVE": "Change the operator above it",
+    "MP-BESIDE": "Change the operator beside it",
+    "MP-CTE": "Write the common table expression out where it is read",
+    "MP-SINGLE": "Set spark.sql.streaming.statefulOperator.allowMultiple to true",
 }
 
 
@@ -41,6 +55,11 @@ class Reason:
 
     code: str
     detail: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What to do where Spark does not run the operator either."""
+        return _ADVICE.get(self.code, "Change the query; docs/changes.md and docs/compatibility.md say what runs")
 
     def __str__(self) -> str:
         return f"{self.code}: {REASONS[self.code].format(detail=self.detail)}"

@@ -223,11 +223,9 @@ class _Surgeon:
         `more` are columns to come after them.
         """
         if node.kind != "Aggregate":
-            columns = piped.output
-            if node.kind == "Window":  # arguments of its functions, which follow the columns, end here
-                kept = len(node.children[0].output)
-                columns = columns[:kept] + columns[len(reading.inputs) :]
-            pairs = zip(columns, node.output, strict=False)
+            if node.kind == "Window":
+                return self.catalyst.project(self._window_results(node, reading, piped) + more, piped)
+            pairs = zip(piped.output, node.output, strict=False)
             results = [self._stand_in(self._as(new, old), old) for new, old in pairs]
             return self.catalyst.project(results + more, piped)
         groupings = [grouping for _, grouping in reading.results(node.list("groupingExpressions"))]
@@ -241,6 +239,23 @@ class _Surgeon:
             value = result.children[0] if result.kind == "Alias" else result
             results.append(self._stand_in(rewrite(self.catalyst, value, replace), old))
         return self.catalyst.project(results + more, piped)
+
+    def _window_results(self, node: Node, reading: Reading, piped: Node) -> list[Expression]:
+        """A window's columns: arguments of its functions end here, and what nobody reads did not come through."""
+        carried = [
+            (reading.raw[column.raw[0]], new)
+            for column, new in zip(reading.inputs, piped.output, strict=False)
+            if column.sql == "{0}" and reading.raw[column.raw[0]].kind == "AttributeReference"
+        ]
+        known = {old.expr_id: new for old, new in carried}
+        results = zip(node.list("windowExpressions"), piped.output[len(reading.inputs) :], strict=False)
+        known |= {result.expr_id: new for result, new in results}
+        return [
+            self._stand_in(self._as(known[old.expr_id], old), old)
+            if old.expr_id in known
+            else self.catalyst.stand_in(self.catalyst.blank(old), old)
+            for old in node.output
+        ]
 
     def _stand_in(self, new: Expression, old: Expression) -> Expression:
         return self.catalyst.stand_in(self.catalyst.fitted(new, old), old)

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 
 import pyspark
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import SettingError, UsageError
 from millpond.operators.spec import AggregateSpec, OverSpec, RankSpec
 from millpond.plan.catalyst import Catalyst, Node
-from millpond.plan.decision import Decided, Decision
+from millpond.plan.decision import Decided, Decision, Operator
 
 TESTED = ("4.1", "4.2", "4.3")
 """The versions of Spark that Millpond is tested with."""
@@ -54,14 +55,50 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
     if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
         return
     catalyst = Catalyst(df.sparkSession)
-    plan = decision.analyzed
     if df.sparkSession.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") != "false":
-        _check_watermarks(plan)
-    if any(isinstance(spec, RankSpec | OverSpec) or getattr(spec, "retracts", False) for spec in decision.specs):
-        plan = _stand_in(catalyst, decision.root)
-    if any(getattr(call, "distinct", False) for spec in decision.specs for call in getattr(spec, "calls", ())):
-        plan = catalyst.without_distincts(plan)
+        _check_watermarks(decision.analyzed)
+    plan = _for_spark(catalyst, decision.root, decision.analyzed)
     catalyst.check_streaming(plan, decision.output_mode)
+
+
+def runs_nowhere(df: DataFrame, decision: Decision) -> list[Operator]:
+    """The operators left to Spark that Spark does not run on streams.
+
+    Spark checks whole queries, and names the first thing that it finds. An operator is at fault where neither the query
+    passes that check, nor what there is up to the operator.
+    """
+    catalyst = Catalyst(df.sparkSession)
+    left = [
+        decided for decided in decision.root.walk() if decided.operator is not None and decided.operator.spec is None
+    ]
+    checked = df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "true"
+    mode = decision.output_mode
+    if not left or (checked and _passes(catalyst, decision.root, decision.analyzed, mode)):
+        return []
+    return [
+        decided.operator
+        for decided in left
+        if decided.operator is not None
+        and (decided.node.kind == "Window" or (checked and not _passes(catalyst, decided, decided.node, mode)))
+    ]
+
+
+def _passes(catalyst: Catalyst, decided: Decided, plan: Node, mode: str) -> bool:
+    try:
+        catalyst.check_streaming(_for_spark(catalyst, decided, plan), mode)
+    except AnalysisException:
+        return False
+    return True
+
+
+def _for_spark(catalyst: Catalyst, decided: Decided, plan: Node) -> Node:
+    """A plan, without what Millpond runs beyond what Spark allows."""
+    specs = [operator.spec for operator in decided.operators() if operator.spec is not None]
+    if any(isinstance(spec, RankSpec | OverSpec) or getattr(spec, "retracts", False) for spec in specs):
+        plan = _stand_in(catalyst, decided)
+    if any(getattr(call, "distinct", False) for spec in specs for call in getattr(spec, "calls", ())):
+        plan = catalyst.without_distincts(plan)
+    return plan
 
 
 def _check_watermarks(plan: Node) -> None:

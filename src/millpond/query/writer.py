@@ -24,7 +24,7 @@ from millpond.plan.reasons import Reason
 from millpond.plan.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
-from millpond.query.checks import check_session, check_stream, check_writer
+from millpond.query.checks import check_session, check_stream, check_writer, runs_nowhere
 from millpond.query.locations import choose_checkpoint, delete_when_stopped, named_checkpoint
 from millpond.query.session import changed, running_settings
 from millpond.query.start import Start, refuse_own_state
@@ -178,13 +178,23 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
     def _report(self, decision: Decision, settings: Settings) -> None:
         if settings.explain == "all":
             log.warning("%s", as_text(decision))
-        for operator in decision.theirs:
+        nowhere = runs_nowhere(self._df, decision)
+        rest = [operator for operator in decision.theirs if all(operator is not one for one in nowhere)]
+        for operator in [*nowhere, *rest]:  # first what no setting helps
+            assert operator.reason is not None
+            lost = any(operator is one for one in nowhere)
             if settings.on_unsupported == "error":
+                leave = "Change the query, or set spark.millpond.onUnsupported=spark to leave it to Spark."
                 raise UnsupportedError(
                     f"The operator '{operator.title}' is not supported: {operator.reason}.",
-                    action="Change the query, or set spark.millpond.onUnsupported=spark to leave it to Spark.",
+                    action=f"{operator.reason.advice}. Spark does not run it on streams either." if lost else leave,
                 )
-            if settings.explain == "fallback":
+            if settings.explain != "fallback":
+                continue
+            if lost:
+                text = "'%s' does not run on Millpond, and Spark does not run it on streams either: %s. %s."
+                log.warning(text, operator.title, operator.reason, operator.reason.advice)
+            else:
                 log.warning("'%s' stays on Spark's state store: %s", operator.title, operator.reason)
 
     def _continuous(self) -> str | None:
