@@ -25,6 +25,15 @@ NULLS = 2
 INLINE = 12
 """Values of at most this many bytes live inside the row."""
 
+LAST_HASH = (1 << 64) - 1
+
+
+class HashRange(NamedTuple):
+    """A contiguous range of 64-bit hashes: `lo` included, `hi` (at most 2⁶⁴) excluded."""
+
+    lo: int = 0
+    hi: int = LAST_HASH + 1
+
 
 class Column(msgspec.Struct, frozen=True):
     """A stored column: its name and how many words it takes."""

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.files.blocks import HashRange
 from millpond.kernels import hot_state as hs
 from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED
-from millpond.layout import RowLayout, Rows
+from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.hot import HotTable
 from tests.rows import Entry, decode, encode, layout
 

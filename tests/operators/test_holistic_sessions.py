@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
-from millpond.files.blocks import HashRange
 from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows, encode_rows
-from millpond.layout import RowLayout, Rows, TableSchema, Words
+from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.operators import closed_sessions, holistic_sessions
 from millpond.operators.catalogue import SESSION_DISTINCT, WHOLE_WINDOWS, supported_spec, whole_sessions
 from millpond.operators.holistic_sessions import HolisticSessions

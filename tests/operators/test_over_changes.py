@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
-from millpond.files.blocks import HashRange
-from millpond.layout import RowLayout, TableSchema, Words
+from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators import over_changes
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times

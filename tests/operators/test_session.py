@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.files.blocks import HashRange
 from millpond.files.segment import decode_rows
-from millpond.layout import RowLayout, TableSchema, Words
+from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.catalogue import SESSION_DISTINCT, supported_spec
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times

@@ -23,8 +23,7 @@ Row = tuple[int | None, str | None]
 
 class WithinRig(Rig):
     def _open(self, runs: list[Any], flushed: int, keys: int) -> None:
-        from millpond.files.blocks import HashRange
-        from millpond.layout import RowLayout, TableSchema, Words
+        from millpond.layout import HashRange, RowLayout, TableSchema, Words
         from millpond.stores.budget import MemoryBudget
         from millpond.stores.rmw import RmwTable
         from millpond.stores.runs import RunSet

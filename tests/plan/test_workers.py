@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 
-from millpond.plan.transplant import named
-from millpond.plan.workers import portable
+from millpond.plan.workers import named, portable
+from millpond.slot.exchange import ExchangeWrite
+from millpond.slot.pipe import Pipe
 
 
 def echo(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -36,6 +37,20 @@ def test_a_worker_without_millpond_says_what_to_do(tmp_path: Path) -> None:
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
     assert f"Millpond cannot be loaded by Spark's Python worker {sys.executable}" in said.splitlines()[-1]
     assert "Install millpond there" in said
+
+
+@pytest.mark.parametrize("kind", [ExchangeWrite, Pipe])
+def test_a_worker_loads_no_kernels(kind: type, tmp_path: Path) -> None:
+    """Forty megabytes and half a second in each of Spark's workers, of which a query has several."""
+    function = named(kind.__new__(kind), "count", 1)
+    (tmp_path / "function").write_bytes(cloudpickle.dumps(function))
+    program = (
+        "import pickle, sys\n"
+        f"pickle.load(open({str(tmp_path / 'function')!r}, 'rb'))\n"
+        "print(*({'numba', 'pandas', 'obstore', 'millpond.plan'} & sys.modules.keys()), 'millpond.slot' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
 
 
 PROGRAM = """

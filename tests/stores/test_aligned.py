@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.append_file import Slice
-from millpond.files.blocks import HashRange
 from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import TableManifest
-from millpond.layout import RowLayout, Rows
+from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores import aligned, gradual
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget

@@ -8,10 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.files.blocks import HashRange
 from millpond.files.segment import decode_rows
 from millpond.kernels.upsert import TOUCH_NONE
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.expiry import NEVER, Expiry
 from millpond.stores.rmw import RmwTable

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millpond.files.blocks import HashRange
-from millpond.layout import Column, RowLayout, Rows, TableSchema
+from millpond.layout import Column, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.expiry import Expiry
 from millpond.stores.rmw import RmwTable

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from millpond.errors import TransientError, UsageError
-from millpond.files.blocks import HashRange
 from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
-from millpond.layout import RowLayout, Rows
+from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.rmw import RmwTable
 from millpond.stores.run_store import RunStore

@@ -9,10 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.files.blocks import HashRange
 from millpond.files.segment import decode_rows
 from millpond.kernels.upsert import TOUCH_NONE
-from millpond.layout import NULLS, RowLayout, Rows
+from millpond.layout import NULLS, HashRange, RowLayout, Rows
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.rmw import RmwTable
 from millpond.stores.runs import RunSet

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files import blocks, run
-from millpond.files.blocks import HashRange, sort_rows
+from millpond.files.blocks import sort_rows
 from millpond.files.filesystem import open_filesystem
 from millpond.files.mapped import MappedSource
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.stores.run_store import RunStore
 from millpond.stores.runs import RunSet
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows

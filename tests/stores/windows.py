@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.files.append_file import Slice
-from millpond.files.blocks import HashRange
 from millpond.files.refs import TableManifest
-from millpond.layout import Rows, TableSchema
+from millpond.layout import HashRange, Rows, TableSchema
 from millpond.stores.aligned import AlignedStore, AlignedTable
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millpond.files.blocks import LAST_HASH, BlockSource, shape_of
+from millpond.files.blocks import BlockSource, shape_of
 from millpond.kernels.gather import gather_rows
 from millpond.kernels.merge import merge_order
-from millpond.layout import RowLayout, Rows
+from millpond.layout import LAST_HASH, RowLayout, Rows
 
 PIECE_ROWS = 65536
 

@@ -29,15 +29,6 @@ BLOCK_HEAP = 1 << 20
 Numbers = NDArray[np.int64] | NDArray[np.int32]
 """Block numbers in ascending order."""
 
-LAST_HASH = (1 << 64) - 1
-
-
-class HashRange(NamedTuple):
-    """A contiguous range of 64-bit hashes: `lo` included, `hi` (at most 2⁶⁴) excluded."""
-
-    lo: int = 0
-    hi: int = LAST_HASH + 1
-
 
 class Shape(NamedTuple):
     """A layout as kernels take it: where the key stands, and which words refer to the heap.

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from millpond.files.blocks import HashRange
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.operators.groups import Groups
 from millpond.operators.protocol import MakeTable, Times
 from millpond.operators.spec import AggregateSpec, output_fields

@@ -154,7 +154,9 @@ def whole_sessions(spec: OperatorSpec) -> bool:
     """Whether the rows of sessions are kept until the watermark closes them: for what cannot be merged cheaply."""
     if not isinstance(spec, SessionSpec) or spec.lag_ms is None or spec.output_mode != "append":
         return False
-    return spec.pattern == "append" or any(call.function in HOLISTIC or is_distinct(call) for call in spec.calls)
+    if any(call.function in HOLISTIC or is_distinct(call) for call in spec.calls) or spec.pattern == "append":
+        return True
+    return spec.pattern == "auto" and any(call.function == "collect_list" for call in spec.calls)
 
 
 def elements(calls: Iterable[AggregateCall]) -> set[int]:

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.blocks import HashRange
 from millpond.kernels import aggregate, mix
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.operators.accumulators import BLOCK
 from millpond.operators.catalogue import ROWS, elements
 from millpond.operators.encode import (

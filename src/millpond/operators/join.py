@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.blocks import HashRange, Shape, shape_of
+from millpond.files.blocks import Shape, shape_of
 from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.ordered import NEVER
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.operators import condition
 from millpond.operators.encode import portions
 from millpond.operators.join_rows import LEFT, RIGHT, SideRows, is_marked, side_schema, times

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.files.blocks import LAST_HASH, HashRange
-from millpond.layout import HASH, Rows
+from millpond.layout import HASH, LAST_HASH, HashRange, Rows
 from millpond.operators.encode import key_rows, portions
 from millpond.operators.groups import Groups
 from millpond.operators.observer import Sample, Seen

@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.blocks import HashRange
 from millpond.kernels import ranking
 from millpond.kernels.pointers import address
 from millpond.kernels.slots import read_slots, write_slots
 from millpond.kernels.sort import order_by_hash
-from millpond.layout import Rows, Words
+from millpond.layout import HashRange, Rows, Words
 from millpond.operators.encode import NO_HEAP, Operand, flatten, hashes_of, key_rows, operand
 from millpond.operators.frames import Frames
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from millpond.files.blocks import HashRange
-from millpond.layout import TableSchema, Words
+from millpond.layout import HashRange, TableSchema, Words
 
 if TYPE_CHECKING:
     from millpond.stores.ordered import OrderedTable

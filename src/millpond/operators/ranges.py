@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.files.blocks import HashRange
-from millpond.layout import HASH, Rows
+from millpond.layout import HASH, HashRange, Rows
 
 _GROUP = 1 << (64 - KEY_GROUP_BITS)
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.files.blocks import HashRange
 from millpond.files.segment import decode_rows as decode_segment
 from millpond.files.segment import encode_rows
 from millpond.kernels import sessions as kernels
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.operators.accumulators import BLOCK
 from millpond.operators.catalogue import elements
 from millpond.operators.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions

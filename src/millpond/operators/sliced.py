@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.blocks import HashRange
+from millpond.layout import HashRange
 from millpond.operators.encode import numbers, plain, validity
 from millpond.operators.protocol import SLICE, Times
 from millpond.operators.spec import EventTime

@@ -15,11 +15,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
-from millpond.files.blocks import HashRange
 from millpond.kernels import rank_changes, ranking
 from millpond.kernels.pointers import address
 from millpond.kernels.slots import BORN, long_slots, read_slots, write_slots
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.operators.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.ranked_rows import RankedRows

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.blocks import HashRange
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.operators.encode import hashes_of
 from millpond.operators.groups import Groups
 from millpond.operators.panes import combined, spread_by

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.blocks import HashRange
-from millpond.layout import Rows
+from millpond.layout import HashRange, Rows
 from millpond.operators.accumulators import BLOCK
 from millpond.operators.encode import flatten, hashes_of, key_rows, numbers, plain, portions, validity
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times

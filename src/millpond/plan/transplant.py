@@ -6,10 +6,9 @@ projection under the old identities, so that no node above it notices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
@@ -25,7 +24,7 @@ from millpond.plan.decision import Decided, Decision, Operator
 from millpond.plan.join import JoinReading
 from millpond.plan.join_input import joined_sides
 from millpond.plan.map_groups import MAPS
-from millpond.plan.workers import ArrowFunction, map_in_arrow
+from millpond.plan.workers import ArrowFunction, map_in_arrow, named
 from millpond.slot.pipe import Pipe
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
@@ -283,21 +282,3 @@ def with_kinds(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split
     shown = F.when(value == 1, "I").when(value == 2, "I" if split else "U").otherwise("D").alias("_op")
     others = [F.col(f"c{number}").alias(name) for number, name in enumerate(columns) if number != position]
     return frame.select(*others, shown)
-
-
-def named(pipe: ArrowFunction, title: str, last: int) -> ArrowFunction:
-    """The pipe as a function that has the last columns (hash, mark) brought to the front, as pipes take them.
-
-    Its name is what Spark's own `explain()` shows for the node.
-    """
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pipe(_moved(batch, last) for batch in batches)
-
-    run.__name__ = f"millpond[{title}]"
-    return run
-
-
-def _moved(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
-    others = batch.num_columns - last
-    return batch.select([*range(others, batch.num_columns), *range(others)])

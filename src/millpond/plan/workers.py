@@ -15,6 +15,8 @@ from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from millpond.slot.rows import last_first
+
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -50,6 +52,20 @@ def map_in_arrow(
         for one in broadcasts:  # as if it were pickled with the function: then Spark sends it along
             context._pickled_broadcast_vars.add(_Broadcast(one))
         return df.mapInArrow(portable(function), schema)
+
+
+def named(function: ArrowFunction, title: str, last: int) -> ArrowFunction:
+    """A pipe, or what goes before it, as a function that brings its last columns (hash, mark) to the front for it.
+
+    Its name is what Spark's own `explain()` shows for the node. What it refers to is loaded with it in every worker:
+    nothing of the planner, and no kernels.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return function(last_first(batch, last) for batch in batches)
+
+    run.__name__ = f"millpond[{title}]"
+    return run
 
 
 def portable(function: ArrowFunction) -> ArrowFunction:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import TransientError
-from millpond.files.blocks import HashRange
+from millpond.layout import HashRange
 from millpond.slot.rows import key_groups
 from millpond.slot.task import PipeTask
 

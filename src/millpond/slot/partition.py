@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
-from millpond.files.blocks import HashRange
+from millpond.layout import HashRange
 from millpond.operators.observed import ObservedAggregate
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MOVED, SAMPLE, Times, base_name

@@ -18,10 +18,10 @@ from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.append_file import Slice
-from millpond.files.blocks import HashRange, sort_rows
+from millpond.files.blocks import sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.segment import decode_rows
-from millpond.layout import RowLayout, Rows
+from millpond.layout import HashRange, RowLayout, Rows
 from millpond.operators.catalogue import observed, whole_windows
 from millpond.operators.join_rows import LEFT, RIGHT
 from millpond.operators.protocol import MAIN, ROWS, base_name

@@ -20,6 +20,12 @@ MARK = 1
 _TIME_MASK = (1 << (64 - KEY_GROUP_BITS)) - 1
 
 
+def last_first(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
+    """A batch whose last columns are hash and mark, as the planner makes it, with these in front."""
+    others = batch.num_columns - last
+    return batch.select([*range(others, batch.num_columns), *range(others)])
+
+
 def first_hash(batch: pa.RecordBatch) -> int:
     """The hash of the first row (signed), which tells the partition."""
     return int(batch.column(HASH)[0].as_py())

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millpond.files.append_file import Slice
-from millpond.files.blocks import HashRange
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
-from millpond.layout import RowLayout, TableSchema, Words
+from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.protocol import MAIN, TableKind, base_name
 from millpond.stores.aligned import AlignedStore, AlignedTable
 from millpond.stores.ordered import OrderedTable

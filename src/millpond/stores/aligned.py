@@ -22,11 +22,11 @@ from millpond.files.append_file import (
     Slice,
     open_files,
 )
-from millpond.files.blocks import HashRange, shape_of
+from millpond.files.blocks import shape_of
 from millpond.files.filesystem import Buffer
 from millpond.files.refs import RunRef, TableManifest
 from millpond.kernels.gather import addresses, gather_rows
-from millpond.layout import HASH, RowLayout, Rows, TableSchema
+from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.gradual import gradually, in_hash_order

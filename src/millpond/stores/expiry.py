@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.compaction.merge import merge
-from millpond.files.blocks import HashRange
 from millpond.kernels.expiry import STAMP_END, STAMP_ZERO, file, file_all, sample_times, take_due
 from millpond.kernels.gather import addresses
 from millpond.kernels.hot_state import EXPIRY, LOST, NOTHING_LOST, STAMP_SHIFT
 from millpond.kernels.upsert import TOUCH_NONE
-from millpond.layout import META, Rows
+from millpond.layout import META, HashRange, Rows
 from millpond.stores.hot import HotTable
 from millpond.stores.protocol import Found
 from millpond.stores.room import Room

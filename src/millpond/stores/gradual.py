@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from millpond.files.append_file import AppendFile, RemoteBytes, Section
-from millpond.files.blocks import HashRange, shape_of
+from millpond.files.blocks import shape_of
 from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.sort import order_by_hash
-from millpond.layout import HASH, RowLayout, Rows
+from millpond.layout import HASH, HashRange, RowLayout, Rows
 
 _LEAST_PIECE = 1 << 16
 _SIDE_BY_SIDE = 16

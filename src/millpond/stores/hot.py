@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
-from millpond.files.blocks import HashRange, shape_of
+from millpond.files.blocks import shape_of
 from millpond.kernels import extract, sweep
 from millpond.kernels import hot_state as hs
 from millpond.kernels.arena import long_bytes, long_bytes_at, relocate
@@ -26,7 +26,7 @@ from millpond.kernels.upsert import (
     touch_rows,
     upsert,
 )
-from millpond.layout import META, Bytes, RowLayout, Rows, Words
+from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, Words
 from millpond.stores.heap import Heap
 from millpond.stores.hot_index import HotIndex
 from millpond.stores.mapping import Mapping

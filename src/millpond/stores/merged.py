@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from millpond.compaction.merge import merge
-from millpond.files.blocks import BlockSource, HashRange, MemorySource
+from millpond.files.blocks import BlockSource, MemorySource
 from millpond.kernels.hot_state import FLAGS, TOMBSTONE, TOUCHED
-from millpond.layout import HASH, META, Rows
+from millpond.layout import HASH, META, HashRange, Rows
 from millpond.stores.hot import HotTable
 
 _LEAST_ROWS = 64

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
-from millpond.files.blocks import HashRange
 from millpond.files.refs import TableManifest
 from millpond.files.segment import encode_rows
 from millpond.kernels import ordered, ordered_scan
 from millpond.kernels.ordered import MARK, MATCHED
-from millpond.layout import HASH, META, Rows, TableSchema
+from millpond.layout import HASH, META, HashRange, Rows, TableSchema
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Writer
 from millpond.stores.ordered_files import PartFiles

@@ -13,9 +13,8 @@ import numpy as np
 from millpond.compaction.pick import MOST_LAYERS, Extent, pick
 from millpond.compaction.worker import Pace
 from millpond.errors import TransientError
-from millpond.files.blocks import HashRange
 from millpond.files.refs import RunRef
-from millpond.layout import HASH, Rows
+from millpond.layout import HASH, HashRange, Rows
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Writer
 from millpond.stores.ordered_layout import OrderedLayout, names_of, sorted_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millpond.files.blocks import HashRange
+from millpond.layout import HashRange
 from millpond.stores.ordered_merge import Input, Window, merged
 from millpond.stores.parts import Part
 from millpond.stores.time_slices import Slices

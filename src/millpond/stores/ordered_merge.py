@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.blocks import HashRange
 from millpond.kernels import ordered, ordered_scan
 from millpond.kernels.gather import gather_rows
 from millpond.kernels.pointers import address
-from millpond.layout import HASH, Rows
+from millpond.layout import HASH, HashRange, Rows
 from millpond.stores.ordered_layout import OrderedLayout
 from millpond.stores.parts import BEGINNING, Part
 

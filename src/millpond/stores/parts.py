@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.blocks import BlockSource, HashRange, Shape, rows_per_block
+from millpond.files.blocks import BlockSource, Shape, rows_per_block
 from millpond.files.refs import RunRef
 from millpond.kernels import ordered, ordered_scan
 from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.ordered import NEVER
 from millpond.kernels.pointers import address
-from millpond.layout import HASH, Rows
+from millpond.layout import HASH, HashRange, Rows
 from millpond.stores.ordered_layout import OrderedLayout
 from millpond.stores.runs import Run
 

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
-from millpond.files.blocks import HashRange
 from millpond.files.refs import TableManifest
 from millpond.files.segment import encode_rows
 from millpond.kernels.hot_state import TOMBSTONE, TOUCHED
 from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
-from millpond.layout import META, Bytes, RowLayout, Rows, TableSchema, Words
+from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Compactor, Writer
 from millpond.stores.expiry import Expiry

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.errors import SettingError
-from millpond.files.blocks import HashRange
 from millpond.kernels.hot_state import TOUCHED
-from millpond.layout import META
+from millpond.layout import META, HashRange
 from millpond.stores.budget import Account
 from millpond.stores.hot import HotTable
 from millpond.stores.outbox import Frozen, Outbox

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files.blocks import HashRange
 from millpond.files.cache import BlockCache
 from millpond.files.cached import CachedSource, LocalCache
 from millpond.files.filesystem import FileSystem
@@ -22,7 +21,7 @@ from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.files.remote import RemoteSource
 from millpond.files.run import RunWriter, Target
-from millpond.layout import RowLayout, Rows
+from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.runs import Run
 
 FOLDER = "files/"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.compaction.merge import PIECE_ROWS, merge
-from millpond.files.blocks import BlockSource, BlockTable, HashRange, MemorySource, shape_of
+from millpond.files.blocks import BlockSource, BlockTable, MemorySource, shape_of
 from millpond.files.refs import RunRef
 from millpond.kernels.bloom import admit
 from millpond.kernels.gather import addresses, gather_rows
@@ -19,7 +19,7 @@ from millpond.kernels.hot_state import STAMP_SHIFT
 from millpond.kernels.pointers import address
 from millpond.kernels.search import DELETED, likely_places, locate, probe, remaining, walk
 from millpond.kernels.sort import order_by_hash
-from millpond.layout import HASH, META, RowLayout, Rows
+from millpond.layout import HASH, META, HashRange, RowLayout, Rows
 from millpond.stores.protocol import Found
 
 _USELESS = 0.9
