@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
@@ -34,6 +36,8 @@ def spark() -> Iterator[object]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
+        # The default starts two or three processes (chmod, readlink) for each file that a batch writes.
+        .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
         .config("spark.millpond.slot.memory", "256m")
         .getOrCreate()
     )
