@@ -238,7 +238,9 @@ _KINDS = (
     _windowed("holistic panes", Windows(12 * SECOND, 4 * SECOND, 0, shared=True), calls=HOLISTIC),
     Kind(
         "sessions",
-        SessionSpec(fields("k string"), Field("session_window", WINDOW), fields(INPUTS), CALLS, "append", 0),
+        SessionSpec(
+            fields("k string"), Field("session_window", WINDOW), fields(INPUTS), CALLS, "append", 0, pattern="rmw"
+        ),
         _session,
     ),
     Kind(

@@ -43,7 +43,7 @@ Found = set[tuple[Any, ...]]
 
 
 def session_spec(mode: str = "append", keys: str = "k string", calls: tuple[AggregateCall, ...] = CALLS) -> SessionSpec:
-    return SessionSpec(fields(keys), WINDOW, fields(INPUTS), calls, mode, 0)
+    return SessionSpec(fields(keys), WINDOW, fields(INPUTS), calls, mode, 0, pattern="rmw")  # one row per session
 
 
 def text(value: int) -> str | None:
