@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-from millpond.errors import StateIncompatibleError, UsageError
+from millpond.errors import StateDamagedError, StateIncompatibleError, UsageError
 
 
 @pytest.fixture
@@ -102,3 +102,12 @@ def test_a_watermark_above_another_is_refused_as_in_spark(
     session.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", "false")
     millpond.explain(twice, "append")
     assert "MP-SINGLE" in capsys.readouterr().out
+
+
+def test_an_altered_identity_is_named(session: SparkSession, tmp_path: Path) -> None:
+    put(session, tmp_path / "in", [("x", 1)])
+    totals = sums(read(session, tmp_path / "in"))
+    run(session, totals, tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "metadata").write_text('{"id"')
+    with pytest.raises(StateDamagedError, match="checkpoint/metadata"):
+        run(session, totals, tmp_path / "checkpoint")

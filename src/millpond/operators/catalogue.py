@@ -133,6 +133,11 @@ def whole_windows(spec: OperatorSpec) -> bool:
     """Whether an aggregate's rows are kept until their window closes: so that it computes what needs all of them."""
     if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
         return False
+    return _needs_rows(spec)
+
+
+def _needs_rows(spec: AggregateSpec | SessionSpec) -> bool:
+    """Whether functions need all rows of a group at once, or had better: a list is as long as its rows."""
     if any(call.function in HOLISTIC for call in spec.calls) or spec.pattern == "append":
         return True
     return spec.pattern == "auto" and any(call.function == "collect_list" for call in spec.calls)
@@ -154,9 +159,7 @@ def whole_sessions(spec: OperatorSpec) -> bool:
     """Whether the rows of sessions are kept until the watermark closes them: for what cannot be merged cheaply."""
     if not isinstance(spec, SessionSpec) or spec.lag_ms is None or spec.output_mode != "append":
         return False
-    if any(call.function in HOLISTIC or is_distinct(call) for call in spec.calls) or spec.pattern == "append":
-        return True
-    return spec.pattern == "auto" and any(call.function == "collect_list" for call in spec.calls)
+    return _needs_rows(spec) or any(map(is_distinct, spec.calls))
 
 
 def elements(calls: Iterable[AggregateCall]) -> set[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from millpond.plan.catalyst import Catalyst, Expression, Node
-from millpond.plan.catalyst_joins import replaced
 
 Needed = Mapping[int, frozenset[int]]
 """Identities of results of `Window` nodes → those of the columns below that are used, by the node or above it."""
@@ -17,11 +16,6 @@ _UNALIASED = (
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.ColumnPruning"
 _PASSES = 10
 """Enough for plans that people write; what a further pass would find is carried."""
-
-
-def with_plain_filters(catalyst: Catalyst, plan: Node) -> Node:
-    """The plan with `BETWEEN` in filters as the two comparisons that it means."""
-    return replaced(catalyst, plan)
 
 
 def needed_columns(catalyst: Catalyst, plan: Node) -> dict[int, frozenset[int]]:

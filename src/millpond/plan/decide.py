@@ -31,8 +31,9 @@ from millpond.operators.spec import (
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst_conditions import with_plain_conditions
 from millpond.plan.catalyst_joins import with_settled_joins
-from millpond.plan.catalyst_windows import Needed, needed_columns, with_plain_filters
+from millpond.plan.catalyst_windows import Needed, needed_columns
 from millpond.plan.changes import changing, consuming, emitting, leave_updating
 from millpond.plan.decision import Decided, Decision, Operator, describe
 from millpond.plan.join import read_join
@@ -76,12 +77,13 @@ def decide(
     catalyst = Catalyst(df.sparkSession)
     plan = analyzed = catalyst.analyzed(df)
     shared = any(node.kind == "WithCTE" for node in plan.walk())
-    if any(_joins_streams(node) for node in plan.walk()) and not shared:
+    joins = any(_joins_streams(node) for node in plan.walk()) and not shared
+    windows = any(node.kind == "Window" and node.streaming for node in plan.walk()) and not shared
+    if joins or windows:
+        plan = with_plain_conditions(catalyst, plan)
+    if joins:
         plan = with_settled_joins(catalyst, plan)
-    needed: Needed = MappingProxyType({})
-    if any(node.kind == "Window" and node.streaming for node in plan.walk()) and not shared:
-        plan = with_plain_filters(catalyst, plan)
-        needed = needed_columns(catalyst, plan)
+    needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
     mode = output_mode.lower()
     root = settled(_Decider(catalyst, mode, map_groups, needed, shared=shared).visit(plan), mode, pattern)
     every = changes == "all" and mode == "update" and _changes(root)

@@ -38,19 +38,27 @@ class Ledger:
         self._files = files
 
     def query_id(self) -> str | None:
-        """The id that Spark gave the query at its first start, `None` before that."""
+        """The id that the query has had since its first start, `None` before that.
+
+        Raises:
+            StateDamagedError: Spark's record of it is altered.
+        """
         if not self._files.exists(_METADATA):
             return None
-        return str(json.loads(self._files.get(_METADATA))["id"])
+        try:
+            return str(json.loads(self._files.get(_METADATA))["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateDamagedError(
+                "Spark's record of the query's id is altered.",
+                action="Restore it from a backup, or start with a new checkpointLocation.",
+                file=self._files.locate(_METADATA),
+            ) from error
 
-    def identify(self) -> str:
-        """The query's id, chosen now if this is its first start: Spark takes up the one that it finds."""
+    def identify(self) -> None:
+        """Choose the query's id if this is its first start: Spark takes up the one that it finds."""
         with suppress(AlreadyExistsError):
             if self.query_id() is None:
                 self._files.put(_METADATA, [json.dumps({"id": str(uuid.uuid4())}).encode()], create=True)
-        found = self.query_id()
-        assert found is not None
-        return found
 
     def last(self, log: Log) -> int:
         """The newest batch in a log, −1 if it is empty."""

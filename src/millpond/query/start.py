@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.generation import claim, newest_claim
+from millpond.checkpoint.pinned import NAME as PINNED
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.checkpoint.recovery import Recovery
 from millpond.conf import Settings
@@ -83,9 +84,9 @@ class Start:
         checkpoint = catalyst.qualified(self.checkpoint)
         ledger_files = open_filesystem(checkpoint)
         ledger = Ledger(ledger_files)
-        location = self.settings.state_location
-        # Queries of a session share the setting; the id goes where the checkpoint goes.
-        location = checkpoint if location is None else join_url(location, ledger.identify())
+        if self.settings.state_location is not None:
+            ledger.identify()
+        location = _state_location(self.settings, checkpoint, ledger.query_id())
         files = open_filesystem(join_url(location, "millpond"))
         catalyst.stop_active_run(ledger.query_id())
 
@@ -198,7 +199,7 @@ class Start:
                 f"Spark's ledger at {self.checkpoint} has {ledger.last('commits') + 1} batches, but there is no "
                 "Millpond state: the checkpoint was made by Spark's own state store, or state.location has changed.",
                 action="Start with a new checkpointLocation, or go on with spark.millpond.enabled=false.",
-                file=files.locate("query.json"),
+                file=files.locate(PINNED),
             )
         pin(files, PinnedQuery(self.settings.key_groups, operators))
 
@@ -232,11 +233,9 @@ def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -
         query = Ledger(open_filesystem(checkpoint, retry_config=_SOON)).query_id()
         if query is None:
             return
-        location = checkpoint if settings.state_location is None else join_url(settings.state_location, query)
-        if read_pinned(open_filesystem(join_url(location, "millpond"), retry_config=_SOON)) is None:
+        location = _state_location(settings, checkpoint, query)
+        if not open_filesystem(join_url(location, "millpond"), retry_config=_SOON).exists(PINNED):
             return
-    except StateDamagedError:
-        pass  # damaged state is state
     except (MillpondError, OSError) as error:  # what only Spark can read is none of Millpond's
         log.debug("whether %s holds state of Millpond was not found out: %s", checkpoint, error)
         return
@@ -245,6 +244,13 @@ def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -
         action="Start with a new checkpointLocation, or change the query back (millpond.explain says what runs where).",
         file=checkpoint,
     )
+
+
+def _state_location(settings: Settings, checkpoint: str, query_id: str | None) -> str:
+    """Below which the state lies: queries of a session share the setting, the id goes where the checkpoint goes."""
+    if settings.state_location is None or query_id is None:
+        return checkpoint
+    return join_url(settings.state_location, query_id)
 
 
 def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
