@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -65,7 +66,10 @@ def run(
     """
     schemas: list[StructType] = []
 
+    callbacks = set()
+
     def keep(batch: DataFrame, number: int) -> None:
+        callbacks.add(batch.sparkSession.sparkContext._gateway._gateway_client.get_thread_connection())
         if batch.schema not in schemas:
             schemas.append(batch.schema)
         into[number] = [plain(row) for row in batch.collect()]
@@ -78,7 +82,11 @@ def run(
         .trigger(**(trigger or {"availableNow": True}))
         .start()
     )
-    query.awaitTermination()
+    try:
+        query.awaitTermination()
+    finally:
+        for callback in callbacks:  # Spark leaves one behind for each query, and a thread that reads it
+            callback.socket.shutdown(socket.SHUT_RDWR)
     return schemas
 
 
