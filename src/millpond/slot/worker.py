@@ -37,7 +37,7 @@ def promptly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     or the system is another, nothing is done.
     """
     with ExitStack() as stack:
-        spark = [stack.enter_context(each) for each in _tcp_sockets()]
+        spark = list(_tcp_sockets(stack))
         while True:
             for each in spark:
                 with suppress(OSError):  # a connection that is gone is noticed by who reads it
@@ -48,16 +48,15 @@ def promptly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-def _tcp_sockets() -> Iterator[socket.socket]:
-    """This process's connections by TCP, which in a worker is the one to Spark."""
+def _tcp_sockets(stack: ExitStack) -> Iterator[socket.socket]:
+    """This process's connections by TCP, which in a worker is the one to Spark; borrowed until the stack unwinds."""
     if not os.path.isdir(_SOCKETS):
         return
     for name in os.listdir(_SOCKETS):
         with suppress(OSError):
             if os.readlink(f"{_SOCKETS}/{name}").startswith("socket:"):
-                found = socket.socket(fileno=os.dup(int(name)))
+                found = socket.socket(fileno=int(name))
+                stack.callback(found.detach)  # whoever opened it closes it
                 if found.family != socket.AF_UNIX and found.type == socket.SOCK_STREAM:
                     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     yield found
-                else:
-                    found.close()
