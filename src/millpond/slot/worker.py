@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 
@@ -36,27 +36,38 @@ def promptly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     Linux puts acknowledgements off. Where the connection is not by TCP (`spark.python.unix.domain.socket.enabled`),
     or the system is another, nothing is done.
     """
-    with ExitStack() as stack:
-        spark = list(_tcp_sockets(stack))
-        while True:
-            for each in spark:
-                with suppress(OSError):  # a connection that is gone is noticed by who reads it
-                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)  # Linux forgets it after a while
-            batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+    spark = _tcp_connections()
+    while True:
+        for descriptor in spark:
+            with suppress(OSError), _borrowed(descriptor) as connection:  # one that is gone is noticed by who reads it
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)  # Linux forgets it after a while
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
-def _tcp_sockets(stack: ExitStack) -> Iterator[socket.socket]:
-    """This process's connections by TCP, which in a worker is the one to Spark; borrowed until the stack unwinds."""
+def _tcp_connections() -> list[int]:
+    """Descriptors of this process's connections by TCP, which in a worker is the one to Spark; they do not wait now."""
+    found: list[int] = []
     if not os.path.isdir(_SOCKETS):
-        return
-    for name in os.listdir(_SOCKETS):
+        return found
+    for descriptor in map(int, os.listdir(_SOCKETS)):
         with suppress(OSError):
-            if os.readlink(f"{_SOCKETS}/{name}").startswith("socket:"):
-                found = socket.socket(fileno=int(name))
-                stack.callback(found.detach)  # whoever opened it closes it
-                if found.family != socket.AF_UNIX and found.type == socket.SOCK_STREAM:
-                    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    yield found
+            if not os.readlink(f"{_SOCKETS}/{descriptor}").startswith("socket:"):
+                continue
+            with _borrowed(descriptor) as connection:
+                if connection.family != socket.AF_UNIX and connection.type == socket.SOCK_STREAM:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    found.append(descriptor)
+    return found
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """A socket that somebody else has opened, and will close: also if an error keeps the task's objects alive."""
+    connection = socket.socket(fileno=descriptor)
+    try:
+        yield connection
+    finally:
+        connection.detach()
