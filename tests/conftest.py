@@ -6,10 +6,15 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+# Drawn cases are the same in each run, but for `make chaos`.
+settings.register_profile("millpond", derandomize="MILLPOND_SCHEDULES" not in os.environ)
+settings.load_profile("millpond")
 
 
 @pytest.fixture(autouse=True)
