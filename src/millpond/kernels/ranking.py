@@ -63,6 +63,21 @@ def group(rows, table, groups, starts, members):
 
 
 @helper
+def _equals_born(slots, start, held, width, row, heap, columns, ordering, count, now):
+    """How many of the slots from `start` on, equal to a row that goes, came in this batch: these go before older ones.
+
+    So a row that comes and goes within a batch leaves no trace beside its equals.
+    """
+    found = np.int64(0)
+    s = start
+    while s < held and _old_order(step(slots, s * width), slots, row, heap, columns, ordering, count, False, now) == 0:
+        if word(step(slots, s * width), GONE) == 0 and word(step(slots, s * width), BORN) == now:
+            found += 1
+        s += 1
+    return found
+
+
+@helper
 def _old_order(old, old_heap, new, heap, columns, ordering, count, by_arrival, now):
     """Order of a row that is held and one that comes: of equal ones the earlier first, within a batch by the rest."""
     order = compare_rows(old, old_heap, new, heap, columns, 0, ordering)
@@ -235,7 +250,14 @@ def decide(
                         changed = True
                     else:
                         fate = GOES
-                elif order == 0 and net[m] < 0:
+                elif (
+                    order == 0
+                    and net[m] < 0
+                    and _equals_born(
+                        slots, s, held, width, step(rows, members[m] * stride), heap, columns, ordering, count, now
+                    )
+                    < -net[m]
+                ):
                     fate = GOES
                     net[m] += 1
                     changed = True
