@@ -31,6 +31,7 @@ from millpond.slot.task import SlotSettings
 from millpond.stores import aligned, flush, ordered_files
 from tests.chaos.kinds import KINDS, ordered, part_of, shown
 from tests.chaos.operators import marked, task_of, truth
+from tests.threads import at_rest
 
 PARTITIONS = 2
 BATCHES = 9
@@ -144,6 +145,7 @@ class Application:
     def close(self) -> None:
         if self.server is not None:
             self.server.close()
+            at_rest()
 
 
 @contextmanager

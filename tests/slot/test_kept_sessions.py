@@ -25,6 +25,7 @@ from millpond.slot.reader import StateReader
 from millpond.slot.task import PipeTask, SlotSettings
 from millpond.stores import unaligned, window_log
 from tests.operators.test_holistic_sessions import Model, Row, found, record_batch, session_spec
+from tests.threads import at_rest
 
 from .conftest import TIME
 
@@ -110,6 +111,7 @@ class Application:
     def close(self) -> None:
         if self.server is not None:
             self.server.close()
+            at_rest()
 
 
 def _marker(schema: pa.Schema, time: int) -> pa.RecordBatch:
