@@ -56,8 +56,8 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
         as_dict: return the decision as plain data instead of printing it.
 
     Raises:
-        UsageError: there is no such output mode; the session is a Spark Connect session, or of a version of Spark that
-            was never tested.
+        UsageError: the DataFrame is none of a stream; there is no such output mode; the session is a Spark Connect
+            session, or of a version of Spark that was never tested.
     """
     from millpond.conf import read_settings
     from millpond.errors import UsageError
@@ -66,6 +66,8 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     from millpond.query.checks import check_session
 
     check_session(df)
+    if not df.isStreaming:
+        raise UsageError("A streaming DataFrame is wanted, not one of batch.", action="Read it with spark.readStream.")
     if output_mode.lower() not in ("append", "update", "complete"):
         raise UsageError(f"There is no output mode {output_mode!r}.", action="Give append, update or complete.")
     settings = read_settings(df.sparkSession.conf.getAll)

@@ -35,6 +35,8 @@ class Settings:
         commit_mode: `async` lets a commit lag by one batch, `sync` waits for it; None lets the query decide.
         compaction: `local` merges state files beside the query, `off` does not.
         on_unsupported: `spark` leaves unsupported operators to Spark with a warning, `error` refuses the query.
+        on_changed_replay: after a crash, when the last batch has to run once more and the query computes something else
+            up to its operators than the run that crashed: `error` refuses the start, `run` runs it so.
         explain: what to print at start: `none`, `fallback` (operators that stay on Spark) or `all`.
         key_groups: always 2¹⁵.
         batch_rows: rows of one Arrow batch between Spark and the pipe.
@@ -59,6 +61,7 @@ class Settings:
     commit_mode: Literal["async", "sync"] | None = None
     compaction: str = "local"
     on_unsupported: str = "spark"
+    on_changed_replay: Literal["error", "run"] = "error"
     explain: str = "fallback"
     key_groups: int = 1 << KEY_GROUP_BITS
     batch_rows: int = 100_000
@@ -158,6 +161,7 @@ _KNOWN: dict[str, tuple[str, Any]] = {
     "commit.mode": ("commit_mode", _one_of("async", "sync")),
     "compaction": ("compaction", _one_of("local", "off")),
     "onUnsupported": ("on_unsupported", _one_of("spark", "error")),
+    "onChangedReplay": ("on_changed_replay", _one_of("error", "run")),
     "explain": ("explain", _one_of("none", "fallback", "all")),
     "keyGroups": ("key_groups", _key_groups),
     "batch.rows": ("batch_rows", _positive),

@@ -44,7 +44,7 @@ class MillpondError(Exception):
 
     def __str__(self) -> str:
         place = ", ".join(f"{name} {getattr(self, name)}" for name in _PLACES if getattr(self, name) is not None)
-        said = f"[{self.code}] {self.message}" + (f" ({place})" if place else "")
+        said = f"[{self.code}] " + (f"{self.message.removesuffix('.')} ({place})." if place else self.message)
         return f"{said} {self.action}" if self.action else said
 
     def __reduce__(self) -> tuple[object, ...]:

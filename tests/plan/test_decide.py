@@ -186,7 +186,7 @@ def test_a_cte_read_twice_is_two_operators(stream: DataFrame, spark: SparkSessio
 
 
 STAY = {
-    "append": (lambda df, _: df.groupBy("k").count(), "append", "MP-MODE"),
+    "append": (lambda df, _: df.groupBy("k").count(), "append", "MP-WATERMARK"),
     "sessions in update mode": (
         lambda df, _: df.groupBy(F.session_window("ts", "1 minute")).count(),
         "update",
@@ -195,7 +195,7 @@ STAY = {
     "sessions without watermark": (
         lambda df, _: df.groupBy(F.session_window("ts", "1 m")).count(),
         "append",
-        "MP-MODE",
+        "MP-WATERMARK",
     ),
     "distinct inputs in sessions": (
         lambda df, _: df.groupBy(F.session_window("ts", "1 minute")).agg(F.collect_set("k")),

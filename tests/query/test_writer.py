@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from pyspark.errors import AnalysisException, PySparkValueError, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -255,6 +256,8 @@ def test_a_deleted_checkpoint_begins_anew(
 def test_what_is_no_stream_is_refused(counts: DataFrame) -> None:
     with pytest.raises(UsageError, match="not str"):
         millpond.writeStream("counts")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="not one of batch"):
+        millpond.explain(counts.sparkSession.range(3))
     with pytest.raises(UsageError, match="no output mode 'sometimes'"):
         millpond.explain(counts, "sometimes")
 
@@ -286,7 +289,7 @@ NOWHERE = {
         "MP-UNBOUNDED",
         "<= 3",
     ),
-    "the output mode": ("select k, count(*) from {df} group by k", "append", "MP-MODE", "another output mode"),
+    "the output mode": ("select k, count(*) from {df} group by k", "append", "MP-WATERMARK", "withWatermark"),
     "over rows that change": (
         "select n, percentile(n, 0.5) from (select k, count(*) n from {df} group by k) group by n",
         "update",
@@ -302,9 +305,11 @@ def test_what_spark_does_not_run_either_is_said_to_run_nowhere(
 ) -> None:
     text, mode, code, advice = NOWHERE[name]
     writer = millpond.writeStream(session.sql(text, df=events)).format("noop").outputMode(mode)
-    with caplog.at_level(logging.WARNING, "millpond"), pytest.raises(AnalysisException):
+    with caplog.at_level(logging.WARNING, "millpond"), pytest.raises(AnalysisException) as spark_says:
         writer.start()
-    (line,) = [record.getMessage() for record in caplog.records if code in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "MP-" in record.getMessage()]
+    assert code in line
+    assert line in spark_says.value.__notes__
     assert "Spark does not run it on streams either" in line
     assert "stays on Spark" not in line
     assert advice in line
@@ -313,6 +318,20 @@ def test_what_spark_does_not_run_either_is_said_to_run_nowhere(
         writer.start()
     assert "Spark does not run it" in error.value.action
     assert "onUnsupported" not in error.value.action
+
+
+def test_functions_of_the_user_that_run_nowhere_are_refused_at_once(events: DataFrame) -> None:
+    """Spark's own check lets them pass: their first batch would fail."""
+
+    @F.pandas_udf("double")  # type: ignore[call-overload]
+    def mean(x: pd.Series) -> float:
+        return float(x.mean())
+
+    df = events.groupBy("k").agg(mean("i32"))
+    for mode, code in (("update", "MP-WHOLE"), ("append", "MP-WATERMARK")):
+        with pytest.raises(UnsupportedError, match=code) as error:
+            millpond.writeStream(df).format("noop").outputMode(mode).start()
+        assert "atermark" in error.value.action
 
 
 def test_unsupported_operators_can_be_an_error(events: DataFrame, settings: Any) -> None:

@@ -45,7 +45,9 @@ def read_document(files: FileSystem, name: str, kind: type[Document]) -> Documen
 def damaged(url: str, how: str) -> StateDamagedError:
     """The error for a checkpoint file that is not what was written."""
     return StateDamagedError(
-        f"A checkpoint file {how}.", action="Restore it from a backup, or go back to an earlier batch.", file=url
+        f"A checkpoint file {how}.",
+        action="Restore it from a backup, or go back to an earlier batch (docs/operations.md).",
+        file=url,
     )
 
 

@@ -67,11 +67,16 @@ class BaseVersion(msgspec.Struct, frozen=True):
 
 
 class Base(msgspec.Struct, frozen=True):
-    """What a generation builds on: one or several durable versions, ascending."""
+    """What a generation builds on: one or several durable versions, ascending.
+
+    Attributes:
+        plan: a digest of what the run computes up to its operators: another must not repeat a batch that it ran.
+    """
 
     generation: int
     operators: int
     versions: tuple[BaseVersion, ...]
+    plan: str = ""
     format: int = FORMAT
 
     def tip(self, operator: int, partition: int, version: int) -> Tip | None:

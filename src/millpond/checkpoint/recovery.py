@@ -89,7 +89,13 @@ class Recovery:
         known |= {base.version for base in run.base.versions}
         return next((version for version in sorted(known, reverse=True) if self.durable(version)), 0)
 
-    def begin(self, versions: Iterable[int]) -> Base:
+    @property
+    def plan(self) -> str | None:
+        """What the run before this one computed up to its operators (see `Base`); None if there was none."""
+        run = self._runs.newest()
+        return run.base.plan if run else None
+
+    def begin(self, versions: Iterable[int], plan: str = "") -> Base:
         """Let the new generation build on these versions (each durable); slots can open it from then on."""
         if self.generation is None:
             raise ValueError("Only a run that has claimed a generation can begin.")
@@ -99,7 +105,7 @@ class Recovery:
                 raise ValueError(f"Version {version} is not durable.")
             tips = tuple(tip for tip in self._at(version).values() if tip is not None)
             chosen.append(BaseVersion(version, tips))
-        base = Base(self.generation.number, self.operators, tuple(chosen))
+        base = Base(self.generation.number, self.operators, tuple(chosen), plan)
         write_base(self.files, base)
         return base
 

@@ -96,7 +96,7 @@ def _changes(root: Decided) -> bool:
         return changing(root) is not None
     except Unsupported as error:
         raise UnsupportedError(
-            f"The query cannot show all changes. {error.reason}",
+            f"The query cannot show all changes. {error.reason}.",
             action="Set spark.millpond.changes to 'upsert', or show the rows of the operator whose changes are wanted.",
         ) from None
 
@@ -172,11 +172,14 @@ class _Decider:
     def _aggregate(self, node: Node) -> tuple[Reading, OperatorSpec]:
         reading = read_aggregate(self.catalyst, node, closing=self.output_mode != "complete")
         if reading.session is not None:
-            if self.output_mode == "update" or (self.output_mode == "append" and not reading.session.marked):
+            if self.output_mode == "update":
                 raise Unsupported(Reason("MP-MODE", self.output_mode))
-        elif self.output_mode == "append" and reading.time is None:
-            raise Unsupported(Reason("MP-MODE", self.output_mode))
-        self._check_watermarks(reading.time is not None if reading.session is None else reading.session.marked)
+            timed = reading.session.marked
+        else:
+            timed = reading.time is not None
+        if self.output_mode == "append" and not timed:
+            raise Unsupported(Reason("MP-WATERMARK"))
+        self._check_watermarks(timed)
         spec = reading.spec(self.output_mode)
         if not whole_windows(spec) and not whole_sessions(spec):
             for call in spec.calls:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ from millpond.plan.aggregate import Reading
 from millpond.plan.catalyst import Node
 from millpond.plan.join import JoinReading, join_title
 from millpond.plan.map_groups import MAPS, title_of
-from millpond.plan.reasons import Reason
+from millpond.plan.reasons import Reason, nameless
 
 
 @dataclass(frozen=True)
@@ -113,24 +112,19 @@ class Decision:
 
 
 def describe(node: Node) -> str:
-    """An operator in a few words."""
+    """An operator in a few words, the same ones at each start: they are pinned."""
     if node.kind in MAPS:
-        return _nameless(title_of(node))
+        return nameless(title_of(node))
     if node.kind == "Aggregate":
         keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
-        return f"aggregate by {_nameless(keys)}" if keys else "aggregate"
+        return f"aggregate by {nameless(keys)}" if keys else "aggregate"
     if node.kind == "Window":
         results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
         keys = ", ".join(key.name for key in node.list("partitionSpec"))
-        return _nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
+        return nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
     if node.kind == "Join":
         return f"{join_title(node)} join"
     if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
         return "deduplicate by " + ", ".join(key.name for key in node.list("keys")) + within
     return "distinct"
-
-
-def _nameless(text: str) -> str:
-    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time: it is pinned."""
-    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)

@@ -34,7 +34,9 @@ def read_map_groups(catalyst: Catalyst, node: Node, output_mode: str) -> Reading
     groupings = _groupings(node)
     reading = Reading()
     read_groupings(reading, projection, [(one.name, one) for one in groupings], closing=True)
-    if reading.session is not None or reading.time is None:
+    if reading.session is not None:
+        raise Unsupported(Reason("MP-MAP", "windows that do not merge; session windows do"))
+    if reading.time is None:
         raise Unsupported(Reason("MP-MAP", "a grouping by windows of time, or times, that have a watermark"))
     users = reading.users
     users.keys = len(groupings)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 REASONS = {
     "MP-MODE": "it does not run in output mode {detail}",
+    "MP-WATERMARK": "in output mode append it needs an event time with a watermark to group by",
     "MP-EVENT-TIME": "it groups by event time ({detail}), whose state expires with the watermark",
     "MP-SINGLE": "spark.sql.streaming.statefulOperator.allowMultiple is false, which changes what is late",
     "MP-BESIDE": "its state is closed by the watermark, beside a stateful operator that stays on Spark",
     "MP-FUNCTION": "the aggregate function {detail} is not supported",
     "MP-PYTHON": "the user's function {detail} is called in a way that is not supported, or not before Spark 4.3",
     "MP-MAP": "applyInPandas and applyInArrow over closed windows need {detail}",
-    "MP-WHOLE": "{detail} needs all rows of a group, which are kept for event-time windows in append mode only",
-    "MP-SESSION-DISTINCT": "{detail} over distinct inputs is supported in session windows in append mode only",
+    "MP-WHOLE": "{detail} needs all rows of a group, which are kept for event-time windows in output mode append only",
+    "MP-SESSION-DISTINCT": "{detail} over distinct inputs is supported in session windows in output mode append only",
     "MP-KEY-TYPE": "the key {detail} has a type that cannot be a key",
     "MP-INPUT-TYPE": "{detail} has a type that is not supported",
     "MP-KEYS": "it has more key columns than the supported 64 ({detail})",
@@ -32,6 +34,8 @@ REASONS = {
 
 _ADVICE = {
     "MP-MODE": "Use another output mode, as a rule update",
+    "MP-WATERMARK": "Group by a time that has a watermark (withWatermark), or its windows, or use output mode update",
+    "MP-WHOLE": "Group by windows of a time that has a watermark, in output mode append (docs/functions.md)",
     "MP-INPUT-TYPE": "Select the columns that you need first, without it",
     "MP-KEY-TYPE": "Use a key of another type",
     "MP-FUNCTION": "Use one of the functions that docs/compatibility.md has",
@@ -62,7 +66,12 @@ class Reason:
         return _ADVICE.get(self.code, "Change the query; docs/changes.md and docs/compatibility.md say what runs")
 
     def __str__(self) -> str:
-        return f"{self.code}: {REASONS[self.code].format(detail=self.detail)}"
+        return f"{self.code}: {REASONS[self.code].format(detail=nameless(self.detail))}"
+
+
+def nameless(text: str) -> str:
+    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time."""
+    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)
 
 
 class Unsupported(Exception):  # control flow within this package, not an error that a user sees

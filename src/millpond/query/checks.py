@@ -9,10 +9,11 @@ import pyspark
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from millpond.errors import SettingError, UsageError
+from millpond.errors import SettingError, UnsupportedError, UsageError
 from millpond.operators.spec import AggregateSpec, OverSpec, RankSpec
 from millpond.plan.catalyst import Catalyst, Node
 from millpond.plan.decision import Decided, Decision, Operator
+from millpond.plan.user_functions import AGGREGATE
 
 TESTED = ("4.1", "4.2", "4.3")
 """The versions of Spark that Millpond is tested with."""
@@ -59,6 +60,23 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
         _check_watermarks(decision.analyzed)
     plan = _for_spark(catalyst, decision.root, decision.analyzed)
     catalyst.check_streaming(plan, decision.output_mode)
+
+
+def check_user_functions(decision: Decision) -> None:
+    """Refuse aggregates by functions of the user that Millpond does not run: in Spark, their first batch would fail.
+
+    Raises:
+        UnsupportedError: with the reason why they do not run on Millpond.
+    """
+    for decided in decision.root.walk():
+        operator, node = decided.operator, decided.node
+        if operator is None or operator.reason is None or node.kind != "Aggregate":
+            continue
+        if any(part.kind == AGGREGATE for one in node.list("aggregateExpressions") for part in one.walk()):
+            raise UnsupportedError(
+                f"The operator '{operator.title}' is not supported: {operator.reason}.",
+                action=f"{operator.reason.advice}. Spark does not run functions of the user there on streams.",
+            )
 
 
 def runs_nowhere(df: DataFrame, decision: Decision) -> list[Operator]:

@@ -30,6 +30,7 @@ from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.operators.tables import table_schemas
 from millpond.plan.catalyst import Catalyst
 from millpond.plan.decision import Decision
+from millpond.plan.fingerprint import fingerprint
 from millpond.plan.workers import on_one_host, run_this_python
 from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack
@@ -103,7 +104,10 @@ class Start:
         self._pin(files, ledger)
 
         recovery, task = self._claim(files, task)
-        again = begin(recovery, ledger)
+        plan = fingerprint(self.decision)
+        # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
+        tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
+        again = begin(recovery, ledger, plan, even_if_changed=tolerant)
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
@@ -114,7 +118,7 @@ class Start:
             if again:
                 # The run may see other rows in a primed batch than the priming did: that is no contradiction.
                 recovery, task = self._claim(files, task)
-                begin(recovery, ledger)
+                begin(recovery, ledger, plan)
         query = launch(self.transplant(self._tasks(task)))
         collect_garbage(query, files, task.generation, ledger, self._retained_batches())
         return query
@@ -260,8 +264,14 @@ def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def begin(recovery: Recovery, ledger: Ledger) -> list[int]:
-    """Name what the generation builds on; returns the batches that Spark has to run again, in order."""
+def begin(recovery: Recovery, ledger: Ledger, plan: str = "", *, even_if_changed: bool = True) -> list[int]:
+    """Name what the generation builds on; returns the batches that Spark has to run again, in order.
+
+    Args:
+        recovery: with a generation just claimed. ledger: Spark's.
+        plan: a digest of what the run computes up to its operators.
+        even_if_changed: whether a batch that the sink has may be repeated by a run that computes something else.
+    """
     committed, planned = ledger.last("commits"), ledger.last("offsets")
     built_on, again = [committed + 1], []
     if not recovery.durable(committed + 1):
@@ -279,6 +289,15 @@ def begin(recovery: Recovery, ledger: Ledger) -> list[int]:
                 version=committed,
                 file=recovery.files.locate("commits/"),
             )
+        if plan != recovery.plan and not even_if_changed:
+            raise StateIncompatibleError(
+                f"The state of batch {committed}, which the sink has, was not durable when the last run ended: it has to "
+                "run once more, but what the query computes up to its stateful operators has changed since.",
+                action="Start the query as it was, let it end by stop(), and change it then; or set "
+                "spark.millpond.onChangedReplay to 'run' to make the state from the query as it is now.",
+                version=committed,
+                file=recovery.files.locate("generations/"),
+            )
         built_on, again = [committed], [committed]
     if planned > committed:
         # A sink that has the planned batch already will skip it, and the state must not depend on that.
@@ -286,7 +305,7 @@ def begin(recovery: Recovery, ledger: Ledger) -> list[int]:
             built_on.append(planned + 1)
         else:
             again.append(planned)
-    recovery.begin(built_on)
+    recovery.begin(built_on, plan)
     return again
 
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -18,13 +19,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.plan.decide import decide
-from millpond.plan.decision import Decision
+from millpond.plan.decision import Decision, Operator
 from millpond.plan.explain import as_text
 from millpond.plan.reasons import Reason
 from millpond.plan.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
-from millpond.query.checks import check_session, check_stream, check_writer, runs_nowhere
+from millpond.query.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
 from millpond.query.locations import choose_checkpoint, delete_when_stopped, named_checkpoint
 from millpond.query.session import changed, running_settings
 from millpond.query.start import Start, refuse_own_state
@@ -33,6 +34,8 @@ from millpond.slot.pipe import Coverage, Pipe
 from millpond.slot.task import PipeTask
 
 log = logging.getLogger("millpond")
+
+_NOWHERE = "'%s' does not run on Millpond, and Spark does not run it on streams either: %s. %s."
 
 
 def _recorded(name: str) -> Callable[..., StreamWriter]:
@@ -122,7 +125,20 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             return self._launch_natively(launch, settings)
         mode = self._said("outputMode") or "append"
         decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
-        self._report(decision, settings)
+        check_user_functions(decision)
+        nowhere = runs_nowhere(self._df, decision)
+        self._report(decision, nowhere, settings)
+        try:
+            return self._launch_decided(launch, decision, settings)
+        except AnalysisException as error:
+            for operator in nowhere:
+                assert operator.reason is not None
+                error.add_note(_NOWHERE % (operator.title, operator.reason, operator.reason.advice))
+            raise
+
+    def _launch_decided(
+        self, launch: Callable[[DataStreamWriter], StreamingQuery], decision: Decision, settings: Settings
+    ) -> StreamingQuery:
         if not decision.ours:
             return self._launch_natively(launch, settings)
         trigger = self._continuous()
@@ -175,25 +191,21 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             refuse_own_state(self._spark, settings, checkpoint)
         return launch(self)
 
-    def _report(self, decision: Decision, settings: Settings) -> None:
+    def _report(self, decision: Decision, nowhere: list[Operator], settings: Settings) -> None:
         if settings.explain == "all":
             log.warning("%s", as_text(decision))
-        nowhere = runs_nowhere(self._df, decision)
-        rest = [operator for operator in decision.theirs if all(operator is not one for one in nowhere)]
-        for operator in [*nowhere, *rest]:  # first what no setting helps
+        for operator in nowhere or decision.theirs:  # if some run nowhere, it does not matter where the others would
             assert operator.reason is not None
-            lost = any(operator is one for one in nowhere)
             if settings.on_unsupported == "error":
                 leave = "Change the query, or set spark.millpond.onUnsupported=spark to leave it to Spark."
                 raise UnsupportedError(
                     f"The operator '{operator.title}' is not supported: {operator.reason}.",
-                    action=f"{operator.reason.advice}. Spark does not run it on streams either." if lost else leave,
+                    action=f"{operator.reason.advice}. Spark does not run it on streams either." if nowhere else leave,
                 )
             if settings.explain != "fallback":
                 continue
-            if lost:
-                text = "'%s' does not run on Millpond, and Spark does not run it on streams either: %s. %s."
-                log.warning(text, operator.title, operator.reason, operator.reason.advice)
+            if nowhere:
+                log.warning(_NOWHERE, operator.title, operator.reason, operator.reason.advice)
             else:
                 log.warning("'%s' stays on Spark's state store: %s", operator.title, operator.reason)
 

@@ -1,0 +1,45 @@
+"""Whether a query still makes the same state of the same input, as it has to when a batch is repeated.
+
+Spark repeats a batch with the query as the application has it then. State that lags behind what a sink has shown must
+not be made from other rows than were shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from millpond.plan.catalyst import Node
+from millpond.plan.decision import Decided, Decision
+
+_IDENTITY = re.compile(r"(?<!none)#-?\d+")  # numbers that a session gives; those behind "none" are positions
+_VARIABLE = re.compile(r"\b([a-z]+)_\d+\b")  # variables of lambda functions are numbered, too
+
+
+def fingerprint(decision: Decision) -> str:
+    """A digest of the query up to its topmost Millpond operators: what they group, count or join, and all below.
+
+    It is the same in every session, unless Spark's version differs. Not told apart are sources of the same columns,
+    the code of functions of the user, and constants beyond what Spark prints of a long list.
+    """
+    texts = [_text(Node(top.node.java.canonicalized())) for top in _topmost(decision.root)]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
+
+
+def _topmost(decided: Decided) -> list[Decided]:
+    if decided.operator is not None and decided.operator.spec is not None:
+        return [decided]
+    return [top for child in decided.children for top in _topmost(child)]
+
+
+def _text(node: Node) -> str:
+    """A canonical plan as text."""
+    if not node.children:
+        return f"{node.kind}({', '.join(column.type for column in node.output)})"
+    said = str(node.java.expressions().mkString("; "))
+    said = _VARIABLE.sub(r"\1", _IDENTITY.sub("", said))
+    if node.kind == "Join":
+        said += f" {node.join_type}"
+    if node.kind == "EventTimeWatermark":
+        said += f" {node.java.delay().toString()}"
+    return f"{node.kind}[{said}]({', '.join(_text(child) for child in node.children)})"

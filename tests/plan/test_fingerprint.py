@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from millpond.plan.decide import decide
+from millpond.plan.fingerprint import fingerprint
+
+COUNTS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "plain": lambda df: df.groupBy("k").agg(F.sum("v")),
+    "another input": lambda df: df.groupBy("k").agg(F.sum(F.col("v") * 2)),
+    "another key": lambda df: df.groupBy((F.col("k") % 2).alias("k")).agg(F.sum("v")),
+    "filter": lambda df: df.where("v > 1").groupBy("k").agg(F.sum("v")),
+    "another constant": lambda df: df.where("v > 2").groupBy("k").agg(F.sum("v")),
+    "two of one kind": lambda df: df.where("v > 2").where("d > 2").groupBy("k").agg(F.sum("v")),
+    "columns changed places": lambda df: df.where("d > 2").where("v > 2").groupBy("k").agg(F.sum("v")),
+    "lambda": lambda df: df.where(F.exists("arr", lambda x: x > 1)).groupBy("k").agg(F.sum("v")),
+    "another lambda": lambda df: df.where(F.exists("arr", lambda x: x > 2)).groupBy("k").agg(F.sum("v")),
+    "function": lambda df: df.withColumn("v", F.udf(lambda v: v, "bigint")("v")).groupBy("k").agg(F.sum("v")),
+    "watermark": lambda df: df.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 hour")).count(),
+    "another delay": lambda df: df.withWatermark("ts", "2 minutes").groupBy(F.window("ts", "1 hour")).count(),
+    "table": lambda df: (
+        df.join(df.sparkSession.range(5).withColumnRenamed("id", "k"), "k").groupBy("k").agg(F.sum("v"))
+    ),
+    "outer": lambda df: (
+        df.join(df.sparkSession.range(5).withColumnRenamed("id", "k"), "k", "left").groupBy("k").agg(F.sum("v"))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_query_written_again_is_the_same(stream: DataFrame, name: str) -> None:
+    first, second = (fingerprint(decide(COUNTS[name](stream), "update")) for _ in range(2))
+    assert first == second
+
+
+def test_what_stands_above_does_not_matter(stream: DataFrame) -> None:
+    counts = stream.groupBy("k").agg(F.sum("v").alias("s"))
+    above = counts.where("s > 3").select(F.col("s") + 1)
+    assert fingerprint(decide(counts, "update")) == fingerprint(decide(above, "update"))
+
+
+def test_other_queries_are_others(stream: DataFrame) -> None:
+    found = {name: fingerprint(decide(make(stream), "update")) for name, make in COUNTS.items()}
+    assert all(found[one] != found[other] for one, other in combinations(COUNTS, 2)), found
