@@ -291,8 +291,8 @@ def begin(recovery: Recovery, ledger: Ledger, plan: str = "", *, even_if_changed
             )
         if plan != recovery.plan and not even_if_changed:
             raise StateIncompatibleError(
-                f"The state of batch {committed}, which the sink has, was not durable when the last run ended: it has to "
-                "run once more, but what the query computes up to its stateful operators has changed since.",
+                f"The state of batch {committed}, which the sink has, was not durable when the last run ended: it has "
+                "to run once more, but what the query computes up to its stateful operators has changed since.",
                 action="Start the query as it was, let it end by stop(), and change it then; or set "
                 "spark.millpond.onChangedReplay to 'run' to make the state from the query as it is now.",
                 version=committed,
