@@ -268,7 +268,11 @@ def test_as_spark_unless_asked_for(spark: SparkSession, tmp_path: Path) -> None:
         (mapped(df), "update", "append mode"),
         (mapped(stream(marked_, tmp_path / "in", DDL)), "append", "watermark"),
         (mapped(df.withColumn("list", F.array("v"))), "append", "MP-INPUT-TYPE"),
-        (df.groupBy(F.session_window("ts", "1 minute")).applyInArrow(lambda t: t, "k int"), "append", "session windows do"),
+        (
+            df.groupBy(F.session_window("ts", "1 minute")).applyInArrow(lambda t: t, "k int"),
+            "append",
+            "session windows do",
+        ),
     ):
         with pytest.raises(UnsupportedError, match=why):
             millpond.writeStream(wrong).format("noop").outputMode(mode).start()
