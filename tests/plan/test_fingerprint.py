@@ -18,6 +18,8 @@ COUNTS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "another constant": lambda df: df.where("v > 2").groupBy("k").agg(F.sum("v")),
     "two of one kind": lambda df: df.where("v > 2").where("d > 2").groupBy("k").agg(F.sum("v")),
     "columns changed places": lambda df: df.where("d > 2").where("v > 2").groupBy("k").agg(F.sum("v")),
+    "text": lambda df: df.where("s = 'type_1'").groupBy("k").agg(F.sum("v")),
+    "another text": lambda df: df.where("s = 'type_2'").groupBy("k").agg(F.sum("v")),
     "lambda": lambda df: df.where(F.exists("arr", lambda x: x > 1)).groupBy("k").agg(F.sum("v")),
     "another lambda": lambda df: df.where(F.exists("arr", lambda x: x > 2)).groupBy("k").agg(F.sum("v")),
     "function": lambda df: df.withColumn("v", F.udf(lambda v: v, "bigint")("v")).groupBy("k").agg(F.sum("v")),

@@ -13,7 +13,7 @@ from millpond.plan.catalyst import Node
 from millpond.plan.decision import Decided, Decision
 
 _IDENTITY = re.compile(r"(?<!none)#-?\d+")  # numbers that a session gives; those behind "none" are positions
-_VARIABLE = re.compile(r"\b([a-z]+)_\d+\b")  # variables of lambda functions are numbered, too
+_VARIABLE = re.compile(r"\b(lambda [a-z]+)_\d+")  # variables of lambda functions are numbered, too
 
 
 def fingerprint(decision: Decision) -> str:
