@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1)
     add("--seconds", type=float, default=60.0, help="to measure, after the batches left out")
     add("--warmup-batches", type=int, default=10, help="first batches to leave out")
+    add("--warmup-seconds", type=float, default=0.0, metavar="S", help="leave out what comes earlier as well")
     add("--max-batches", type=int, default=0, help="measure at most so many batches")
     add("--preload", action="store_true", help="let the first rows bring every key once (left out as well)")
     add("--event-rate", type=count, default=10_000, help="events per second of event time")
@@ -126,6 +127,7 @@ def configs(arguments: argparse.Namespace) -> list[RunConfig]:
             keys=keys,
             seconds=arguments.seconds,
             warmup_batches=arguments.warmup_batches,
+            warmup_seconds=arguments.warmup_seconds,
             max_batches=arguments.max_batches,
             preload=arguments.preload,
             key_type=arguments.key_type,
@@ -162,7 +164,7 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error("--plot draws one query")
     if arguments.seconds <= 0:
         p.error("--seconds must be positive")
-    for name in ("zipf", "warmup_batches", "max_batches", "drop_cache", "store_latency"):
+    for name in ("zipf", "warmup_batches", "warmup_seconds", "max_batches", "drop_cache", "store_latency"):
         if getattr(arguments, name) < 0:
             p.error(f"--{name.replace('_', '-')} must not be negative")
     if any(e.startswith("flink") for e in arguments.engines) and not FLINK_PYTHON.exists():

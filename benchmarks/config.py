@@ -35,6 +35,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         keys: size of the key space (all workloads but `nexmark`).
         seconds: how long to measure, after the batches left out.
         warmup_batches: first batches left out of every figure.
+        warmup_seconds: what the JVM gets to compile: batches that began earlier are left out as well.
         max_batches: stop measuring after this many batches even if `seconds` have not passed; 0 = no limit.
         preload: let the first `keys` rows bring every key once, so that the state is full before measuring starts.
             The batches that do so are left out as well.
@@ -61,6 +62,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 5_000_000
     seconds: float = 60.0
     warmup_batches: int = 10
+    warmup_seconds: float = 0.0
     max_batches: int = 0
     preload: bool = False
     key_type: str = "long"
@@ -92,5 +94,5 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> int:
-        """How many first batches count in no figure."""
+        """How many first batches count in no figure, at least."""
         return max(self.warmup_batches, self.preload_batches)

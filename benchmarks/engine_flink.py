@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
     rest = Rest(port, str(client.get_job_id()))
     send("started", version=f"Flink {__version__}")
     samples: list[tuple[float, int]] = []
-    left_out = config["left_out_rows"]
+    left_out, warm = config["left_out_rows"], time.time() + config["warmup_seconds"]
     deadline: float | None = None
     while True:
         time.sleep(0.25)
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> int:
         if status in ("FAILED", "CANCELED", "FINISHED"):
             raise RuntimeError(f"job {status}: {rest.get('/exceptions')}")
         samples.append((time.time(), rest.rows()))
-        if deadline is None and samples[-1][1] >= left_out:
+        if deadline is None and samples[-1][1] >= left_out and samples[-1][0] >= warm:
             deadline = time.time() + config["seconds"]
             send("measuring")
             samples = samples[-1:]

@@ -108,14 +108,17 @@ class Events:
         self._file.write(json.dumps({"event": kind, "time": time.time(), **fields}) + "\n")
 
 
-def observe(query: StreamingQuery, config: RunConfig, events: Events, left_out: int) -> None:
+def observe(query: StreamingQuery, config: RunConfig, events: Events) -> None:
     """Let the query run until it has been measured for long enough."""
+    left_out = config.left_out
+    warm = time.time() + config.warmup_seconds
     deadline: float | None = None
     while query.isActive:
         time.sleep(0.1)
         last = query.lastProgress
         done = -1 if last is None else int(last["batchId"])
-        if deadline is None and done + 1 >= left_out:
+        if deadline is None and done + 1 >= left_out and time.time() >= warm:
+            left_out = done + 1
             deadline = time.time() + config.seconds
             events.send("measuring")
         if deadline is not None:
@@ -125,7 +128,7 @@ def observe(query: StreamingQuery, config: RunConfig, events: Events, left_out: 
                 break
     if (failure := query.exception()) is not None:
         raise failure
-    events.send("measured", batches=batches(query))
+    events.send("measured", batches=batches(query), left_out=left_out)
 
 
 def main(arguments: list[str]) -> int:
@@ -151,7 +154,7 @@ def main(arguments: list[str]) -> int:
             raise failure
         events.send("measured", batches=found)
     else:
-        observe(query, config, events, config.left_out)
+        observe(query, config, events)
         if config.restart:
             # The harness kills everything here, in mid-stream.
             query.awaitTermination()

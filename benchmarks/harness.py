@@ -248,7 +248,8 @@ def _summarise(config: RunConfig, result: Result, run: EngineRun, measured: dict
     if "samples" in measured:
         _summarise_flink(result, run, measured)
         return
-    batches = [to_batch(raw, config) for raw in measured["batches"]][config.left_out :]
+    result.left_out = int(measured["left_out"])
+    batches = [to_batch(raw, config) for raw in measured["batches"]][result.left_out :]
     if not batches:
         raise EngineFailed(f"no batch was measured; {run.log}:\n{run.tail()}")
     start, end = batches[0].start, batches[-1].start + batches[-1].ms / 1000

@@ -66,7 +66,7 @@ class HolisticSessions(SessionOperator):
     def _load(self, batch: pa.RecordBatch, order: Ints) -> None:
         first = 1 + len(self._key_types)
         columns = batch.columns
-        columns[first : first + 2] = [pa.array(np.zeros(batch.num_rows, np.int64))]
+        columns[first : first + self._bounds] = [pa.array(np.zeros(batch.num_rows, np.int64))]
         names = ["__hash", *(field.name for field in self._stored.fields)]
         rows = self._stored.encode(pa.RecordBatch.from_arrays(columns, names=names))
         self._rows = Rows(rows.words[order], rows.heap)

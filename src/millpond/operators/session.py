@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from millpond.errors import ArithmeticOverflowError
 from millpond.files.segment import decode_rows as decode_segment
 from millpond.files.segment import encode_rows
 from millpond.kernels import sessions as kernels
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 Fold = Callable[[Ints, int, int], None]
 
+_LATEST = np.iinfo(np.int64).max
 _MANY = 8192  # sessions of keys with several that are merged together
 
 
@@ -53,6 +55,7 @@ class SessionOperator:
         self._expiry = self._table.expire_by(self._session + 2) if spec.output_mode == "append" else None
         self._key_types = self._main.types[:-1]
         self._bound_type = parse_type(window_bounds(spec)[0].type)
+        self._bounds = len(window_bounds(spec))
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         self._used = {position for call in spec.calls for position in call.inputs}
         self._elements = elements(spec.calls)
@@ -83,10 +86,9 @@ class SessionOperator:
         self._table.narrow(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """Fold in rows of the batch: the column `__hash`, keys, start and end, and inputs in the order of the spec."""
+        """Fold in rows of the batch: the column `__hash`, and what the spec says."""
         for portion in portions(batch, self._table.portion, self._table.ahead):
-            at = 1 + len(self._key_types)
-            starts, ends = (numbers(plain(portion.column(at + i)), self._bound_type) for i in (0, 1))
+            starts, ends = self._own_windows(portion)
             on_time = ends > self._times.late * 1000
             if self.spec.lag_ms is not None and not on_time.all():
                 self.late_rows += int(np.count_nonzero(~on_time))
@@ -94,6 +96,19 @@ class SessionOperator:
             if portion.num_rows:
                 self._settle(int(starts.min()))
                 self._fold(portion, starts, ends)
+
+    def _own_windows(self, batch: pa.RecordBatch) -> tuple[Ints, Ints]:
+        """The start and the end of each row's own window."""
+        at, gap = 1 + len(self._key_types), self.spec.gap
+        starts = numbers(plain(batch.column(at)), self._bound_type)
+        if gap is None:
+            return starts, numbers(plain(batch.column(at + 1)), self._bound_type)
+        if len(starts) and int(starts.max()) > _LATEST - gap:
+            raise ArithmeticOverflowError(
+                "a session window would end after the last timestamp that there is.",
+                action="Filter such times out before the session windows.",
+            )
+        return starts, starts + gap
 
     def _settle(self, earliest: int) -> None:
         """Close what the watermark has passed ahead of rows that start too late to change it, as nearly all do.
@@ -198,7 +213,7 @@ class SessionOperator:
             self._expiry.file(filed)
 
     def _load(self, batch: pa.RecordBatch, order: Ints) -> None:
-        first = 3 + len(self._key_types)
+        first = 1 + len(self._key_types) + self._bounds
         places = pa.array(order)
         columns = {p: batch.column(first + p).take(places) for p in self._used | self._filters}
         operands = {

@@ -173,12 +173,13 @@ class JoinSpec(msgspec.Struct, frozen=True, tag="join"):
 class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
     """Grouping by `keys` and sessions: windows that rows of a key are in together whose own windows meet.
 
-    The pipe's input columns are `keys`, then the start and the end of the row's own window, two timestamps, then
-    `inputs`; its output `keys`, `window`, then one per call.
+    The pipe's input columns are `keys`, then the start of the row's own window and, without `gap`, its end, both
+    timestamps, then `inputs`; its output `keys`, `window`, then one per call.
 
     Attributes:
         window: the column of sessions, a struct of two timestamps.
         lag_ms: how far the watermark that reaches the operator lags behind the query's; None if it has none.
+        gap: the length of every row's own window in microseconds, if it is always the same.
     """
 
     keys: tuple[Field, ...]
@@ -188,6 +189,7 @@ class SessionSpec(msgspec.Struct, frozen=True, tag="session"):
     output_mode: str  # "append" | "complete"
     lag_ms: int | None = None
     pattern: Pattern = "auto"
+    gap: int | None = None
 
 
 class WithinSpec(msgspec.Struct, frozen=True, tag="within"):
@@ -323,10 +325,11 @@ def input_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     return (*columns, *([OP] if spec.retracts else []))
 
 
-def window_bounds(spec: SessionSpec) -> tuple[Field, Field]:
-    """The columns of a row's own window: its start and its end."""
+def window_bounds(spec: SessionSpec) -> tuple[Field, ...]:
+    """The columns of a row's own window: its start and, unless the spec tells how long it is, its end."""
     kind = "timestamp_ntz" if "timestamp_ntz" in spec.window.type else "timestamp"
-    return Field("__start", kind), Field("__end", kind)
+    start, end = Field("__start", kind), Field("__end", kind)
+    return (start, end) if spec.gap is None else (start,)
 
 
 def join_header(spec: JoinSpec) -> tuple[Field, ...]:

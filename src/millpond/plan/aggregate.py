@@ -36,7 +36,7 @@ from millpond.plan.catalyst import (
     sketch_tables,
 )
 from millpond.plan.reasons import Reason, Unsupported
-from millpond.plan.session import Session
+from millpond.plan.session import Session, constant_gap
 from millpond.plan.support import FUNCTIONS, SMALL
 from millpond.plan.user_functions import AGGREGATE, UserCalls
 from millpond.plan.windows import Assigned, assigned
@@ -185,7 +185,8 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
         check_key(grouping)
         name = unique(label, names)
         if SESSION_WINDOW in metadata(grouping):
-            reading.session = Session(position, Field(name, grouping.type), WATERMARK_DELAY in metadata(grouping))
+            marked = WATERMARK_DELAY in metadata(grouping)
+            reading.session = Session(position, Field(name, grouping.type), marked, constant_gap(node, grouping))
             raw = (reading.add_raw(grouping),)
             reading.bounds = [Derived(bound, raw, sql) for bound, sql in reading.session.bounds]
             continue

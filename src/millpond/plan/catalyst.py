@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+from py4j.java_gateway import get_field
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
@@ -158,7 +159,7 @@ class Expression(_Tree):
             days, rest = divmod(abs(value), _DAY)
             sign = 1 if value >= 0 else -1
             return Interval(0, sign * days, sign * rest)
-        return Interval(value.months, value.days, value.microseconds)
+        return Interval(*(get_field(value, part) for part in Interval._fields))
 
     def walk(self) -> Iterator[Expression]:
         """This expression and everything below it, top down."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from millpond.operators.spec import AggregateCall, Field, SessionSpec, window_bounds
+from millpond.plan.catalyst import Expression, Node
 
 
 class Session(NamedTuple):
@@ -15,21 +16,47 @@ class Session(NamedTuple):
         position: among the groupings.
         window: the column; below the aggregate it holds each row's own window.
         marked: whether its time has a watermark.
+        gap: how long each row's own window is, in microseconds, if it is always the same.
     """
 
     position: int
     window: Field
     marked: bool
+    gap: int | None
 
     @property
     def bounds(self) -> list[tuple[Field, str]]:
-        """The start and the end of a row's own window: columns of the pipe, and SQL for them over the window `{0}`."""
+        """What the operator has to be told of a row's own window: columns of the pipe, and SQL over the window `{0}`."""
         columns = window_bounds(self.spec([], [], [], ""))
-        return list(zip(columns, ("{0}.start", "{0}.end"), strict=True))
+        return list(zip(columns, ("{0}.start", "{0}.end"), strict=False))
 
     def spec(
         self, keys: Sequence[Field], inputs: Sequence[Field], calls: Sequence[AggregateCall], output_mode: str
     ) -> SessionSpec:
         """The operator's plain description."""
         lag = 0 if self.marked else None
-        return SessionSpec(tuple(keys), self.window, tuple(inputs), tuple(calls), output_mode, lag)
+        return SessionSpec(tuple(keys), self.window, tuple(inputs), tuple(calls), output_mode, lag, gap=self.gap)
+
+
+def constant_gap(node: Node, window: Expression) -> int | None:
+    """The gap in microseconds of a column of session windows, if it is a constant without days and months.
+
+    Spark adds an interval to a time by way of the calendar, even one of seconds: a fifth of what the JVM does for a row.
+
+    Args:
+        node: right above where Spark computes each row's own window. window: the column.
+    """
+    (child,) = node.children
+    project = child.children[0] if child.kind == "Filter" else child
+    made = project.list("projectList") if project.kind == "Project" else []
+    struct = next((one.children[0] for one in made if one.kind == "Alias" and one.expr_id == window.expr_id), None)
+    if struct is None or struct.kind != "CreateNamedStruct":
+        return None
+    start = struct.children[1]
+    sums = [part for part in struct.walk() if [operand.type for operand in part.children[1:]] == ["interval"]]
+    if len(sums) != 1 or not sums[0].children[1].foldable:
+        return None
+    time, gap = sums[0].children[0], sums[0].children[1].interval
+    if gap is None or gap.months or gap.days or gap.microseconds <= 0 or time.type != start.type:
+        return None
+    return gap.microseconds if any(time.means(part) for part in start.walk()) else None

@@ -258,7 +258,8 @@ def _state_location(settings: Settings, checkpoint: str, query_id: str | None) -
 
 
 def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
-    """What of a spec must not change between starts: what happens on overflow may."""
+    """What of a spec must not change between starts: what happens on overflow may, and how far sessions reach."""
+    spec.pop("gap", None)
     for call in spec.get("calls", ()):
         call["options"].pop("eval_mode", None)
     return spec
