@@ -34,6 +34,10 @@ PEER_SETTINGS = {
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     f"{_ROCKSDB}.changelogCheckpointing.enabled": "true",
     f"{_ROCKSDB}.trackTotalNumberOfRows": "false",
+    # Spark's own files of a batch: on a local disk its default starts processes (chmod, readlink) for each.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
 }
 
 

@@ -207,12 +207,13 @@ def test_reports_are_drawn(tmp_path: Path, name: str) -> None:
 def test_a_small_run(tmp_path: Path, engine: str) -> None:
     json_file = tmp_path / "r.json"
     arguments = ["rmw", "--engines", engine, "--rows-per-batch", "2k", "--keys", "1k", "--warmup-batches", "2"]
-    arguments += ["--max-batches", "3", "--driver-memory", "1g", "--slot-memory", "64m"]
+    arguments += ["--max-batches", "3", "--driver-memory", "1g", "--slot-memory", "64m", "--warmup-seconds", "2"]
     assert cli.main([*arguments, "--json", str(json_file), "--work", str(tmp_path / "w")]) == 0
     result = read(json_file)[0]
     assert result.error is None
     assert {b.rows for b in result.batches} == {2_000}
     assert len(result.batches) >= 3
+    assert result.left_out >= 2
     assert result.rows_per_second > 0
     assert result.state_store_bytes > 0
     assert not (tmp_path / "w" / engine).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,6 +70,17 @@ def test_append(spark: SparkSession, tmp_path: Path, query: Query) -> None:
 @pytest.mark.parametrize("query", [fixed, dynamic], ids=lambda query: query.__name__)
 def test_complete(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     check(spark, tmp_path, query, "complete")
+
+
+def test_a_gap_that_changes_between_starts(spark: SparkSession, tmp_path: Path) -> None:
+    starts: dict[SparkSession, Iterator[str]] = {}
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        gap = next(starts.setdefault(session, iter(("2 seconds", "5 seconds", "500 milliseconds"))))
+        return marked(df).groupBy("k", F.session_window("ts", gap)).agg(*results())
+
+    assert any(check(spark, tmp_path, query, "append").values())
+    assert [next(gaps, None) for gaps in starts.values()] == [None, None]
 
 
 def before_1970(df: DataFrame, session: SparkSession) -> DataFrame:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from millpond.errors import StateDamagedError
 from millpond.files.filesystem import open_filesystem
@@ -68,7 +69,8 @@ def inputs(value: int) -> dict[str, Any]:
 def record_batch(spec: SessionSpec, rows: Sequence[Row], bits: int) -> pa.RecordBatch:
     hashes = [hash_of((key,), bits) if spec.keys else GLOBAL_HASH for key, *_ in rows]
     columns: list[list[Any]] = [[key for key, *_ in rows]] if spec.keys else []
-    columns += [[start * 1000 for _, start, _, _ in rows], [end * 1000 for _, _, end, _ in rows]]
+    columns += [[start * 1000 for _, start, _, _ in rows]]
+    columns += [[end * 1000 for _, _, end, _ in rows]] if spec.gap is None else []
     columns += [[inputs(row[3])[name] for row in rows] for name in ("v", "t", "b")]
     arrays = [pa.array(hashes, pa.int64())]
     for column, one in zip(input_fields(spec), columns, strict=True):
@@ -231,11 +233,12 @@ def flush(rig: Rig) -> None:
 
 STEPS = {"": None, "freeze": freeze, "evict": evict, "flush": flush}
 KEYS = st.sampled_from([None, "a", "a", "a", "c" * 20])
+GAPS = st.integers(1, 12)
 
 
 @st.composite
-def batch_of(draw: st.DrawFn) -> tuple[list[Row], int, str, int | None]:
-    rows = draw(st.lists(st.tuples(KEYS, st.integers(0, 60), st.integers(1, 12), st.integers(-9, 99)), max_size=14))
+def batch_of(draw: st.DrawFn, gaps: st.SearchStrategy[int] = GAPS) -> tuple[list[Row], int, str, int | None]:
+    rows = draw(st.lists(st.tuples(KEYS, st.integers(0, 60), gaps, st.integers(-9, 99)), max_size=14))
     made = [(key, start, start + gap, value) for key, start, gap, value in rows]
     back = draw(st.none() | st.none() | st.integers(0, 3))
     return made, draw(st.integers(0, 12)), draw(st.sampled_from(sorted(STEPS))), back
@@ -277,6 +280,13 @@ def test_sessions_equal_the_model(
     batches: list[tuple[list[Row], int, str, int | None]], bits: int, ratio: float
 ) -> None:
     run(session_spec(), batches, bits, ratio)
+
+
+@pytest.mark.usefixtures("tiny")
+@settings(max_examples=50, deadline=None)
+@given(st.lists(batch_of(gaps=st.just(7)), min_size=1, max_size=7), st.sampled_from([1, 64]))
+def test_sessions_of_one_gap_equal_the_model(batches: list[tuple[list[Row], int, str, int | None]], bits: int) -> None:
+    run(replace(session_spec(), gap=7_000), batches, bits, 0.02)
 
 
 @settings(max_examples=30, deadline=None)

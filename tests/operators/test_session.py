@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from millpond.errors import ArithmeticOverflowError
 from millpond.files.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.catalogue import SESSION_DISTINCT, supported_spec
@@ -53,7 +55,8 @@ def text(value: int) -> str | None:
 def record_batch(spec: SessionSpec, rows: list[Row], bits: int) -> pa.RecordBatch:
     hashes = [hash_of((key,), bits) if spec.keys else GLOBAL_HASH for key, *_ in rows]
     columns: list[list[Any]] = [[key for key, *_ in rows]] if spec.keys else []
-    columns += [[start * 1000 for _, start, _, _ in rows], [end * 1000 for _, _, end, _ in rows]]
+    columns += [[start * 1000 for _, start, _, _ in rows]]
+    columns += [[end * 1000 for _, _, end, _ in rows]] if spec.gap is None else []
     values = [row[3] for row in rows]
     columns += [values, [text(value) for value in values], [value % 3 > 0 for value in values]]
     arrays = [pa.array(hashes, pa.int64())]
@@ -161,11 +164,12 @@ class Rig:
 
 KEYS = st.sampled_from([None, "a", "b", "c" * 20, "d" * 30])
 TIMES = st.integers(0, 60)
+GAPS = st.integers(1, 12)
 
 
 @st.composite
-def batch_of(draw: st.DrawFn) -> tuple[list[Row], int, str]:
-    rows = draw(st.lists(st.tuples(KEYS, TIMES, st.integers(1, 12), st.integers(-9, 99)), max_size=14))
+def batch_of(draw: st.DrawFn, gaps: st.SearchStrategy[int] = GAPS) -> tuple[list[Row], int, str]:
+    rows = draw(st.lists(st.tuples(KEYS, TIMES, gaps, st.integers(-9, 99)), max_size=14))
     made = [(key, start, start + gap, value) for key, start, gap, value in rows]
     return made, draw(st.integers(0, 12)), draw(st.sampled_from(["", "", "restart", "evict", "flush"]))
 
@@ -207,6 +211,21 @@ def run(spec: SessionSpec, batches: list[tuple[list[Row], int, str]], bits: int,
 )
 def test_sessions_equal_the_model(batches: list[tuple[list[Row], int, str]], bits: int, mode: str) -> None:
     run(session_spec(mode), batches, bits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(batch_of(gaps=st.just(7)), min_size=1, max_size=7), st.sampled_from([1, 64]))
+def test_sessions_of_one_gap_equal_the_model(batches: list[tuple[list[Row], int, str]], bits: int) -> None:
+    run(replace(session_spec(), gap=7_000), batches, bits)
+
+
+def test_a_window_beyond_the_last_timestamp_is_an_error(tmp_path: Path) -> None:
+    spec = replace(session_spec(), gap=10_000_000)
+    rig = Rig(spec, str(tmp_path))
+    last = (2**63 - 1) // 1000
+    with pytest.raises(ArithmeticOverflowError, match="after the last timestamp"):
+        rig.batch([record_batch(spec, [("a", 5, 0, 1), ("b", last, 0, 1)], 64)], Times())
+    rig.operator.close()
 
 
 @settings(max_examples=40, deadline=None)

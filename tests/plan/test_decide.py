@@ -272,6 +272,26 @@ def test_sessions(stream: DataFrame) -> None:
     assert described["functions"] == ["sum(bigint): bigint"]
 
 
+@pytest.mark.parametrize(
+    ("gap", "wanted"),
+    [
+        ("'10 seconds'", 10_000_000),
+        ("cast('1 hour 1 microsecond' as interval)", 3_600_000_001),
+        ("make_interval(0, 0, 0, 0, 0, 1, 0.5)", 60_500_000),
+        ("'1 day'", None),  # which the change to summer time makes an hour shorter
+        ("'1 month'", None),
+        ("case when v > 5 then '5 seconds' else '10 seconds' end", None),
+    ],
+)
+def test_the_gap_of_sessions(stream: DataFrame, gap: str, wanted: int | None) -> None:
+    marked = stream.withWatermark("ts", "1 minute")
+    for time, mode in (("ts", "append"), ("cast(ts as timestamp_ntz)", "complete")):
+        timed = marked.withColumn("t", F.expr(time)) if mode == "complete" else marked.withColumnRenamed("ts", "t")
+        (operator,) = decide(timed.groupBy(F.expr(f"session_window(t, {gap})"), "k").count(), mode).operators
+        assert isinstance(operator.spec, SessionSpec)
+        assert operator.spec.gap == wanted
+
+
 def test_deduplication_within_the_watermark(stream: DataFrame) -> None:
     (operator,) = decide(stream.withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["k"])).operators
     assert isinstance(operator.spec, WithinSpec)

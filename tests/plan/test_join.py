@@ -69,6 +69,7 @@ def test_spec(spark: SparkSession) -> None:
         ("lts + interval 1 second <= rts + interval 3 seconds", (None, 2 * SECOND)),
         ("lts <= rts + interval 1 day and lts >= rts", (0, 86_400 * SECOND)),
         ("lts <= rts and lts <= rts - interval 1 minute", (None, -60 * SECOND)),
+        ("lts <= rts + make_interval(0, 0, 0, 0, 0, 1, 5)", (None, 65 * SECOND)),
     ],
 )
 def test_ranges_of_time(spark: SparkSession, condition: str, bounds: tuple[int | None, int | None]) -> None:

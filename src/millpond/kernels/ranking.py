@@ -63,6 +63,17 @@ def group(rows, table, groups, starts, members):
 
 
 @helper
+def _old_order(old, old_heap, new, heap, columns, ordering, count, by_arrival, now):
+    """Order of a row that is held and one that comes: of equal ones the earlier first, within a batch by the rest."""
+    order = compare_rows(old, old_heap, new, heap, columns, 0, ordering)
+    if order == 0:
+        if by_arrival and word(old, BORN) != now:
+            return -1
+        order = compare_rows(old, old_heap, new, heap, columns, ordering, count)
+    return order
+
+
+@helper
 def _equals_born(slots, start, held, width, row, heap, columns, ordering, count, now):
     """How many of the slots from `start` on, equal to a row that goes, came in this batch: these go before older ones.
 
@@ -75,17 +86,6 @@ def _equals_born(slots, start, held, width, row, heap, columns, ordering, count,
             found += 1
         s += 1
     return found
-
-
-@helper
-def _old_order(old, old_heap, new, heap, columns, ordering, count, by_arrival, now):
-    """Order of a row that is held and one that comes: of equal ones the earlier first, within a batch by the rest."""
-    order = compare_rows(old, old_heap, new, heap, columns, 0, ordering)
-    if order == 0:
-        if by_arrival and word(old, BORN) != now:
-            return -1
-        order = compare_rows(old, old_heap, new, heap, columns, ordering, count)
-    return order
 
 
 @kernel(

@@ -26,7 +26,7 @@ class Session(NamedTuple):
 
     @property
     def bounds(self) -> list[tuple[Field, str]]:
-        """What the operator has to be told of a row's own window: columns of the pipe, and SQL over the window `{0}`."""
+        """What the operator needs of a row's own window: columns of the pipe, and SQL over the window `{0}`."""
         columns = window_bounds(self.spec([], [], [], ""))
         return list(zip(columns, ("{0}.start", "{0}.end"), strict=False))
 
@@ -41,7 +41,7 @@ class Session(NamedTuple):
 def constant_gap(node: Node, window: Expression) -> int | None:
     """The gap in microseconds of a column of session windows, if it is a constant without days and months.
 
-    Spark adds an interval to a time by way of the calendar, even one of seconds: a fifth of what the JVM does for a row.
+    Spark adds an interval to a time by way of the calendar, even one of seconds: a fifth of the JVM's work for a row.
 
     Args:
         node: right above where Spark computes each row's own window. window: the column.
