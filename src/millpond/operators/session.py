@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.errors import ArithmeticOverflowError
 from millpond.files.segment import decode_rows as decode_segment
 from millpond.files.segment import encode_rows
 from millpond.kernels import sessions as kernels
@@ -23,7 +22,7 @@ from millpond.operators.accumulators import BLOCK
 from millpond.operators.catalogue import elements
 from millpond.operators.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
-from millpond.operators.session_pieces import Ints, Pieces, bounds_of
+from millpond.operators.session_pieces import Ints, Pieces, bounds_of, own_windows
 from millpond.operators.spec import SessionSpec, output_fields, window_bounds
 from millpond.operators.structs import element
 from millpond.operators.tables import decode_rows, main_table
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 Fold = Callable[[Ints, int, int], None]
 
-_LATEST = np.iinfo(np.int64).max
 _MANY = 8192  # sessions of keys with several that are merged together
 
 
@@ -86,9 +84,11 @@ class SessionOperator:
         self._table.narrow(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """Fold in rows of the batch: the column `__hash`, and what the spec says."""
+        """Fold in rows of the batch: the column `__hash`, then the input columns of the spec."""
+        at = 1 + len(self._key_types)
         for portion in portions(batch, self._table.portion, self._table.ahead):
-            starts, ends = self._own_windows(portion)
+            bounds = [numbers(plain(column), self._bound_type) for column in portion.columns[at : at + self._bounds]]
+            starts, ends = own_windows(bounds, self.spec.gap)
             on_time = ends > self._times.late * 1000
             if self.spec.lag_ms is not None and not on_time.all():
                 self.late_rows += int(np.count_nonzero(~on_time))
@@ -96,19 +96,6 @@ class SessionOperator:
             if portion.num_rows:
                 self._settle(int(starts.min()))
                 self._fold(portion, starts, ends)
-
-    def _own_windows(self, batch: pa.RecordBatch) -> tuple[Ints, Ints]:
-        """The start and the end of each row's own window."""
-        at, gap = 1 + len(self._key_types), self.spec.gap
-        starts = numbers(plain(batch.column(at)), self._bound_type)
-        if gap is None:
-            return starts, numbers(plain(batch.column(at + 1)), self._bound_type)
-        if len(starts) and int(starts.max()) > _LATEST - gap:
-            raise ArithmeticOverflowError(
-                "a session window would end after the last timestamp that there is.",
-                action="Filter such times out before the session windows.",
-            )
-        return starts, starts + gap
 
     def _settle(self, earliest: int) -> None:
         """Close what the watermark has passed ahead of rows that start too late to change it, as nearly all do.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.errors import ArithmeticOverflowError
 from millpond.files.blocks import shape_of
 from millpond.kernels.pointers import address
 from millpond.kernels.sessions import arrange
@@ -14,6 +16,8 @@ from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
 
 Ints = NDArray[np.int64]
+
+_LATEST = np.iinfo(np.int64).max
 
 
 class Pieces(NamedTuple):
@@ -58,6 +62,27 @@ class Pieces(NamedTuple):
         pieces, keys = spans(self.keys, which)
         members, rows = spans(self.rows, pieces)
         return Pieces(self.order[members], rows, self.starts[pieces], self.ends[pieces], keys)
+
+
+def own_windows(bounds: Sequence[Ints], gap: int | None) -> tuple[Ints, Ints]:
+    """The start and the end of each row's own window, in microseconds.
+
+    Args:
+        bounds: the starts and, without `gap`, the ends. gap: how long all of them are.
+
+    Raises:
+        ArithmeticOverflowError: one would end after the last timestamp.
+    """
+    if gap is None:
+        starts, ends = bounds
+        return starts, ends
+    (starts,) = bounds
+    if len(starts) and int(starts.max()) > _LATEST - gap:
+        raise ArithmeticOverflowError(
+            "a session window would end after the last timestamp that there is.",
+            action="Filter such times out before the session windows.",
+        )
+    return starts, starts + gap
 
 
 def spans(bounds: Ints, which: Ints) -> tuple[Ints, Ints]:
