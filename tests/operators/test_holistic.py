@@ -427,7 +427,7 @@ def test_what_is_not_kept_whole_stays_on_spark() -> None:
 def test_order_statistics_have_no_partial_states() -> None:
     from millpond.operators.calls import accumulator
 
-    one = accumulator(percentile(0.5), [parse_type("bigint")])
+    one = accumulator(percentile(0.5), [parse_type("bigint")], whole=True)
     source = Rows(np.zeros((1, 4), np.uint64), np.empty(0, np.uint8))
     with pytest.raises(UsageError, match="all rows"):
         one.combine(None, np.zeros(1, np.int64), source)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from millpond.operators.accumulators import (
     SumInts,
 )
 from millpond.operators.blobs import Collect, Sketch
-from millpond.operators.catalogue import ROWS
+from millpond.operators.catalogue import ROWS, is_distinct
 from millpond.operators.extremes import Extreme, ExtremeBy, FirstLast
 from millpond.operators.order_statistics import Mode, Percentile
 from millpond.operators.spec import AggregateCall
@@ -54,13 +54,21 @@ ACCUMULATORS: dict[str, Make] = {
     "collect_list": Collect,
     "collect_set": Collect,
     "approx_count_distinct": Sketch,
+    **dict.fromkeys(_EXTREMES, Extreme),
+}
+"""Those that take the rows of a group as they come."""
+
+OF_WHOLE_GROUPS: dict[str, Make] = {
+    "collect_list": Gathered,
     "percentile": Percentile,
     "mode": Mode,
     ROWS: Gathered,
-    **dict.fromkeys(_EXTREMES, Extreme),
 }
+"""Those that take all rows of a group at once: what only they compute, and what they compute with less work."""
 
 
-def accumulator(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
-    """The accumulator of a supported call."""
+def accumulator(call: AggregateCall, inputs: Sequence[DataType], *, whole: bool = False) -> Accumulator:
+    """The accumulator of a supported call; `whole`: the rows of each group are all there."""
+    if whole and call.function in OF_WHOLE_GROUPS and not (call.function == "collect_list" and is_distinct(call)):
+        return OF_WHOLE_GROUPS[call.function](call, inputs)
     return ACCUMULATORS[call.function](call, inputs)

@@ -16,7 +16,7 @@ from millpond.layout import HASH, META, NULLS, Column, RowLayout, Rows, Words
 from millpond.operators.groups import Groups
 from millpond.operators.protocol import MAIN
 from millpond.operators.session_lists import Lists
-from millpond.operators.session_pieces import Ints
+from millpond.operators.spans import Ints
 from millpond.operators.spec import AggregateSpec, Field, SessionSpec, output_fields
 from millpond.operators.stored_rows import BOUNDARY, StoredRows
 from millpond.operators.tables import Keyed, decode_rows, keyed
@@ -146,7 +146,8 @@ class ClosedSessions:
         parts = [(taken, chosen) for taken, chosen in parts if chosen.any()]
         if not parts:
             return
-        groups = Groups(AggregateSpec((_NUMBER,), self._spec.inputs, self._spec.calls, "update"), self._make_scratch)
+        spec = AggregateSpec((_NUMBER,), self._spec.inputs, self._spec.calls, "update")
+        groups = Groups(spec, self._make_scratch, whole=True)
         try:
             groups.begin(0)
             for taken, chosen in parts:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.kernels import aggregate, mix
 from millpond.layout import HashRange, Rows
 from millpond.operators.accumulators import BLOCK
-from millpond.operators.catalogue import ROWS, elements
+from millpond.operators.catalogue import elements
 from millpond.operators.encode import (
     ALL,
     NO_HEAP,
@@ -46,6 +46,7 @@ class Groups:
         spec: keys, inputs and calls.
         make_table: opens the partition's tables.
         suffix: of the tables' names.
+        whole: the rows of each group come all in one batch.
 
     Attributes:
         main: the main table's layout. calls: the accumulators, bound to it.
@@ -55,9 +56,9 @@ class Groups:
         sides: the side tables of distinct inputs, each with its layout.
     """
 
-    def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str = "") -> None:
+    def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str = "", *, whole: bool = False) -> None:
         self._spec = spec
-        self.main, self.calls = main_table(spec)
+        self.main, self.calls = main_table(spec, whole=whole)
         self.table: RmwTable = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
         self.tables: dict[str, RmwTable] = {MAIN + suffix: self.table}
         self._sides: list[_Side] = []
@@ -65,7 +66,7 @@ class Groups:
         self._mask_of: dict[int, _Side] = {}
         for distinct, keyed, calls in distincts(spec):
             table = make_table(distinct.table + suffix, keyed.layout.schema, keyed.initial)
-            side = _Side(spec, distinct, keyed, table)
+            side = _Side(spec, distinct, keyed, table, len(self.main.keys))
             self.tables[distinct.table + suffix] = table
             self._sides.append(side)
             self.sides.append((keyed, table))
@@ -73,8 +74,9 @@ class Groups:
         self.images = images(spec, self.main)
         self.before = before_images(spec, self.images) if self.images is not None and spec.changes else []
         self._input_types = [parse_type(field.type) for field in spec.inputs]
-        self._used = {position for call in spec.calls if call.function != ROWS for position in call.inputs}
-        self._elements = elements(spec.calls)
+        loaded = [call for call, made in zip(spec.calls, self.calls, strict=True) if not isinstance(made, Gathered)]
+        self._used = {position for call in loaded for position in call.inputs}
+        self._elements = elements(loaded)
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
         self._version = 0
 
@@ -122,11 +124,11 @@ class Groups:
             side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
         signs = self._signs(batch)
         for number, (call, spec) in enumerate(zip(self.calls, self._spec.calls, strict=True)):
+            counts = ALL if spec.filter is None else filters[spec.filter]
             if isinstance(call, Gathered):
-                call.gather([batch.column(first + position) for position in spec.inputs])
+                call.gather([batch.column(first + position) for position in spec.inputs], counts)
                 continue
             inputs = [operands[position] for position in spec.inputs]
-            counts = ALL if spec.filter is None else filters[spec.filter]
             if number in self._mask_of:  # the side table has looked at the filter and the nulls
                 counts = self._mask_of[number].mask
                 inputs = [normalised(column) for column in inputs]
@@ -170,17 +172,20 @@ class Groups:
 
 
 class _Side:
-    """The side table of distinct inputs: tells for every row whether its inputs are new to its group."""
+    """The side table of distinct inputs: tells for every row whether its inputs are new to its group.
 
-    def __init__(self, spec: AggregateSpec, distinct: Distinct, keyed: Keyed, table: RmwTable) -> None:
+    Args:
+        groups: how many columns the groups' own keys take, before those of the inputs.
+    """
+
+    def __init__(self, spec: AggregateSpec, distinct: Distinct, keyed: Keyed, table: RmwTable, groups: int) -> None:
         self.distinct = distinct
         self.mask: Mask = ALL
         self._keyed = keyed
         self._table = table
         self._types = {p: parse_type(spec.inputs[p].type) for p in distinct.inputs}
         layout = keyed.layout
-        groups = layout.offsets[len(main_table(spec)[0].keys)]
-        self._start, self._stop = groups, layout.key_stop
+        self._start, self._stop = layout.offsets[groups], layout.key_stop
         self._references = np.zeros(layout.width, dtype=np.uint8)
         self._references[[offset + 1 for offset in layout.bytes_columns[: layout.key_bytes]]] = 1
         self._rows = Rows(np.empty((0, 0), dtype=np.uint64), NO_HEAP)

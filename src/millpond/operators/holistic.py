@@ -103,7 +103,7 @@ class HolisticAggregate(WindowedAggregate):
         batch = self._stored.decode(rows)
         times = times_of(batch.column(self._column), self._type)
         for low, high in self._together(times):
-            groups = Groups(self.spec, partial(self._make_table, kind="scratch"))
+            groups = Groups(self.spec, partial(self._make_table, kind="scratch"), whole=True)
             try:
                 groups.begin(0)
                 groups.narrow(key_groups(rows))

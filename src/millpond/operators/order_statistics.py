@@ -43,12 +43,18 @@ class OrderStatistic(WholeGroups):
         super().__init__(call, inputs)
         self._operands: list[list[Operand]] = []
         self._counts: list[Mask] = []
+        self._results: pa.Array | None = None
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._operands.append(list(operands))
         self._counts.append(counts)
 
-    def _all(self, groups: NDArray[np.int64], count: int) -> pa.Array:
+    def result(self, rows: Rows) -> pa.Array:
+        if self._results is None:
+            self._results = self._all()
+        return self._results.take(pa.array(self.numbers(rows)))
+
+    def _all(self) -> pa.Array:
         operands = [_joined(list(parts)) for parts in zip(*self._operands, strict=True)]
         counts = ALL
         if any(mask.size for mask in self._counts):
@@ -56,7 +62,7 @@ class OrderStatistic(WholeGroups):
             counts = np.concatenate(
                 [m if m.size else np.ones(n, np.uint8) for m, n in zip(self._counts, sizes, strict=True)]
             )
-        return self.results(groups, count, operands, counts)
+        return self.results(self.groups, self.count, operands, counts)
 
     @abstractmethod
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:

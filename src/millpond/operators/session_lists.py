@@ -18,7 +18,7 @@ from millpond.operators.accumulators import Accumulator, StateColumn
 from millpond.operators.blobs import Blobs
 from millpond.operators.decode import ints, to_arrow
 from millpond.operators.encode import ALL, Mask, Operand
-from millpond.operators.session_pieces import Ints, bounds_of
+from millpond.operators.spans import Ints, bounds_of
 from millpond.operators.spec import AggregateCall, Field
 
 if TYPE_CHECKING:

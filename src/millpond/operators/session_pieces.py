@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millpond.errors import ArithmeticOverflowError
 from millpond.files.blocks import shape_of
@@ -14,8 +13,7 @@ from millpond.kernels.pointers import address
 from millpond.kernels.sessions import arrange
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
-
-Ints = NDArray[np.int64]
+from millpond.operators.spans import Ints, spans
 
 _LATEST = np.iinfo(np.int64).max
 
@@ -83,17 +81,3 @@ def own_windows(bounds: Sequence[Ints], gap: int | None) -> tuple[Ints, Ints]:
             action="Filter such times out before the session windows.",
         )
     return starts, starts + gap
-
-
-def spans(bounds: Ints, which: Ints) -> tuple[Ints, Ints]:
-    """The members of some spans one after another, and where each begins among them (and the last one ends)."""
-    sizes = bounds[which + 1] - bounds[which]
-    first = bounds_of(sizes)
-    return np.arange(first[-1]) + np.repeat(bounds[which] - first[:-1], sizes), first
-
-
-def bounds_of(sizes: Ints) -> Ints:
-    """Where spans of some sizes begin, and where the last one ends."""
-    bounds = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=bounds[1:])
-    return bounds

@@ -93,18 +93,25 @@ def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]], windo
     return Keyed(tuple(fields), layout, initial, tuple(places[: len(keys)]), tuple(places[len(keys) :]), window)
 
 
-def accumulators(spec: AggregateSpec | SessionSpec) -> list[Accumulator]:
-    """The accumulators of the calls, not bound yet."""
+def accumulators(spec: AggregateSpec | SessionSpec, *, whole: bool = False) -> list[Accumulator]:
+    """The accumulators of the calls, not bound yet; `whole`: the rows of each group are all there."""
     made: list[Accumulator] = []
     retracts = isinstance(spec, AggregateSpec) and spec.retracts
     for call in spec.calls:
         inputs = [parse_type(spec.inputs[position].type) for position in call.inputs]
-        made.append(RETRACTABLE[call.function](call, inputs) if retracts else accumulator(call, inputs))
+        if retracts:
+            made.append(RETRACTABLE[call.function](call, inputs))
+        else:
+            made.append(accumulator(call, inputs, whole=whole))
     return made
 
 
-def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
-    """The main table and, for an aggregate, its accumulators, bound to their columns."""
+def main_table(spec: OperatorSpec, *, whole: bool = False) -> tuple[Keyed, list[Accumulator]]:
+    """The main table and, for an aggregate, its accumulators, bound to their columns.
+
+    Args:
+        whole: of an aggregate over groups whose rows are all there.
+    """
     assert not isinstance(spec, JoinSpec)
     fields = key_fields(spec)
     if isinstance(spec, RankSpec | OverSpec):
@@ -113,7 +120,7 @@ def main_table(spec: OperatorSpec) -> tuple[Keyed, list[Accumulator]]:
         return keyed(fields, []), []
     if isinstance(spec, WithinSpec):
         return keyed(fields, [(Column("expiry", "word"), False)]), []
-    made: list[Accumulator] = [Lists()] if whole_sessions(spec) else accumulators(spec)
+    made: list[Accumulator] = [Lists()] if whole_sessions(spec) else accumulators(spec, whole=whole)
     columns = [
         (Column(f"{number}.{part}", column.kind), column.null)
         for number, each in enumerate(made)

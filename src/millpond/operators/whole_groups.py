@@ -1,4 +1,4 @@
-"""Accumulators of groups whose rows are all there (FlowKV's append pattern), and the plainest: the rows themselves.
+"""Accumulators of groups whose rows are all there (FlowKV's append pattern), and the plainest: lists of the rows.
 
 They belong to tables that live for one piece of rows only, in which each group is whole (`holistic.py`,
 `closed_sessions.py`): what they keep in the table is the number of the group.
@@ -8,7 +8,6 @@ They belong to tables that live for one piece of rows only, in which each group 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,10 @@ from millpond.errors import UsageError
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import Rows
 from millpond.operators.accumulators import Accumulator, StateColumn
-from millpond.operators.decode import ints
-from millpond.operators.encode import Mask, Operand
+from millpond.operators.catalogue import ROWS
+from millpond.operators.decode import LIMIT, OversizeError, ints
+from millpond.operators.encode import ALL, Mask, Operand, both, plain, validity
+from millpond.operators.spans import bounds_of, spans
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
 
@@ -30,60 +31,104 @@ if TYPE_CHECKING:
 
 
 class WholeGroups(Accumulator):
-    """One call over groups of rows that are all there."""
+    """One call over groups of rows that are all there: `result` is asked for when all have been loaded.
+
+    Attributes:
+        count: how many groups there are; they have numbers from 0.
+    """
 
     columns = (StateColumn("word"),)
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
+        self.count = 0
         self._groups: list[NDArray[np.int64]] = []
-        self._count = 0
-        self._results: pa.Array | None = None
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         offset = self.places[0].offset
         numbers = table.words[rows, offset].view(np.int64)
         if not numbers.all():
             fresh = np.unique(rows[numbers == 0])
-            table.words[fresh, offset] = np.arange(self._count + 1, self._count + 1 + len(fresh), dtype=np.uint64)
-            self._count += len(fresh)
+            table.words[fresh, offset] = np.arange(self.count + 1, self.count + 1 + len(fresh), dtype=np.uint64)
+            self.count += len(fresh)
             numbers = table.words[rows, offset].view(np.int64)
         self._groups.append(numbers - 1)
-        self._results = None
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         raise UsageError(f"{self.call.function} has no partial states.", action="Give it all rows of a group at once.")
 
-    def result(self, rows: Rows) -> pa.Array:
-        if self._results is None:
-            groups = np.concatenate(self._groups) if self._groups else np.empty(0, np.int64)
-            self._results = self._all(groups, self._count)
-        return self._results.take(pa.array(ints(rows, self.places[0].offset) - 1))
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The number of each loaded row's group."""
+        return np.concatenate(self._groups)
 
-    @abstractmethod
-    def _all(self, groups: NDArray[np.int64], count: int) -> pa.Array:
-        """The results of groups 0 to `count`; `groups` are the numbers of the loaded rows' groups."""
+    def numbers(self, rows: Rows) -> NDArray[np.int64]:
+        """The numbers of the groups that rows of the table stand for."""
+        return ints(rows, self.places[0].offset) - 1
 
 
 class Gathered(WholeGroups):
-    """`rows`: all rows of a group, nulls included, as a list of structs, in the order in which they were kept."""
+    """A list of each group's rows, in the order in which they were kept.
+
+    `rows`: structs of all inputs, nulls included. `collect_list`: the one input, without nulls.
+    """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
-        self._batches: list[list[pa.Array]] = []
+        self._parts: list[pa.Array] = []
+        self._counts: list[Mask] = []
+        self._order = self._bounds = np.empty(0, np.int64)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         raise UsageError("Rows are gathered as they are.", action="Call `gather`.")
 
-    def gather(self, columns: Sequence[pa.Array]) -> None:
+    def gather(self, columns: Sequence[pa.Array], counts: Mask) -> None:
         """Take up the inputs of an Arrow batch, instead of `load`."""
-        self._batches.append(list(columns))
+        columns = [plain(column) for column in columns]
+        if self.call.function == ROWS:
+            self._parts.append(pa.StructArray.from_arrays(columns, fields=list(self.type.arrow.value_type)))
+            self._counts.append(ALL)
+        else:
+            self._parts.append(columns[0])
+            self._counts.append(both(counts, validity(columns[0])))
 
-    def _all(self, groups: NDArray[np.int64], count: int) -> pa.Array:
-        _, order = order_by_hash(groups.view(np.uint64))
-        starts = np.searchsorted(groups[order], np.arange(count + 1), "left").astype(np.int32)
-        taken = pa.array(order)
-        columns = [pa.concat_arrays(parts).take(taken) for parts in zip(*self._batches, strict=True)]
-        listed = self.type.arrow
-        rows = pa.StructArray.from_arrays(columns, fields=list(listed.value_type))
-        return pa.ListArray.from_arrays(pa.array(starts), rows, type=listed)
+    def result(self, rows: Rows) -> pa.Array:
+        if not len(self._bounds):
+            self._settle()
+        members, offsets = spans(self._bounds, self.numbers(rows))
+        values = self._taken(self._order[members])
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=self.type.arrow)
+
+    def _settle(self) -> None:
+        """Put the rows that count into the order of their groups."""
+        groups = self.groups
+        if any(mask.size for mask in self._counts):
+            counts = [
+                (mask if mask.size else np.ones(len(part), np.uint8)).astype(np.bool_)
+                for part, mask in zip(self._parts, self._counts, strict=True)
+            ]
+            self._parts = [part.filter(pa.array(mask)) for part, mask in zip(self._parts, counts, strict=True)]
+            groups = groups[np.concatenate(counts)]
+        if sum(part.nbytes for part in self._parts) <= LIMIT:
+            self._parts = [pa.concat_arrays(self._parts)]
+        _, self._order = order_by_hash(groups.view(np.uint64))
+        self._bounds = bounds_of(np.bincount(groups, minlength=self.count))
+
+    def _taken(self, places: NDArray[np.int64]) -> pa.Array:
+        """The rows with these numbers."""
+        if len(self._parts) == 1:
+            (whole,) = self._parts
+            in_order = len(places) == len(whole) and np.array_equal(places, np.arange(len(whole)))
+            return whole if in_order else whole.take(pa.array(places))
+        _, order = order_by_hash(places.view(np.uint64))
+        firsts = bounds_of(np.array([len(part) for part in self._parts]))
+        cuts = np.searchsorted(places[order], firsts)
+        found = [
+            part.take(pa.array(places[order[low:high]] - first))
+            for part, first, low, high in zip(self._parts, firsts[:-1], cuts[:-1], cuts[1:], strict=True)
+        ]
+        if sum(part.nbytes for part in found) > LIMIT:
+            raise OversizeError
+        where = np.empty(len(places), np.int64)
+        where[order] = np.arange(len(places))
+        return pa.concat_arrays(found).take(pa.array(where))
