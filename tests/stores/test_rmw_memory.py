@@ -292,3 +292,28 @@ def test_two_tables_share_a_budget(pools, tmp_path) -> None:
         assert (counts(NUMBERS, table.scan(), 40_000) == want).all()
         table.close()
     assert budget.used == 0
+
+
+def test_tables_at_rest_leave_memory_to_others(pools, tmp_path) -> None:
+    budget = MemoryBudget(16 << 20)
+    shelf = Shelf(tmp_path)
+    tables: list[RmwTable] = []
+    for version in range(8):  # a table a batch, as windows follow each other
+        table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=shelf)
+        for other in tables:
+            other.rest(True)
+            if other.crowded:
+                other.begin(version)
+                other.seal()
+        table.begin(version)
+        count_up(table, NUMBERS, np.arange(40_000), version)
+        assert table.passes(40_000) == 1  # all of it is in memory
+        assert table.stats()["hot_bytes"] * 8 > budget.tables
+        table.seal()
+        tables.append(table)
+        assert budget.used <= budget.total
+    assert sum(table.stats()["hot_bytes"] > 0 for table in tables) > 2  # what fits stays
+    for table in tables:
+        assert (counts(NUMBERS, table.scan(), 40_000) == 1).all()
+        table.close()
+    assert budget.used == 0

@@ -129,9 +129,12 @@ class HolisticAggregate(WindowedAggregate):
 
     def _together(self, times: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """The windows that are closing, first and last beginnings of so many as take about every row once."""
+        if not self._sliding:
+            yield self._parts.closing_times
+            return
         closing = [begins[self._parts.closing_now(begins)] for begins in self._begins(times)]
         windows, counts = np.unique(np.concatenate(closing), return_counts=True)
-        turns = np.cumsum(counts) // max(1, len(times))
+        turns = (np.cumsum(counts) - counts) // max(1, len(times))
         for some in np.split(windows, np.flatnonzero(np.diff(turns)) + 1):
             if len(some):
                 yield int(some[0]), int(some[-1])

@@ -200,6 +200,7 @@ class KeptBothWays:
         if some is not None:
             groups = self._grouped()
             groups.table.widen()
+            groups.table.rest(False)
             groups.fold(self._stored.decode(some))
         if last == LAST_HASH:
             rows, sample = self._rows

@@ -78,8 +78,8 @@ class Sliced(Generic[P]):
         self._reach = reach
         self._make = make
         live = {Slice.parse(name.partition(SLICE)[2]) for name in existing}
-        if time.windows is None:
-            self._slices = Slices(_SECOND, 0, live)
+        if time.windows is None:  # ends of windows are whole seconds, mostly: one that closes ends its slice
+            self._slices = Slices(_SECOND, 1, live)
         else:
             self._slices = Slices(time.windows.slide, time.windows.offset, live)
         self._parts = {one: make(SLICE + one.name) for one in self._slices.live}
@@ -88,6 +88,9 @@ class Sliced(Generic[P]):
         self.closing: dict[Slice, P] = {}
         self._version = 0
         self._narrowed: HashRange | None = None
+        self._given: dict[Slice, int] = {}  # how many rows each part was given in this batch
+        self._given_before: dict[Slice, int] = {}  # in the last batch that had any
+        self._ranges: dict[Slice, HashRange] = {}  # what tables are narrowed to
         self._late = self._closed = 0
 
     @property
@@ -102,6 +105,8 @@ class Sliced(Generic[P]):
         self.begun, self.over, self.closing = {}, {}, {}
         self._version = version
         self._narrowed = None
+        self._given_before, self._given = self._given or self._given_before, {}
+        self._ranges = {}
         self._late, self._closed = times.late * 1000, times.closed * 1000
         self._tend()
 
@@ -109,7 +114,7 @@ class Sliced(Generic[P]):
         """Begin parts to which no rows need come, for what tables do between two batches."""
         live = self._slices.live
         for one in live:  # a file that no manifest names soon after it was written is taken for garbage
-            if any(table.in_flight for table in self._parts[one].tables.values()):
+            if any(table.in_flight or table.crowded for table in self._parts[one].tables.values()):
                 self.open(one)
         for number in range(min(_TENDED, len(live))):  # by turns, so that all give memory back, and begin to write
             self.open(live[(self._version * _TENDED + number) % len(live)])
@@ -134,19 +139,31 @@ class Sliced(Generic[P]):
         return (times >= first) & (times <= last)
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
-        return max((part.table.passes(rows) for part in self._parts.values()), default=1)
+        """In how many passes over ranges of the hash to work through a batch of so many rows.
+
+        They are expected to go where those of the last batch went, or, if there was none, anywhere.
+        """
+        total = sum(self._given_before.values())
+        shares = self._given_before if total else dict.fromkeys(self._parts, 1)
+        live = [(self._parts[one].table, share) for one, share in shares.items() if one in self._parts]
+        return max((table.passes(-(-rows * share // max(1, total))) for table, share in live), default=1)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""
         self._narrowed = range_
-        for part in self.begun.values():
-            part.table.narrow(range_)
 
     def divide(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> Iterator[tuple[P, pa.RecordBatch]]:
         """The rows of a batch by the part that they belong to, given their times."""
         for one, rows in self._slices.divide(times):
-            yield self.open(one), batch if rows is None else batch.take(pa.array(rows))
+            part = self.open(one)
+            if one not in self._given:
+                _rest(part, False)
+                self._given[one] = 0
+            if self._narrowed is not None and self._ranges.get(one) != self._narrowed:
+                self._ranges[one] = self._narrowed
+                part.table.narrow(self._narrowed)  # what no rows come to stays as it is
+            self._given[one] += len(times) if rows is None else len(rows)
+            yield part, batch if rows is None else batch.take(pa.array(rows))
 
     @property
     def live(self) -> Mapping[Slice, P]:
@@ -162,8 +179,6 @@ class Sliced(Generic[P]):
                 part = self._parts[one] = self._make(SLICE + one.name)
             self.begun[one] = part
             part.begin(self._version)
-            if self._narrowed is not None:
-                part.table.narrow(self._narrowed)
         return part
 
     def finish(self) -> dict[str, TableDelta]:
@@ -180,6 +195,9 @@ class Sliced(Generic[P]):
             self.closing = {one: part for one, part in self._parts.items() if one.low <= until + ahead}
         self.over = {one: self._parts.pop(one) for one in self._slices.drop(until)}
         sealed: dict[str, TableDelta] = {}
+        if self._given:  # the next batch's rows will come where this one's came, mostly
+            for one, part in (self._parts | self.over).items():
+                _rest(part, one not in self._given or one in self.over)
         for one, part in self.begun.items():
             if one not in self.over:
                 sealed |= {name: delta for name, delta in part.seal().items() if delta.rows}
@@ -189,6 +207,11 @@ class Sliced(Generic[P]):
         """Give all memory back."""
         for part in (*self._parts.values(), *self.over.values()):
             part.close()
+
+
+def _rest(part: Part, resting: bool) -> None:
+    for table in part.tables.values():
+        table.rest(resting)
 
 
 class Whole(Generic[P]):

@@ -109,6 +109,14 @@ class AlignedTable:
         """Whether a merge is under way, or done, that `begin` has yet to take over."""
         return self._merging is not None
 
+    @property
+    def crowded(self) -> bool:
+        """Whether rows are to leave memory for others' sake: they have, once they are sealed."""
+        return False
+
+    def rest(self, resting: bool) -> None:
+        """Nothing: rows stay in memory no longer than a batch."""
+
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch: one, in any order."""
         return 1

@@ -20,7 +20,8 @@ class MemoryBudget:
     An eighth (at most 64 MB) is left to temporaries, which come in pieces, several of which are alive at a time, and a
     little to what a running process takes anyway. Half of the rest is split evenly: each table is sure of its part. The
     other half goes to whoever asks first, and is taken back, down to an even share of the whole, from tables that hold
-    more when another is short of memory.
+    more when another is short of memory. Tables at rest have no part: they keep what they hold as long as it
+    is no more than half of the whole, and nobody is short of memory.
 
     Args:
         total: bytes. At least a few megabytes a table, or tables spend their time moving rows in and out.
@@ -59,12 +60,20 @@ class MemoryBudget:
         return account
 
     def _limit(self, account: Account) -> int:
-        sure = self.tables // (2 * len(self._accounts))
-        taken = sum(max(0, other.reserved - sure) for other in self._accounts if other is not account)
+        others = [other for other in self._accounts if other is not account]
+        short = any(other.short for other in others)
+        if account.resting:
+            held = account.reserved + sum(other.reserved for other in others if other.resting)
+            return 0 if short or held > self.tables // 2 else account.reserved
+        sure = self._even // 2
+        taken = sum(other.reserved if other.resting else max(0, other.reserved - sure) for other in others)
         limit = sure + max(0, self.tables // 2 - taken)
-        if any(other.short for other in self._accounts if other is not account):
-            limit = min(limit, 2 * sure)
-        return limit
+        return min(limit, 2 * sure) if short else limit
+
+    @property
+    def _even(self) -> int:
+        """An even share for each table that is not at rest."""
+        return self.tables // max(1, sum(not account.resting for account in self._accounts))
 
 
 class Account:
@@ -73,12 +82,14 @@ class Account:
     Attributes:
         reserved: bytes that the table may use now.
         short: whether it was refused more than it has, though it has less than an even share.
+        resting: whether nothing is looked for in the table for now.
     """
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self.reserved = 0
         self.short = False
+        self.resting = False
 
     @property
     def limit(self) -> int:
@@ -93,8 +104,14 @@ class Account:
             granted = wanted <= self.reserved or wanted <= budget._limit(self)
             if granted:
                 self.reserved = wanted
-            self.short = not granted and self.reserved < budget.tables // len(budget._accounts)
+            self.short = not granted and not self.resting and self.reserved < budget._even
             return granted
+
+    def rest(self, resting: bool) -> None:
+        """Say whether nothing will be looked for in the table for now."""
+        with self._budget._lock:
+            self.resting = resting
+            self.short = self.short and not resting
 
     def force(self, wanted: int) -> None:
         """Reserve `wanted` bytes in all even if that is too much: they are in use already."""

@@ -116,12 +116,14 @@ def _has_heap(cursor: _Cursor) -> int:
 
 def in_hash_order(chunks: Sequence[Rows], layout: RowLayout) -> Rows:
     """The rows of some chunks in hash order, those of one hash in the order of the chunks, with one compact heap."""
+    hashes = np.concatenate([chunk.words[:, HASH] for chunk in chunks])
+    if not layout.bytes_columns and (hashes[:-1] <= hashes[1:]).all():  # as where all rows are of one key
+        return Rows(np.concatenate([chunk.words for chunk in chunks]), np.empty(0, np.uint8))
     at, heaps = [], []
     for chunk in chunks:
         rows_at, heaps_at = addresses(chunk.words, chunk.heap)
         at.append(rows_at)
         heaps.append(heaps_at)
-    hashes = np.concatenate([chunk.words[:, HASH] for chunk in chunks])
     _, order = order_by_hash(hashes)
     rows_at, heaps_at = np.concatenate(at)[order], np.concatenate(heaps)[order]
     return Rows(*gather_rows(rows_at, heaps_at, layout.width, shape_of(layout).blobs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any, Literal
@@ -94,7 +95,9 @@ class RmwTable:
         self._sealed = True
         self._narrow = False
         self._missing = 1.0  # share of the last batch's keys that were not in memory; nothing is known of it yet
+        self._distinct = 1.0  # share of the last batch's keys that were not the same as others of it
         self._sought = self._missed = 0  # keys of this batch: looked for, not in memory
+        self._updated = self._sealed_keys = 0  # looked for to be changed, different ones
         self._keys = keys
         self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
 
@@ -160,8 +163,10 @@ class RmwTable:
 
         One, unless the keys which are not in memory, going by the last batch, have no room there together.
         """
-        fits = self._room.complete or rows * self._missing * 2 <= self._room.capacity
-        return 1 if fits else -(-rows // self._together)
+        coming = rows * min(2 * self._missing, 1.25 * self._distinct)
+        if self._room.complete or coming <= self._room.capacity:
+            return 1
+        return math.ceil(rows * self._distinct / self._together)
 
     @property
     def _at_hand(self) -> bool:
@@ -187,7 +192,8 @@ class RmwTable:
         self._changed = None
         if self._sought:
             self._missing = self._missed / self._sought
-        self._sought = self._missed = 0
+            self._distinct = min(1.0, self._sealed_keys / self._sought) if self._updated == self._sought else 1.0
+        self._sought = self._missed = self._updated = 0
         self.widen()
         if self._outbox is not None and self._flusher is not None and self._compactor is not None:
             self._outbox.adopt()
@@ -264,6 +270,7 @@ class RmwTable:
             self._hot.settle(located, pending, found, mode)
         if mode != TOUCH_NONE:
             self._sought += count
+            self._updated += count if mode == TOUCH_ALL else 0
             self._keys += int(np.count_nonzero(located.created))
         return located
 
@@ -284,6 +291,15 @@ class RmwTable:
         """Whether files are being written, or written, that `begin` has yet to take over."""
         waiting = self._outbox is not None and bool(self._outbox.waiting)
         return waiting or (self._compactor is not None and self._compactor.running)
+
+    def rest(self, resting: bool) -> None:
+        """Say whether no rows are expected for now: then others come first for memory."""
+        self._account.rest(resting)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether rows are to leave memory, as `begin` has them do, for others' sake."""
+        return self._hot.count > 0 and self._account.reserved > self._account.limit
 
     @property
     def epoch(self) -> int:
@@ -382,6 +398,7 @@ class RmwTable:
 
         pieces = spooled(encoded(), limit)
         delta = TableDelta(count, pieces)
+        self._sealed_keys = count
         self._changed = kept if held <= limit else None
         self._sealed = True
         self._version += 1
