@@ -60,11 +60,11 @@ class MemoryBudget:
         return account
 
     def _limit(self, account: Account) -> int:
+        if account.resting:  # many may be, and all are asked before each batch
+            held = sum(each.reserved for each in self._accounts if each.resting)
+            return 0 if held > self.tables // 2 or any(each.short for each in self._accounts) else account.reserved
         others = [other for other in self._accounts if other is not account]
         short = any(other.short for other in others)
-        if account.resting:
-            held = account.reserved + sum(other.reserved for other in others if other.resting)
-            return 0 if short or held > self.tables // 2 else account.reserved
         sure = self._even // 2
         taken = sum(other.reserved if other.resting else max(0, other.reserved - sure) for other in others)
         limit = sure + max(0, self.tables // 2 - taken)

@@ -299,7 +299,8 @@ class RmwTable:
     @property
     def crowded(self) -> bool:
         """Whether rows are to leave memory, as `begin` has them do, for others' sake."""
-        return self._hot.count > 0 and self._account.reserved > self._account.limit
+        account = self._account
+        return account.resting and self._hot.count > 0 and account.reserved > account.limit
 
     @property
     def epoch(self) -> int:
