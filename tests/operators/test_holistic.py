@@ -304,6 +304,17 @@ def test_windows_equal_the_model(windows: Windows | None, seed: int, tmp_path: P
     rig.operator.close()
 
 
+def test_what_closes_with_a_whole_second_goes_with_the_batch(tmp_path: Path) -> None:
+    """As windows of a chain do: they come when the watermark has passed their end, and are not kept for the next."""
+    rig = Rig(shape([percentile(0.5)], NUMBERS, None), tmp_path)
+    rng = random.Random(1)
+    for end in (10, 12):
+        rows = [random_row(rng, end * SECOND) for _ in range(20)]
+        assert rig.batch(rows, Times((end - 2) * 1000 + 999, end * 1000 + 999))
+        assert rig.operator.tables == {}
+    rig.operator.close()
+
+
 def test_lists_and_columns_of_all_types(tmp_path: Path) -> None:
     inputs = "f float; day date; at timestamp; raw binary; flag boolean; tiny tinyint; st struct<a:int,b:string>"
     calls = [

@@ -317,3 +317,21 @@ def test_tables_at_rest_leave_memory_to_others(pools, tmp_path) -> None:
         assert (counts(NUMBERS, table.scan(), 40_000) == 1).all()
         table.close()
     assert budget.used == 0
+
+
+def test_passes_go_by_the_different_keys(pools, tmp_path) -> None:
+    budget = MemoryBudget(4 << 20)
+    table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=Shelf(tmp_path))
+    passes = []
+    for version, different in enumerate((80_000, 80_000, 500)):
+        table.begin(version)
+        passes.append(table.passes(80_000))
+        count_up(table, NUMBERS, np.resize(np.arange(different), 80_000), version)
+        table.seal()
+    table.begin(3)
+    passes.append(table.passes(80_000))
+    table.seal()
+    assert passes[0] == 1  # nothing is in runs
+    assert min(passes[1:3]) > 1
+    assert passes[3] == 1
+    table.close()
