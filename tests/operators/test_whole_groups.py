@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millpond.errors import UsageError
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators import whole_groups
-from millpond.operators.decode import OversizeError
 from millpond.operators.groups import Groups
 from millpond.operators.spec import AggregateCall, AggregateSpec, input_fields, output_fields
 from millpond.operators.tables import decode_rows
@@ -103,5 +103,5 @@ def test_lists_hold_every_row_in_order(keys: int, limit: int, monkeypatch: pytes
 def test_a_list_that_arrow_cannot_hold_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_groups, "LIMIT", 400)
     row: Row = (1, None, "x" * 100, True)
-    with groups_of([[row] * 3, [row] * 3]) as groups, pytest.raises(OversizeError):
+    with groups_of([[row] * 3, [row] * 3]) as groups, pytest.raises(UsageError, match="2 GiB"):
         results(groups)

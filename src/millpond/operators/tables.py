@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from millpond.errors import UsageError
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.accumulators import Accumulator
 from millpond.operators.calls import accumulator
@@ -226,7 +227,11 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
 def decode_rows(
     table: Keyed, calls: Sequence[Accumulator], fields: Sequence[Field], rows: Rows
 ) -> Iterator[pa.RecordBatch]:
-    """Keys and results of rows as Arrow."""
+    """Keys and results of rows as Arrow.
+
+    Raises:
+        UsageError: one row's are larger than Arrow's 32-bit offsets allow.
+    """
     try:
         if table.window is None:
             columns = key_columns(rows, table.keys, table.types)
@@ -238,10 +243,13 @@ def decode_rows(
             ]
             columns.append(pa.Array.from_buffers(table.window.arrow, rows.count, [None], children=children))
         columns += [call.result(rows) for call in calls]
-    except OversizeError:
+    except OversizeError as error:
         middle = rows.count // 2
         if not middle:
-            raise
+            raise UsageError(
+                "The results of one group take more than 2 GiB, which is more than an Arrow column holds.",
+                action="Group by more columns, or collect less of each row.",
+            ) from error
         yield from decode_rows(table, calls, fields, Rows(rows.words[:middle], rows.heap))
         yield from decode_rows(table, calls, fields, Rows(rows.words[middle:], rows.heap))
         return

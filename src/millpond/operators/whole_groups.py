@@ -96,6 +96,8 @@ class Gathered(WholeGroups):
         if not len(self._bounds):
             self._settle()
         members, offsets = spans(self._bounds, self.numbers(rows))
+        if len(members) > LIMIT:
+            raise OversizeError
         values = self._taken(self._order[members])
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=self.type.arrow)
 
