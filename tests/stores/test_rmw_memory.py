@@ -323,15 +323,17 @@ def test_passes_go_by_the_different_keys(pools, tmp_path) -> None:
     budget = MemoryBudget(4 << 20)
     table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=Shelf(tmp_path))
     passes = []
-    for version, different in enumerate((80_000, 80_000, 500)):
+    for version, times in enumerate((1, 1, 4, 80_000)):  # that each key comes
         table.begin(version)
         passes.append(table.passes(80_000))
-        count_up(table, NUMBERS, np.resize(np.arange(different), 80_000), version)
+        numbers = np.repeat(np.arange(80_000 // times), times) + version * 80_000
+        count_up(table, NUMBERS, numbers, version)
         table.seal()
-    table.begin(3)
+    table.begin(4)
     passes.append(table.passes(80_000))
     table.seal()
     assert passes[0] == 1  # nothing is in runs
-    assert min(passes[1:3]) > 1
-    assert passes[3] == 1
+    assert passes[1] == passes[2] > 4
+    assert passes[3] * 2 <= passes[2]
+    assert passes[4] == 1
     table.close()
