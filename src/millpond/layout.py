@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Kind = Literal["word", "wide", "bytes"]
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
 
 HASH = 0
 META = 1

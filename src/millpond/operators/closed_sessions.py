@@ -12,11 +12,10 @@ from millpond.errors import StateDamagedError
 from millpond.files.blocks import shape_of
 from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.sessions import head_rows
-from millpond.layout import HASH, META, NULLS, Column, RowLayout, Rows, Words
+from millpond.layout import HASH, META, NULLS, Column, Ints, RowLayout, Rows, Words
 from millpond.operators.groups import Groups
 from millpond.operators.protocol import MAIN
 from millpond.operators.session_lists import Lists
-from millpond.operators.spans import Ints
 from millpond.operators.spec import AggregateSpec, Field, SessionSpec, output_fields
 from millpond.operators.stored_rows import BOUNDARY, StoredRows
 from millpond.operators.tables import Keyed, decode_rows, keyed

@@ -87,6 +87,15 @@ def both(left: Mask, right: Mask) -> Mask:
     return left & right if right.size else left
 
 
+def one_after_other(masks: Sequence[Mask], sizes: Sequence[int]) -> Mask:
+    """The masks of so many rows each as one."""
+    if not any(mask.size for mask in masks):
+        return ALL
+    return np.concatenate(
+        [mask if mask.size else np.ones(size, np.uint8) for mask, size in zip(masks, sizes, strict=True)]
+    )
+
+
 def validity(array: pa.Array) -> Mask:
     """The rows of an Arrow array that are not null."""
     if array.null_count == 0:

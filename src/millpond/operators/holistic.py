@@ -130,7 +130,8 @@ class HolisticAggregate(WindowedAggregate):
     def _together(self, times: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """The windows that are closing, first and last beginnings of so many as take about every row once."""
         if not self._sliding:
-            yield self._parts.closing_times
+            if self._parts.closing_now(times).any():
+                yield self._parts.closing_times
             return
         closing = [begins[self._parts.closing_now(begins)] for begins in self._begins(times)]
         windows, counts = np.unique(np.concatenate(closing), return_counts=True)

@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.kernels import sessions as kernels
-from millpond.layout import HASH, Rows
+from millpond.layout import HASH, Ints, Rows
 from millpond.operators.closed_sessions import ClosedSessions, together
 from millpond.operators.protocol import MAIN, ROWS, MakeTable, Times
 from millpond.operators.session import SessionOperator
 from millpond.operators.session_lists import Lists
-from millpond.operators.spans import Ints
 from millpond.operators.spec import SessionSpec
 from millpond.operators.stored_rows import StoredRows
 from millpond.stores.spooled import spooled

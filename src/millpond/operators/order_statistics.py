@@ -25,7 +25,7 @@ from millpond.kernels import order_statistics as kernels
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import INLINE, Rows
 from millpond.operators.decode import bytes_column, to_arrow
-from millpond.operators.encode import ALL, NO_HEAP, Mask, Operand, both
+from millpond.operators.encode import ALL, NO_HEAP, Mask, Operand, both, one_after_other
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
 from millpond.operators.whole_groups import WholeGroups
@@ -56,12 +56,7 @@ class OrderStatistic(WholeGroups):
 
     def _all(self) -> pa.Array:
         operands = [_joined(list(parts)) for parts in zip(*self._operands, strict=True)]
-        counts = ALL
-        if any(mask.size for mask in self._counts):
-            sizes = [_length(each[0]) for each in self._operands]
-            counts = np.concatenate(
-                [m if m.size else np.ones(n, np.uint8) for m, n in zip(self._counts, sizes, strict=True)]
-            )
+        counts = one_after_other(self._counts, [_length(each[0]) for each in self._operands])
         return self.results(self.groups, self.count, operands, counts)
 
     @abstractmethod

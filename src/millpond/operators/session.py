@@ -17,13 +17,13 @@ import pyarrow as pa
 from millpond.files.segment import decode_rows as decode_segment
 from millpond.files.segment import encode_rows
 from millpond.kernels import sessions as kernels
-from millpond.layout import HashRange, Rows
+from millpond.layout import HashRange, Ints, Rows
 from millpond.operators.accumulators import BLOCK
 from millpond.operators.catalogue import elements
 from millpond.operators.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.session_pieces import Pieces, own_windows
-from millpond.operators.spans import Ints, bounds_of
+from millpond.operators.spans import bounds_of
 from millpond.operators.spec import SessionSpec, output_fields, window_bounds
 from millpond.operators.structs import element
 from millpond.operators.tables import decode_rows, main_table

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from millpond.errors import UsageError
 from millpond.kernels import aggregate_collect as kernels
-from millpond.layout import Rows, Words
+from millpond.layout import Ints, Rows, Words
 from millpond.operators.accumulators import Accumulator, StateColumn
 from millpond.operators.blobs import Blobs
 from millpond.operators.decode import ints, to_arrow
 from millpond.operators.encode import ALL, Mask, Operand
-from millpond.operators.spans import Ints, bounds_of
+from millpond.operators.spans import bounds_of
 from millpond.operators.spec import AggregateCall, Field
 
 if TYPE_CHECKING:

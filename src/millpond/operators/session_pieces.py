@@ -12,8 +12,8 @@ from millpond.files.blocks import shape_of
 from millpond.kernels.pointers import address
 from millpond.kernels.sessions import arrange
 from millpond.kernels.sort import order_by_hash
-from millpond.layout import HASH, RowLayout, Rows
-from millpond.operators.spans import Ints, spans
+from millpond.layout import HASH, Ints, RowLayout, Rows
+from millpond.operators.spans import spans
 
 _LATEST = np.iinfo(np.int64).max
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -144,9 +145,9 @@ class Sliced(Generic[P]):
         They are expected to go where those of the last batch went, or, if there was none, anywhere.
         """
         total = sum(self._given_before.values())
-        shares = self._given_before if total else dict.fromkeys(self._parts, 1)
+        shares = {one: count / total for one, count in self._given_before.items()} or dict.fromkeys(self._parts, 1.0)
         live = [(self._parts[one].table, share) for one, share in shares.items() if one in self._parts]
-        return max((table.passes(-(-rows * share // max(1, total))) for table, share in live), default=1)
+        return max((table.passes(math.ceil(rows * share)) for table, share in live), default=1)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""

@@ -21,7 +21,7 @@ from millpond.layout import Rows
 from millpond.operators.accumulators import Accumulator, StateColumn
 from millpond.operators.catalogue import ROWS
 from millpond.operators.decode import LIMIT, OversizeError, ints
-from millpond.operators.encode import ALL, Mask, Operand, both, plain, validity
+from millpond.operators.encode import ALL, Mask, Operand, both, one_after_other, plain, validity
 from millpond.operators.spans import bounds_of, spans
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
@@ -103,17 +103,16 @@ class Gathered(WholeGroups):
 
     def _settle(self) -> None:
         """Put the rows that count into the order of their groups."""
-        groups = self.groups
-        if any(mask.size for mask in self._counts):
-            counts = [
-                (mask if mask.size else np.ones(len(part), np.uint8)).astype(np.bool_)
-                for part, mask in zip(self._parts, self._counts, strict=True)
-            ]
-            self._parts = [part.filter(pa.array(mask)) for part, mask in zip(self._parts, counts, strict=True)]
-            groups = groups[np.concatenate(counts)]
+        counts = one_after_other(self._counts, [len(part) for part in self._parts])
         if sum(part.nbytes for part in self._parts) <= LIMIT:
             self._parts = [pa.concat_arrays(self._parts)]
+        groups = self.groups
+        if counts.size:
+            counting = np.flatnonzero(counts)
+            groups = groups[counting]
         _, self._order = order_by_hash(groups.view(np.uint64))
+        if counts.size:
+            self._order = counting[self._order]
         self._bounds = bounds_of(np.bincount(groups, minlength=self.count))
 
     def _taken(self, places: NDArray[np.int64]) -> pa.Array:
