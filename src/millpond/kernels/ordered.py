@@ -43,32 +43,30 @@ def put_times(words: NDArray[np.uint64], times: NDArray[np.int64], time_word: in
             words[i, seq_word] = np.uint64(first + i)
 
 
-@njit("void(uint64[::1], int64[::1], uint64[:, ::1], int64)", cache=True, nogil=True)
-def order_times(
-    hashes: NDArray[np.uint64], order: NDArray[np.int64], words: NDArray[np.uint64], time_word: int
-) -> None:
-    """Put `order`, which sorts rows by hash, in the order of times within each hash (stable)."""
+@njit("void(uint64[::1], int64[::1], int64[::1])", cache=True, nogil=True)
+def order_times(hashes: NDArray[np.uint64], order: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+    """Put `order`, which sorts rows by hash, in the order of their times within each hash (stable).
+
+    Args:
+        hashes: in order. order: the row of each. times: of the rows.
+    """
     n = len(hashes)
     begin = 0
     while begin < n:
         end = begin + 1
         while end < n and hashes[end] == hashes[begin]:
             end += 1
-        size = end - begin
-        if size > _SMALL:
-            times = np.empty(size, np.int64)
-            for i in range(size):
-                times[i] = np.int64(words[order[begin + i], time_word])
-            sorted_ = np.argsort(times, kind="mergesort")
+        if end - begin > _SMALL:
             group = order[begin:end].copy()
-            for i in range(size):
+            sorted_ = np.argsort(times[group], kind="mergesort")
+            for i in range(end - begin):
                 order[begin + i] = group[sorted_[i]]
-        elif size > 1:
+        else:
             for i in range(begin + 1, end):
                 source = order[i]
-                t = np.int64(words[source, time_word])
+                t = times[source]
                 j = i
-                while j > begin and np.int64(words[order[j - 1], time_word]) > t:
+                while j > begin and times[order[j - 1]] > t:
                     order[j] = order[j - 1]
                     j -= 1
                 order[j] = source

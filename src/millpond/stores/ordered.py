@@ -24,7 +24,7 @@ from millpond.layout import HASH, META, HashRange, Rows, TableSchema
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.compactor import Writer
 from millpond.stores.ordered_files import PartFiles
-from millpond.stores.ordered_layout import OrderedLayout, empty_rows, names_of, sorted_rows, together
+from millpond.stores.ordered_layout import OrderedLayout, empty_rows, names_of, sorted_rows
 from millpond.stores.ordered_memory import merged_in_memory
 from millpond.stores.ordered_merge import Input, Window, merged
 from millpond.stores.parts import BEGINNING, Part
@@ -199,7 +199,7 @@ class OrderedTable:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
-        rows = sorted_rows(together(waiting, self.ordered), self.ordered)
+        rows = sorted_rows(waiting, self.ordered)
         del waiting
         self.fresh += [Part(self.ordered, piece, upto) for piece in self._slices.cut(rows, self.ordered)]
 

@@ -180,14 +180,14 @@ class PartFiles:
 
     def _unsaid(self, parts: Sequence[Part]) -> Iterator[Rows]:
         """The names of the rows in files that were matched and do not say so, in order."""
-        words = [
-            names_of(rows, self._layout).words
+        names = [
+            names_of(rows, self._layout)
             for part in parts
             if part.marks is not None and part.run is not None
             for rows in part.at(_set_bits(part.marks))
         ]
-        if words:
-            yield sorted_rows(Rows(np.concatenate(words), np.empty(0, np.uint8)), self._layout)
+        if names:
+            yield sorted_rows(names, self._layout)
 
     # Merges
 

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from millpond.files.blocks import Shape, shape_of
 from millpond.kernels import ordered
-from millpond.kernels.gather import addresses, gather_rows, rebase
-from millpond.kernels.pointers import address
+from millpond.kernels.gather import addresses, gather_rows
 from millpond.kernels.sort import order_by_hash
 from millpond.layout import HASH, META, Column, RowLayout, Rows, TableSchema, Words
 
@@ -73,13 +72,13 @@ class OrderedLayout:
         return np.ascontiguousarray(rows.words[:, self.time]).view(np.int64)
 
 
-def sorted_rows(rows: Rows, layout: OrderedLayout) -> Rows:
-    """Rows in the order of (hash, time); those that are alike keep their order. The heap is compact."""
-    words = np.ascontiguousarray(rows.words)
-    hashes, order = order_by_hash(words[:, HASH])
-    ordered.order_times(hashes, order, words, layout.time)
-    rows_at, heaps_at = addresses(words, rows.heap)
-    return Rows(*gather_rows(rows_at[order], heaps_at, layout.rows.width, layout.shape.blobs))
+def sorted_rows(pieces: Sequence[Rows], layout: OrderedLayout) -> Rows:
+    """The rows of some pieces in the order of (hash, time); those alike keep their order. The heap is compact."""
+    hashes, order = order_by_hash(np.concatenate([piece.words[:, HASH] for piece in pieces]))
+    ordered.order_times(hashes, order, np.concatenate([layout.times(piece) for piece in pieces]))
+    found = [addresses(piece.words, piece.heap) for piece in pieces]
+    rows_at, heaps_at = (np.concatenate(each)[order] for each in zip(*found, strict=True))
+    return Rows(*gather_rows(rows_at, heaps_at, layout.rows.width, layout.shape.blobs))
 
 
 def empty_rows(layout: OrderedLayout) -> Rows:
@@ -96,19 +95,3 @@ def names_of(rows: Rows, layout: OrderedLayout) -> Rows:
     words[:, layout.time] = rows.words[:, layout.time]
     words[:, layout.number] = rows.words[:, layout.number]
     return Rows(words, np.empty(0, np.uint8))
-
-
-def together(pieces: Sequence[Rows], layout: OrderedLayout) -> Rows:
-    """Pieces as one, their long values in one heap."""
-    if len(pieces) == 1:
-        return pieces[0]
-    words = np.concatenate([piece.words for piece in pieces])
-    heap = np.concatenate([piece.heap for piece in pieces])
-    if layout.rows.bytes_columns:
-        row = base = 0
-        for piece in pieces:
-            if base and piece.count:
-                rebase(address(words[row:]), piece.count, layout.rows.width, layout.shape.blobs, base)
-            row += piece.count
-            base += len(piece.heap)
-    return Rows(words, heap)
