@@ -7,13 +7,17 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.config import ENGINES, KEYS, WORKLOADS, RunConfig, memory_bytes
 from benchmarks.harness import FLINK_PYTHON, run
 from benchmarks.report import plot, print_suite, print_table, summary
 from benchmarks.result import Result, write
+from benchmarks.sustained import at_highest_rate
 from millpond.workloads.queries import QUERIES
 
 
@@ -75,6 +79,13 @@ def parser() -> argparse.ArgumentParser:
     add("--query", type=queries, metavar="A,B", help="which queries of nexmark, or all; several print one table")
     add("--engines", type=engines, default=["millpond", "spark"], metavar="A,B", help=", ".join(ENGINES))
     add("--rows-per-batch", type=count, default=1_000_000, metavar="N")
+    add("--rate", type=count, default=0, metavar="N", help="rows per second that arrive, whatever an engine takes")
+    add(
+        "--highest-rate-of",
+        choices=ENGINES,
+        metavar="ENGINE",
+        help="find the highest rate that this engine keeps up with, and run all of them at it",
+    )
     add("--keys", type=count, default=None, metavar="K", help="default: 5 m; read_write 10 m; sliding, session 1 m")
     add("--key-type", choices=("long", "string"), default="long", help="string: 20 bytes")
     add("--zipf", type=float, default=0.0, metavar="S", help="exponent; 0 = uniform keys")
@@ -124,6 +135,7 @@ def configs(arguments: argparse.Namespace) -> list[RunConfig]:
             query=query,
             work=str(work / query / engine if len(names) > 1 else work / engine),
             rows_per_batch=arguments.rows_per_batch,
+            rate=arguments.rate,
             keys=keys,
             seconds=arguments.seconds,
             warmup_batches=arguments.warmup_batches,
@@ -162,6 +174,13 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error("--key-type string belongs to rmw")
     if len(arguments.query or ()) > 1 and arguments.plot is not None:
         p.error("--plot draws one query")
+    clocked = arguments.rate or arguments.highest_rate_of is not None
+    if arguments.rate and arguments.highest_rate_of is not None:
+        p.error("--highest-rate-of finds the rate; leave --rate out")
+    if arguments.highest_rate_of not in (None, *arguments.engines):
+        p.error(f"--highest-rate-of {arguments.highest_rate_of} is not among --engines")
+    if clocked and any(e.startswith("flink") for e in arguments.engines):
+        p.error("--rate and --highest-rate-of are for the engines on Spark")
     if arguments.seconds <= 0:
         p.error("--seconds must be positive")
     for name in ("zipf", "warmup_batches", "warmup_seconds", "max_batches", "drop_cache", "store_latency"):
@@ -169,6 +188,30 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             p.error(f"--{name.replace('_', '-')} must not be negative")
     if any(e.startswith("flink") for e in arguments.engines) and not FLINK_PYTHON.exists():
         p.error("Flink is not installed here; `make engines` installs it")
+
+
+def measured(all_: Sequence[RunConfig], highest_rate_of: str | None, *, keep: bool) -> Iterator[Result]:
+    """Run after run; with `highest_rate_of`, that engine first for each query, and the others at the rate found."""
+    measure = partial(told, keep=keep)
+    if highest_rate_of is None:
+        yield from map(measure, all_)
+        return
+    for peer in (config for config in all_ if config.engine == highest_rate_of):
+        found = at_highest_rate(peer, measure)
+        yield found
+        if found.error is None and found.refused is None:
+            for config in all_:
+                if config.query == peer.query and config is not peer:
+                    yield measure(msgspec.structs.replace(config, rate=found.rate))
+
+
+def told(config: RunConfig, *, keep: bool) -> Result:
+    """Measure one engine, and say on the way what is measured and what came out."""
+    rate = f" at {config.rate:,} rows/s" if config.rate else ""
+    print(f"{config.name} on {config.engine}{rate} …", file=sys.stderr, flush=True)
+    result = run(config, keep=keep)
+    print(f"  {summary(result)}", file=sys.stderr, flush=True)
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,10 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
     try:
-        for config in configs(arguments):
-            print(f"{config.name} on {config.engine} …", file=sys.stderr, flush=True)
-            results.append(run(config, keep=arguments.keep))
-            print(f"  {summary(results[-1])}", file=sys.stderr, flush=True)
+        for result in measured(configs(arguments), arguments.highest_rate_of, keep=arguments.keep):
+            results.append(result)
             if arguments.json is not None:
                 write(arguments.json, results)
     except KeyboardInterrupt:

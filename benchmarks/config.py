@@ -6,7 +6,8 @@ import re
 
 import msgspec
 
-ENGINES = ("millpond", "spark", "flink-rocksdb", "flink-forst")
+ENGINES = ("millpond", "spark", "flink-rocksdb", "flink-forst", "events")
+"""`events` runs no engine: it makes the events, with the columns that Millpond's operators ask for."""
 WORKLOADS = ("rmw", "read_write", "sliding", "session", "nexmark")
 KEYS = {"read_write": 10_000_000, "sliding": 1_000_000, "session": 1_000_000}
 """How many keys a workload has by default; the others have five million."""
@@ -34,8 +35,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         rows_per_batch: rows of every micro-batch, exactly.
         keys: size of the key space (all workloads but `nexmark`).
         seconds: how long to measure, after the batches left out.
+        rate: rows that arrive per second of the clock, whether the engine keeps up or not, in batches of what has
+            arrived; 0 = as many as it takes, in batches of `rows_per_batch`.
         warmup_batches: first batches left out of every figure.
-        warmup_seconds: what the JVM gets to compile: batches that began earlier are left out as well.
+        warmup_seconds: what the JVM gets to compile: batches that began earlier are left out as well. `rate` is reached
+            after half of it.
         max_batches: stop measuring after this many batches even if `seconds` have not passed; 0 = no limit.
         preload: let the first `keys` rows bring every key once, so that the state is full before measuring starts.
             The batches that do so are left out as well.
@@ -59,6 +63,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     work: str
     query: str = ""
     rows_per_batch: int = 1_000_000
+    rate: int = 0
     keys: int = 5_000_000
     seconds: float = 60.0
     warmup_batches: int = 10

@@ -1,4 +1,4 @@
-"""What runs in the process of the engines `spark` and `millpond`: one streaming query, observed until it is measured.
+"""What runs in the process of the engines on Spark: one streaming query, observed until it is measured.
 
 Started by the harness as `python -m benchmarks.engine_spark CONFIG.json EVENTS.jsonl`. Events are one JSON object a
 line: `started`, `measuring`, `measured`, `stopped`, each with its time; the batches come with `measured`. An engine
@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from benchmarks.config import RunConfig
+from benchmarks.events import events_alone
 from benchmarks.workloads import build, output_mode
 from millpond.errors import UnsupportedError
 
@@ -82,15 +83,18 @@ def store_url(config: RunConfig) -> str:
 def start(spark: SparkSession, config: RunConfig) -> StreamingQuery:
     """Start the query into the sink that keeps nothing."""
     frame: DataFrame = build(spark, config)
+    mode = output_mode(config)
     if config.engine == "millpond":
         import millpond
 
         writer = millpond.writeStream(frame)
+    elif config.engine == "events":
+        writer, mode = events_alone(frame, mode).writeStream, "append"
     else:
         writer = frame.writeStream
     return (
         writer.format("noop")
-        .outputMode(output_mode(config))
+        .outputMode(mode)
         .option("checkpointLocation", str(Path(config.work) / "checkpoint"))
         .trigger(processingTime="0 seconds")
         .start()

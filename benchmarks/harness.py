@@ -195,6 +195,7 @@ def _blank(config: RunConfig) -> Result:
         workload=config.workload,
         query=config.query,
         rows_per_batch=config.rows_per_batch,
+        rate=config.rate,
         keys=config.keys,
         key_type=config.key_type,
         zipf=config.zipf,
@@ -249,7 +250,7 @@ def _summarise(config: RunConfig, result: Result, run: EngineRun, measured: dict
         _summarise_flink(result, run, measured)
         return
     result.left_out = int(measured["left_out"])
-    batches = [to_batch(raw, config) for raw in measured["batches"]][result.left_out :]
+    batches = [to_batch(raw, config) for raw in measured["batches"] if raw["batchId"] >= result.left_out]
     if not batches:
         raise EngineFailed(f"no batch was measured; {run.log}:\n{run.tail()}")
     start, end = batches[0].start, batches[-1].start + batches[-1].ms / 1000
@@ -294,7 +295,11 @@ def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
     else:
         commit = progress.get("observedMetrics", {}).get("millpond", {}).get("commit_lag_ms")
     # Spark counts a row as often as the query scans the source: once for each kind of events, and for each use.
-    rows = min(int(progress["numInputRows"]), config.rows_per_batch)
+    if config.rate:
+        source = progress["sources"][0]
+        rows = (int(source["endOffset"]) - int(source["startOffset"] or 0)) * config.rate
+    else:
+        rows = min(int(progress["numInputRows"]), config.rows_per_batch)
     return Batch(start, float(progress["durationMs"]["triggerExecution"]), rows, commit)
 
 

@@ -14,7 +14,7 @@ from benchmarks.result import Result, Spread
 
 _COLOURS = {"millpond": "#1f6feb", "spark": "#e25a1c", "flink-rocksdb": "#8957e5", "flink-forst": "#bf3989"}
 _COLUMNS = (
-    *("rows/s", "× spark", "batch ms p50/p99/max", "commit ms p50/p99/max", "CPU s/M rows"),
+    *("rows/s", "× spark", "batch ms p50/p95/p99", "commit ms p50/p95/p99", "CPU s/M rows"),
     *("memory MB", "disk MB", "store MB", "puts"),
 )
 
@@ -24,7 +24,7 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 
 def _spread(spread: Spread | None) -> str:
-    return "–" if spread is None else f"{spread.p50:,.0f} / {spread.p99:,.0f} / {spread.max:,.0f}"
+    return "–" if spread is None else f"{spread.p50:,.0f} / {spread.p95:,.0f} / {spread.p99:,.0f}"
 
 
 def _mega(value: int) -> str:
@@ -46,14 +46,14 @@ def summary(result: Result) -> str:
     trouble = result.error or result.refused
     if trouble is not None:
         return f"{outcome(result)}: {trouble}"
-    return f"{_number(result.rows_per_second)} rows/s; batch ms p50/p99/max {_spread(result.batch_ms)}"
+    return f"{_number(result.rows_per_second)} rows/s; batch ms p50/p95/p99 {_spread(result.batch_ms)}"
 
 
 def table(results: list[Result]) -> Table:
     """One row per engine."""
     first = results[0]
     what = f"{first.workload} {first.query}".strip()
-    title = f"{what}, {first.rows_per_batch:,} rows a batch" + (
+    title = f"{what}, {f'{first.rate:,} rows a second' if first.rate else f'{first.rows_per_batch:,} rows a batch'}" + (
         "" if first.workload == "nexmark" else f", {first.keys:,} keys"
     )
     found = Table(title=title, title_justify="left")

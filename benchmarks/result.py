@@ -13,9 +13,10 @@ import psutil
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Median, 99th percentile and maximum, in milliseconds."""
+    """Median, 95th and 99th percentile, and maximum, in milliseconds."""
 
     p50: float
+    p95: float
     p99: float
     max: float
 
@@ -24,8 +25,8 @@ class Spread(msgspec.Struct, frozen=True):
         """Of measured values; None of none."""
         if not values:
             return None
-        p50, p99 = np.percentile(np.array(values), [50, 99])
-        return cls(round(float(p50), 2), round(float(p99), 2), round(max(values), 2))
+        p50, p95, p99 = np.percentile(np.array(values), [50, 95, 99])
+        return cls(round(float(p50), 2), round(float(p95), 2), round(float(p99), 2), round(max(values), 2))
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ class Result(msgspec.Struct, kw_only=True):
 
     Attributes:
         rows_per_second: rows of the measured batches ÷ wall time from the first one's start to the last one's end.
+        rate: rows that arrived per second (0: as many as it took).
         batch_ms: micro-batch times. Flink has none; its checkpoints' end-to-end times stand in `commit_ms`.
         commit_ms: the part of a batch spent waiting for state to become durable. Spark: state commit time per
             partition; Millpond: the wait for the commit behind; Flink: checkpoint duration, beside the processing.
@@ -95,6 +97,7 @@ class Result(msgspec.Struct, kw_only=True):
     query: str = ""
     version: str = ""
     rows_per_batch: int = 0
+    rate: int = 0
     keys: int = 0
     key_type: str = "long"
     zipf: float = 0.0

@@ -1,7 +1,8 @@
 """The workloads as streaming DataFrames: a source of batches of exact size, and a query over it.
 
-Sources are `rate-micro-batch` plus columns computed by Spark's generated code: about 15 million rows/s on two cores,
-replayable by construction, and free of Python. Every engine computes the same columns from the same event numbers.
+Sources are `rate-micro-batch` (`rate` where the clock decides) plus columns computed by Spark's generated code: about
+15 million rows/s on two cores, replayable by construction, and free of Python. Every engine computes the same columns
+from the same event numbers.
 """
 
 from __future__ import annotations
@@ -50,9 +51,18 @@ def key_sql(config: RunConfig) -> str:
     return key
 
 
+def arriving(spark: SparkSession, config: RunConfig) -> DataFrame:
+    """The event numbers, column `n`, as they arrive."""
+    if not config.rate:
+        return numbers(spark, config.rows_per_batch, config.partitions)
+    source = spark.readStream.format("rate").option("rowsPerSecond", config.rate)
+    source = source.option("rampUpTime", f"{config.warmup_seconds / 2:.0f}s").option("numPartitions", config.partitions)
+    return source.load().selectExpr("value as n")
+
+
 def rmw_source(spark: SparkSession, config: RunConfig) -> DataFrame:
     """Columns `key`, `amount`."""
-    return numbers(spark, config.rows_per_batch, config.partitions).selectExpr(
+    return arriving(spark, config).selectExpr(
         f"{key_sql(config)} as key", f"{draw_sql('n', config.seed, Stream.VALUE)} % 1000000L as amount"
     )
 
@@ -72,9 +82,7 @@ def read_write_source(spark: SparkSession, config: RunConfig) -> DataFrame:
 
     offset = f.expr(f"cast({draw_sql('n', config.seed, Stream.OFFSET)} % {POOL - PADDING}L + 1L as int)")
     padding = f.substring(f.lit(bytearray(letters(POOL, config.seed))), offset, f.lit(PADDING))
-    return numbers(spark, config.rows_per_batch, config.partitions).select(
-        f.expr(key_sql(config)).alias("id"), padding.alias("padding")
-    )
+    return arriving(spark, config).select(f.expr(key_sql(config)).alias("id"), padding.alias("padding"))
 
 
 def read_write(source: DataFrame) -> DataFrame:
@@ -87,7 +95,7 @@ def read_write(source: DataFrame) -> DataFrame:
 def timed_source(spark: SparkSession, config: RunConfig) -> DataFrame:
     """Columns `key`, `time`; times in order."""
     base = NexmarkConfig().base_time_ms
-    rows = numbers(spark, config.rows_per_batch, config.partitions).selectExpr(
+    rows = arriving(spark, config).selectExpr(
         f"{key_sql(config)} as key", f"timestamp_millis({base}L + n * 1000 div {config.event_rate}) as time"
     )
     return rows.withWatermark("time", WATERMARK)
@@ -113,7 +121,7 @@ _TIMED = {"sliding": sliding, "session": session}
 def nexmark(spark: SparkSession, config: RunConfig) -> DataFrame:
     """One NEXMark query over the events of the stream."""
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
-    return QUERIES[config.query].over(numbers(spark, config.rows_per_batch, config.partitions), stream)
+    return QUERIES[config.query].over(arriving(spark, config), stream)
 
 
 def output_mode(config: RunConfig) -> str:

@@ -32,6 +32,9 @@ from millpond.workloads.queries import QUERIES
         (["rmw", "--zipf", "-1"], "--zipf must not be negative"),
         (["read_write", "--key-type", "string"], "--key-type string belongs to rmw"),
         (["rmw", "--set", "spark.x"], "'spark.x' is not KEY=VALUE"),
+        (["rmw", "--rate", "5", "--highest-rate-of", "spark"], "--highest-rate-of finds the rate; leave --rate out"),
+        (["rmw", "--engines", "millpond", "--highest-rate-of", "spark"], "spark is not among --engines"),
+        (["rmw", "--engines", "flink-forst", "--rate", "5"], "for the engines on Spark"),
         (["rmw", "--warmup-batches", "-1"], "--warmup-batches must not be negative"),
     ],
 )
