@@ -231,6 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not results:
             raise
         print("Interrupted; what was measured:", file=sys.stderr)
+    results.sort(key=lambda result: arguments.engines.index(result.engine))
     if len({result.query for result in results}) > 1:
         print_suite(results)
     else:

@@ -53,9 +53,8 @@ def table(results: list[Result]) -> Table:
     """One row per engine."""
     first = results[0]
     what = f"{first.workload} {first.query}".strip()
-    title = f"{what}, {f'{first.rate:,} rows a second' if first.rate else f'{first.rows_per_batch:,} rows a batch'}" + (
-        "" if first.workload == "nexmark" else f", {first.keys:,} keys"
-    )
+    arriving = f"{first.rate:,} rows a second" if first.rate else f"{first.rows_per_batch:,} rows a batch"
+    title = f"{what}, {arriving}" + ("" if first.workload == "nexmark" else f", {first.keys:,} keys")
     found = Table(title=title, title_justify="left")
     found.add_column("engine")
     for name in _COLUMNS:
@@ -92,7 +91,8 @@ def suite(results: list[Result]) -> Table:
     """
     engines = list(dict.fromkeys(r.engine for r in results))
     queries = list(dict.fromkeys(r.query for r in results))
-    found = Table(title=f"{results[0].workload}, {results[0].rows_per_batch:,} rows a batch", title_justify="left")
+    arriving = "by the clock" if results[0].rate else f"{results[0].rows_per_batch:,} rows a batch"
+    found = Table(title=f"{results[0].workload}, {arriving}", title_justify="left")
     found.add_column("query", no_wrap=True)
     for engine in engines:
         found.add_column(f"{engine}\nrows/s", justify="right", no_wrap=True)

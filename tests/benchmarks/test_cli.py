@@ -124,3 +124,23 @@ def test_what_was_measured_is_shown_when_a_run_is_interrupted(
     assert "Interrupted" in shown.err
     with pytest.raises(KeyboardInterrupt):
         cli.main(["nexmark", "--query", "q7"])
+
+
+def test_all_engines_run_at_the_highest_rate_of_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capacity = {"spark": 1_000.0, "millpond": 9_000.0}
+    rates: list[tuple[str, int]] = []
+
+    def run(config: RunConfig, *, keep: bool) -> Result:
+        rates.append((config.engine, config.rate))
+        taken = min(capacity[config.engine], config.rate or 1_000_000)
+        return Result(engine=config.engine, workload="rmw", rate=config.rate, rows_per_second=taken)
+
+    monkeypatch.setattr(cli, "run", run)
+    assert cli.main(["rmw", "--engines", "millpond,spark", "--highest-rate-of", "spark"]) == 0
+    assert rates[-1] == ("millpond", 1_000)
+    assert [engine for engine, _ in rates].count("millpond") == 1
+    shown = capsys.readouterr().out
+    assert "1,000 rows a second" in shown
+    assert shown.index("│ millpond") < shown.index("│ spark"), "in the order asked for"
