@@ -17,21 +17,14 @@ from typing import NamedTuple
 
 import pytest
 
-from millpond.checkpoint.generation import claim
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
-from millpond.files.filesystem import join_url, open_filesystem
-from millpond.operators.tables import table_schemas
-from millpond.query.ledger import Ledger, RollBack
-from millpond.query.start import begin
-from millpond.slot.partitions import PartitionServer
 from millpond.slot.protocol import Run
 from millpond.slot.task import SlotSettings
 from millpond.stores import aligned, flush, ordered_files
+from tests.application import Application
 from tests.chaos.kinds import KINDS, ordered, part_of, shown
-from tests.chaos.operators import marked, task_of, truth
-from tests.threads import at_rest
+from tests.chaos.operators import marked, truth
 
 PARTITIONS = 2
 BATCHES = 9
@@ -69,61 +62,25 @@ class Live(NamedTuple):
         return Path(self.name).suffix if self.name.startswith("files/") else "delta"
 
 
-class Application:
-    """Driver and one slot, with everything on disk below `folder`: the start is the real one, Spark's part a loop."""
+class Job(Application):
+    """An operator of one kind and its stream."""
 
     def __init__(self, folder: Path, kind: str, scheme: str = "") -> None:
-        self.folder = folder
-        self.kind = KINDS[kind]
+        settings = SlotSettings(memory=64 << 20, directory=str(folder), open_timeout=0.0, commit_timeout=20.0)
+        super().__init__(folder, KINDS[kind].spec, PARTITIONS, scheme, settings)
         self.stream, self.expected = truth(kind, 0)
-        self.location = f"{scheme}{folder}"
-        self.files = open_filesystem(join_url(self.location, "millpond"))
-        checkpoint = open_filesystem(str(folder))
-        self.ledger = Ledger(checkpoint)
-        self.roll_back = RollBack(checkpoint, self.ledger)
-        self.host = folder / "host"
-        self.host.mkdir(exist_ok=True)
-        self.server: PartitionServer | None = None
 
-    def start(self) -> None:
-        """Recover: afterwards the slot can run the batch behind the last committed one."""
-        tables = {name: plain(schema) for name, (schema, _) in table_schemas(self.kind.spec).items()}
-        operator = PinnedOperator(self.kind.name, plain(self.kind.spec), tables)
-        pin(self.files, PinnedQuery(1 << 15, (operator,)))
-        generation = claim(self.files, run="test", partitions=PARTITIONS)
-        again = begin(Recovery(self.files, generation, 1), self.ledger)
-        settings = SlotSettings(memory=64 << 20, directory=str(self.folder), open_timeout=0.0, commit_timeout=20.0)
-        self.task = task_of(
-            self.kind,
-            PARTITIONS,
-            generation.number,
-            location=self.location,
-            offsets=str(self.folder / "offsets"),
-            settings=settings,
-        )
-        self.server = PartitionServer(self.host)
-        for batch in again:
-            with self.roll_back.again(batch):
-                self.run(batch)
-                self.server.drain("query", 10)
+    def planned(self, batch: int) -> bytes:
+        closed, processing = self.stream[batch].times[1:]
+        return b'v1\n{"batchWatermarkMs":%d,"batchTimestampMs":%d}\n0' % (closed, processing)
 
     def run(self, batch: int) -> None:
-        """One batch, which has to give its rows."""
         assert self.server is not None
         rows, found = self.stream[batch].rows, []
         for partition in range(PARTITIONS):
             piece = marked(part_of(rows, partition, PARTITIONS), partition, PARTITIONS)
             found += shown(list(self.server.run(Run(self.task, partition, batch, 0), iter([piece]))))
         assert ordered(found) == self.expected[batch], f"batch {batch}"
-
-    def go(self, batches: int) -> None:
-        """Run and commit batches as Spark does, from the first one that is not committed."""
-        for batch in range(self.ledger.last("commits") + 1, batches):
-            closed, processing = self.stream[batch].times[1:]
-            plan = b'v1\n{"batchWatermarkMs":%d,"batchTimestampMs":%d}\n0' % (closed, processing)
-            self.ledger.put("offsets", batch, plan)
-            self.run(batch)
-            self.ledger.put("commits", batch, b"v1\n{}")
 
     def go_back(self, version: int) -> None:
         """Have Spark's ledger end before a version."""
@@ -141,11 +98,6 @@ class Application:
                 found |= {Live(run.name, 0, run.bytes) for run in table.runs.runs if not run.pending}
                 found |= {Live(d.commit, d.offset, d.offset + d.length) for d in table.deltas if d.length}
         return sorted(found)
-
-    def close(self) -> None:
-        if self.server is not None:
-            self.server.close()
-            at_rest()
 
 
 @contextmanager
@@ -167,10 +119,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             folder = tmp_path_factory.mktemp("state")
             with soon():
                 for batches in (BATCHES - 2, BATCHES):
-                    application = Application(folder, kind)
-                    application.start()
-                    application.go(batches)
-                    application.close()
+                    Job(folder, kind).through(batches)
             shutil.rmtree(folder / "host")
             self[kind] = folder
             return folder
@@ -195,11 +144,10 @@ def damage(folder: Path, victim: Live, how: str, choice: random.Random) -> None:
 
 def outcome(folder: Path, kind: str, scheme: str, victim: str = "") -> str:
     """What becomes of a start on this state, and of some batches: `named` (the damaged file), or `harmless`."""
-    application = Application(folder, kind, scheme)
+    application = Job(folder, kind, scheme)
     began = time.monotonic()
     try:
-        application.start()
-        application.go(BATCHES + MORE)
+        application.through(BATCHES + MORE)
     except StateDamagedError as error:
         assert error.operator is not None, error  # noqa: PT017
         assert error.partition is not None, error  # noqa: PT017
@@ -210,7 +158,6 @@ def outcome(folder: Path, kind: str, scheme: str, victim: str = "") -> str:
             assert error.file.endswith(victim), error  # noqa: PT017
         return "named"
     finally:
-        application.close()
         assert time.monotonic() - began < SOON
     return "harmless"
 
@@ -218,7 +165,7 @@ def outcome(folder: Path, kind: str, scheme: str, victim: str = "") -> str:
 @pytest.mark.parametrize("kind", KINDS if THOROUGH else CHOSEN)
 def test_damage_is_named_or_harmless(checkpoints: dict[str, Path], tmp_path: Path, kind: str) -> None:
     whole = checkpoints[kind]
-    live = Application(whole, kind).live()
+    live = Job(whole, kind).live()
     outcomes: dict[tuple[str, str], set[str]] = {}
     for seed in range(10 if THOROUGH else 2):
         for file, how in product(sorted({each.kind for each in live}), DAMAGE):
@@ -247,6 +194,6 @@ def test_older_versions_are_there(checkpoints: dict[str, Path], tmp_path: Path, 
     for version in range(BATCHES + 1) if THOROUGH else (2, BATCHES - 3, BATCHES - 1):
         folder = tmp_path / str(version)
         shutil.copytree(checkpoints[kind], folder)
-        Application(folder, kind).go_back(version)
+        Job(folder, kind).go_back(version)
         assert outcome(folder, kind, ("", "faults+")[version % 2]) == "harmless"
         shutil.rmtree(folder)

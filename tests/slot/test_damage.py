@@ -12,19 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from millpond.checkpoint.generation import claim
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
-from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
-from millpond.files.filesystem import join_url, open_filesystem
-from millpond.operators.tables import table_schemas
-from millpond.query.ledger import Ledger, RollBack
-from millpond.query.start import begin
-from millpond.slot.partitions import PartitionServer
 from millpond.slot.protocol import Run
-from millpond.slot.task import PipeTask, SlotSettings
 from millpond.stores import flush
-from tests.threads import at_rest
+from tests.application import Application
 
 from .conftest import GROUPED, TIME, grouped, table_of
 
@@ -56,67 +47,23 @@ def expected(batch: int) -> dict[int, tuple[int, int]]:
     }
 
 
-class Application:
-    """Driver and one slot, with everything on disk below `folder`: the start is the real one, Spark's part a loop."""
+class Counts(Application):
+    """Counts and sums by key."""
 
     def __init__(self, folder: Path, scheme: str = "") -> None:
-        self.folder = folder
-        self.location = f"{scheme}{folder}"
-        self.files = open_filesystem(join_url(self.location, "millpond"))
-        checkpoint = open_filesystem(str(folder))
-        self.ledger = Ledger(checkpoint)
-        self.roll_back = RollBack(checkpoint, self.ledger)
-        self.host = folder / "host"
-        self.host.mkdir(exist_ok=True)
-        self.server: PartitionServer | None = None
+        super().__init__(folder, GROUPED, PARTITIONS, scheme)
 
-    def start(self) -> None:
-        """Recover: afterwards the slot can run the batch behind the last committed one."""
-        self.roll_back.undo_interrupted()
-        tables = {name: plain(schema) for name, (schema, _) in table_schemas(GROUPED).items()}
-        pin(self.files, PinnedQuery(1 << 15, (PinnedOperator("counts", plain(GROUPED), tables),)))
-        generation = claim(self.files, run="test", partitions=PARTITIONS)
-        again = begin(Recovery(self.files, generation, 1), self.ledger)
-        self.task = PipeTask(
-            application="app",
-            query="query",
-            run="run",
-            operator=0,
-            spec=GROUPED,
-            partitions=PARTITIONS,
-            slots=1,
-            location=self.location,
-            generation=generation.number,
-            offsets=str(self.folder / "offsets"),
-            settings=SlotSettings(directory=str(self.folder), open_timeout=0.0),
-        )
-        self.server = PartitionServer(self.host)
-        for batch in again:
-            with self.roll_back.again(batch):
-                assert self.run(batch) == expected(batch)
-                self.server.drain("query", 10)
+    def planned(self, batch: int) -> bytes:
+        return b"offsets %d" % batch
 
-    def run(self, batch: int) -> dict[int, tuple[int, ...]]:
-        """The output of one batch."""
+    def run(self, batch: int) -> None:
         assert self.server is not None
         output: dict[int, tuple[int, ...]] = {}
         for partition in range(PARTITIONS):
             own = {key: value for key, value in rows_of(batch).items() if key % PARTITIONS == partition}
             piece = grouped(partition, list(own), list(own.values()), partitions=PARTITIONS, time=TIME + batch)
             output |= table_of(self.server.run(Run(self.task, partition, batch, 0), iter([piece])))
-        return output
-
-    def go(self, batches: int) -> None:
-        """Run and commit batches as Spark does, from the first one that is not committed."""
-        for batch in range(self.ledger.last("commits") + 1, batches):
-            self.ledger.put("offsets", batch, b"offsets %d" % batch)
-            assert self.run(batch) == expected(batch)
-            self.ledger.put("commits", batch, b"commit %d" % batch)
-
-    def close(self) -> None:
-        if self.server is not None:
-            self.server.close()
-            at_rest()
+        assert output == expected(batch)
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +73,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flush, "_MOST_DELTAS", 2)
         for batches in (BATCHES - 3, BATCHES):
-            application = Application(folder)
-            application.start()
-            application.go(batches)
-            application.close()
+            Counts(folder).through(batches)
         dead = folder.with_name("dead")
-        application = Application(folder)
+        application = Counts(folder)
         application.start()
         application.ledger.put("offsets", BATCHES, b"offsets %d" % BATCHES)
-        assert application.run(BATCHES) == expected(BATCHES)
+        application.run(BATCHES)
         application.close()  # nothing comes or goes below what is copied
         with application.roll_back.again(BATCHES - 1):
             shutil.copytree(folder, dead)
@@ -162,10 +106,9 @@ def test_damage_is_named_or_harmless(checkpoint: Path, tmp_path: Path, kind: str
         shutil.copytree(checkpoint, folder)
         victims = sorted(path for path in folder.glob(KINDS[kind]) if kind != "claim" or ".base" not in path.name)
         damage(choice.choice(victims), choice)
-        application = Application(folder, scheme)
+        application = Counts(folder, scheme)
         try:
-            application.start()
-            application.go(BATCHES + 2)
+            application.through(BATCHES + 2)
         except StateDamagedError as error:
             assert error.file, error  # noqa: PT017
             outcomes.add("named")
@@ -173,16 +116,11 @@ def test_damage_is_named_or_harmless(checkpoint: Path, tmp_path: Path, kind: str
             assert application.ledger.read("commits", BATCHES - 1) == b"commit %d" % (BATCHES - 1)
             assert application.ledger.read("offsets", BATCHES) == b"offsets %d" % BATCHES
             outcomes.add("harmless")
-        finally:
-            application.close()
     assert "named" in outcomes
 
 
 def test_the_same_checkpoint_whole(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "whole"
     shutil.copytree(checkpoint, folder)
-    application = Application(folder)
-    application.start()
-    application.go(BATCHES + 2)
-    application.close()
+    Counts(folder).through(BATCHES + 2)
     assert all(any(folder.glob(pattern)) for kind, pattern in KINDS.items() if kind != "journal")

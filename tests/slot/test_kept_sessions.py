@@ -4,28 +4,21 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from millpond.checkpoint.generation import claim
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
-from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
-from millpond.files.filesystem import join_url, open_filesystem
 from millpond.metrics import FIGURES, READ_AHEAD, pack
 from millpond.operators.protocol import MAIN, ROWS, Times
-from millpond.operators.tables import table_schemas
-from millpond.slot.partitions import PartitionServer
 from millpond.slot.protocol import Run
 from millpond.slot.reader import StateReader
-from millpond.slot.task import PipeTask, SlotSettings
+from millpond.slot.task import SlotSettings
 from millpond.stores import unaligned, window_log
+from tests.application import Application
 from tests.operators.test_holistic_sessions import Model, Row, found, record_batch, session_spec
-from tests.threads import at_rest
 
 from .conftest import TIME
 
@@ -48,49 +41,26 @@ def times_of(batch: int) -> Times:
     return Times(max(0, batch - 1) * STEP, batch * STEP)
 
 
-def expected() -> tuple[list[list[str]], Model]:
+def expected(batches: int) -> tuple[list[list[str]], Model]:
     model = Model(SPEC)
-    return [model.batch(rows_of(batch), times_of(batch)) for batch in range(BATCHES)], model
+    return [model.batch(rows_of(batch), times_of(batch)) for batch in range(batches)], model
 
 
-class Application:
-    """Slots that run one partition, with everything on disk below `folder`."""
+class Sessions(Application):
+    """Sessions in one partition."""
 
-    def __init__(self, folder: Path, scheme: str = "") -> None:
-        self.location = f"{scheme}{folder}"
-        self.folder = folder
-        self.server: PartitionServer | None = None
+    def __init__(self, folder: Path, scheme: str = "", **settings: float) -> None:
+        given = msgspec.structs.replace(SlotSettings(directory=str(folder), open_timeout=0.0), **settings)
+        super().__init__(folder, SPEC, 1, scheme, given)
+        self.expected, _ = expected(BATCHES + 1)
         self.metrics: dict[str, float] = {}
 
-    def start(self, version: int, generation: int, **settings: float) -> None:
-        files = open_filesystem(join_url(self.location, "millpond"))
-        if generation == 1:
-            tables = {name: plain(schema) for name, (schema, _) in table_schemas(SPEC).items()}
-            pin(files, PinnedQuery(1 << 15, (PinnedOperator("sessions", plain(SPEC), tables),)))
-        claimed = claim(files, run=f"run-{generation}", partitions=1)
-        Recovery(files, claimed, 1).begin([version])
-        host = self.folder / "host"
-        host.mkdir(exist_ok=True)
-        (self.folder / "offsets").mkdir(exist_ok=True)
-        self.task = PipeTask(
-            application="app",
-            query="query",
-            run=f"run-{generation}",
-            operator=0,
-            spec=SPEC,
-            partitions=1,
-            slots=1,
-            location=self.location,
-            generation=claimed.number,
-            offsets=str(self.folder / "offsets"),
-            settings=msgspec.structs.replace(SlotSettings(directory=str(self.folder), open_timeout=0.0), **settings),
-        )
-        self.server = PartitionServer(host)
+    def planned(self, batch: int) -> bytes:
+        times = {"batchWatermarkMs": times_of(batch).closed, "batchTimestampMs": TIME + batch}
+        return f"v1\n{json.dumps(times)}\n".encode()
 
-    def run(self, batch: int) -> list[str]:
+    def run(self, batch: int) -> None:
         assert self.server is not None
-        planned = {"batchWatermarkMs": times_of(batch).closed, "batchTimestampMs": TIME + batch}
-        (self.folder / "offsets" / str(batch)).write_text(f"v1\n{json.dumps(planned)}\n")
         rows = record_batch(SPEC, rows_of(batch), 64)
         marks = pa.array([False] * rows.num_rows)
         rows = pa.RecordBatch.from_arrays(
@@ -102,16 +72,7 @@ class Application:
         def watched() -> Iterator[pa.RecordBatch]:
             self.metrics = (yield from answer).metrics
 
-        return found(SPEC, list(watched()))
-
-    def resume(self, batch: int, generation: int) -> list[str]:
-        self.start(batch, generation)
-        return self.run(batch)
-
-    def close(self) -> None:
-        if self.server is not None:
-            self.server.close()
-            at_rest()
+        assert found(SPEC, list(watched())) == self.expected[batch]
 
 
 def _marker(schema: pa.Schema, time: int) -> pa.RecordBatch:
@@ -127,26 +88,20 @@ def _segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_log, "_LEAST_OUTDATED", 1)
 
 
-def history(folder: Path, scheme: str = "", **settings: float) -> Iterator[int]:
-    """Run all batches, with another slot for every second one; yields after each run."""
-    wanted, _ = expected()
-    for generation, first in enumerate(range(0, BATCHES, 2), 1):
-        application = Application(folder, scheme)
-        application.start(first, generation, **settings)
-        for batch in range(first, min(first + 2, BATCHES)):
-            assert application.run(batch) == wanted[batch]
-        application.close()
-        yield generation
+def history(folder: Path, scheme: str = "", **settings: float) -> None:
+    """Run all batches, with another slot for every second one."""
+    for batches in range(2, BATCHES + 2, 2):
+        Sessions(folder, scheme, **settings).through(min(batches, BATCHES))
 
 
 @pytest.mark.usefixtures("_segments")
 @pytest.mark.parametrize("scheme", ["", "faults+"], ids=["local", "remote"])
 def test_slots_go_on_where_others_ended(tmp_path: Path, scheme: str) -> None:
-    assert list(history(tmp_path, scheme, read_batch_ratio=0.5))
+    history(tmp_path, scheme, read_batch_ratio=0.5)
     reader = StateReader(f"{scheme}{tmp_path}")
     version = reader.versions()[-1]
     assert version == BATCHES
-    model = expected()[1]
+    model = expected(BATCHES)[1]
     sessions = [row for batch in reader.read(0, 0, version, MAIN) for row in batch.to_pylist()]
     assert sorted((row["k"], row["rows"]) for row in sessions) == sorted((k, count) for k, _, _, count in model.open)
     kept = [row for batch in reader.read(0, 0, version, ROWS) for row in batch.select(["v", "t", "b"]).to_pylist()]
@@ -156,11 +111,11 @@ def test_slots_go_on_where_others_ended(tmp_path: Path, scheme: str) -> None:
 
 @pytest.mark.usefixtures("_segments")
 def test_what_is_read_ahead_is_reported(tmp_path: Path) -> None:
-    application = Application(tmp_path)
-    application.start(0, 1, read_batch_ratio=1.0)
+    application = Sessions(tmp_path, read_batch_ratio=1.0)
+    application.start()
     totals = dict.fromkeys(READ_AHEAD, 0.0)
-    for batch in range(BATCHES):
-        application.run(batch)
+    for batches in range(1, BATCHES + 1):
+        application.go(batches)
         assert len(pack(application.metrics)) == len(FIGURES + READ_AHEAD)
         totals = {name: total + application.metrics[name] for name, total in totals.items()}
     application.close()
@@ -173,7 +128,7 @@ def test_what_is_read_ahead_is_reported(tmp_path: Path) -> None:
 def test_damage_to_segments_is_named(tmp_path: Path, scheme: str) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
-    generation = list(history(whole, scheme))[-1]
+    history(whole, scheme)
     segments = StateReader(f"{scheme}{whole}").manifest(0, 0, BATCHES).tables[ROWS].runs.runs
     assert segments, "nothing was ever written to a segment"
     for seed in range(12):
@@ -187,6 +142,6 @@ def test_damage_to_segments_is_named(tmp_path: Path, scheme: str) -> None:
         else:
             content[choice.randrange(len(content))] ^= 1 << choice.randrange(8)
         victim.write_bytes(content)
-        with closing(Application(folder, scheme)) as application, pytest.raises(StateDamagedError) as raised:
-            application.resume(BATCHES, generation + 1)
+        with pytest.raises(StateDamagedError) as raised:
+            Sessions(folder, scheme).through(BATCHES + 1)
         assert raised.value.file

@@ -1,0 +1,101 @@
+"""An application without Spark: the start is the real one, a slot runs in this process, and Spark's part is a loop."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from millpond.checkpoint.generation import claim
+from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
+from millpond.checkpoint.recovery import Recovery
+from millpond.files.filesystem import join_url, open_filesystem
+from millpond.operators.spec import OperatorSpec
+from millpond.operators.tables import table_schemas
+from millpond.query.ledger import Ledger, RollBack
+from millpond.query.start import begin
+from millpond.slot.partitions import PartitionServer
+from millpond.slot.task import PipeTask, SlotSettings
+
+
+class Application(ABC):
+    """One query of one operator, with everything on disk below `folder`."""
+
+    def __init__(
+        self, folder: Path, spec: OperatorSpec, partitions: int, scheme: str = "", settings: SlotSettings | None = None
+    ) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.partitions = partitions
+        self.location = f"{scheme}{folder}"
+        self.settings = settings or SlotSettings(directory=str(folder), open_timeout=0.0)
+        self.files = open_filesystem(join_url(self.location, "millpond"))
+        checkpoint = open_filesystem(str(folder))
+        self.ledger = Ledger(checkpoint)
+        self.roll_back = RollBack(checkpoint, self.ledger)
+        self.server: PartitionServer | None = None
+
+    def start(self) -> None:
+        """Recover: afterwards the slot can run the batch behind the last committed one."""
+        self.roll_back.undo_interrupted()
+        tables = {name: plain(schema) for name, (schema, _) in table_schemas(self.spec).items()}
+        pin(self.files, PinnedQuery(1 << 15, (PinnedOperator("operator", plain(self.spec), tables),)))
+        generation = claim(self.files, run="run", partitions=self.partitions)
+        again = begin(Recovery(self.files, generation, 1), self.ledger)
+        self.task = PipeTask(
+            application="app",
+            query="query",
+            run="run",
+            operator=0,
+            spec=self.spec,
+            partitions=self.partitions,
+            slots=1,
+            location=self.location,
+            generation=generation.number,
+            offsets=str(self.folder / "offsets"),
+            settings=self.settings,
+        )
+        host = self.folder / "host"
+        host.mkdir(exist_ok=True)
+        self.server = PartitionServer(host)
+        for batch in again:
+            with self.roll_back.again(batch):
+                self.run(batch)
+                self.server.drain("query", 10)
+
+    @abstractmethod
+    def planned(self, batch: int) -> bytes:
+        """Spark's plan of a batch."""
+
+    @abstractmethod
+    def run(self, batch: int) -> None:
+        """One batch, which has to give its rows."""
+
+    def go(self, batches: int) -> None:
+        """Run and commit batches as Spark does, from the first one that is not committed."""
+        for batch in range(self.ledger.last("commits") + 1, batches):
+            self.ledger.put("offsets", batch, self.planned(batch))
+            self.run(batch)
+            self.ledger.put("commits", batch, b"commit %d" % batch)
+
+    def through(self, batches: int) -> None:
+        """Start, go, and close, whatever happens."""
+        try:
+            self.start()
+            self.go(batches)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the slot, and wait for what it still writes: its process would have ended with it."""
+        if self.server is not None:
+            self.server.close()
+            at_rest()
+
+
+def at_rest() -> None:
+    """Wait for what closed slots still write in this process: a test copies their files."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(("millpond-merge", "millpond-write")):
+            thread.join(30)
+            assert not thread.is_alive(), f"{thread.name} was not closed"
