@@ -1,4 +1,4 @@
-"""Filters and join conditions without what Spark replaces at run time; beside `catalyst`, what touches JVM objects."""
+"""Filters and join conditions as Spark's own optimiser leaves them; beside `catalyst`, what touches JVM objects."""
 
 from __future__ import annotations
 
@@ -6,6 +6,57 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpond.plan.catalyst import Catalyst, Expression, Node, items
+
+_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
+_UNALIASED = (
+    "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
+    "org.apache.spark.sql.catalyst.analysis.EliminateView",
+)
+_SETTLING = (
+    f"{_OPTIMIZER}.PushDownPredicates",
+    f"{_OPTIMIZER}.ReplaceNullWithFalseInPredicate",
+    f"{_OPTIMIZER}.BooleanSimplification",
+    f"{_OPTIMIZER}.EliminateOuterJoin",
+)
+_INFERRING = f"{_OPTIMIZER}.InferFiltersFromConstraints"
+_EXTRA = (f"{_OPTIMIZER}.PushExtraPredicateThroughJoin", f"{_OPTIMIZER}.PushDownPredicates")
+_PRUNING = f"{_OPTIMIZER}.ColumnPruning"
+_MOST_PASSES = 100
+"""As `spark.sql.optimizer.maxIterations`."""
+
+
+def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool) -> Node:
+    """The plan with its conditions where Spark's optimiser puts them, and its joins as it leaves them.
+
+    Where a condition stands decides which rows get as far as the nodes that watch their event time, and so what is
+    late: natively, a filter above an aggregate that asks for one key stands below the watermark. What a join of streams
+    does follows from its type, condition and columns: predicates above it become part of its condition, columns that
+    nobody reads are gone, and a watermark with them.
+
+    Args:
+        catalyst: of the query's session. plan: with plain conditions.
+        pruned: whether columns that nobody reads go.
+    """
+    java = _repeated(catalyst, _UNALIASED, plan.java)
+    java = _repeated(catalyst, _SETTLING, java)
+    java = catalyst._class(_INFERRING).apply(java)
+    java = _repeated(catalyst, _SETTLING, java)
+    java = _repeated(catalyst, _EXTRA, java)
+    if pruned:
+        java = catalyst._class(_PRUNING).apply(java)
+    return Node(java)
+
+
+def _repeated(catalyst: Catalyst, rules: Sequence[str], java: Any) -> Any:
+    """Apply rules in turn until nothing changes."""
+    objects = [catalyst._class(rule) for rule in rules]
+    for _ in range(_MOST_PASSES):
+        before = java
+        for rule in objects:
+            java = rule.apply(java)
+        if java.fastEquals(before):
+            break
+    return java
 
 
 def with_plain_conditions(catalyst: Catalyst, plan: Node) -> Node:

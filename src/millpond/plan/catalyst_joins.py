@@ -9,26 +9,11 @@ from py4j.protocol import Py4JError
 from millpond.errors import UsageError
 from millpond.plan.catalyst import Catalyst, Expression, Node, items
 
-_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
 _JOIN_HELPERS = (
     "org.apache.spark.sql.execution.streaming.operators.stateful.join.StreamingSymmetricHashJoinHelper",
     "org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper",
 )
 """Where the versions of Spark have it."""
-_BEFORE_JOINS = (
-    "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
-    "org.apache.spark.sql.catalyst.analysis.EliminateView",
-    f"{_OPTIMIZER}.PushDownPredicates",
-    f"{_OPTIMIZER}.BooleanSimplification",
-    f"{_OPTIMIZER}.EliminateOuterJoin",
-    f"{_OPTIMIZER}.PushDownPredicates",
-    f"{_OPTIMIZER}.InferFiltersFromConstraints",
-    f"{_OPTIMIZER}.PushDownPredicates",
-    f"{_OPTIMIZER}.BooleanSimplification",
-    f"{_OPTIMIZER}.ColumnPruning",
-)
-"""Rules of Spark's optimiser on which it depends what a streaming join is: its type, its condition, its columns; and
-which rows get as far as the nodes that watch their event time."""
 
 
 class EqualKeys(NamedTuple):
@@ -44,21 +29,6 @@ class EqualKeys(NamedTuple):
     right: list[Expression]
     rest: Expression | None
     java: tuple[Any, Any, Any]
-
-
-def with_settled_joins(catalyst: Catalyst, plan: Node) -> Node:
-    """The plan with its joins as Spark's optimiser leaves them, of type, condition and columns.
-
-    What a join of streams does follows from these: predicates above it become part of its condition, columns that
-    nobody reads are gone, and a watermark with them.
-
-    Args:
-        catalyst: of the query's session. plan: with plain conditions (`catalyst_conditions`).
-    """
-    java = plan.java
-    for rule in _BEFORE_JOINS:
-        java = catalyst._class(rule).apply(java)
-    return Node(java)
 
 
 def equal_keys(catalyst: Catalyst, join: Node) -> EqualKeys | None:

@@ -31,8 +31,7 @@ from millpond.operators.spec import (
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, check_key, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
-from millpond.plan.catalyst_conditions import with_plain_conditions
-from millpond.plan.catalyst_joins import with_settled_joins
+from millpond.plan.catalyst_conditions import with_plain_conditions, with_settled_conditions
 from millpond.plan.catalyst_windows import Needed, needed_columns
 from millpond.plan.changes import changing, consuming, emitting, leave_updating
 from millpond.plan.decision import Decided, Decision, Operator, describe
@@ -51,6 +50,9 @@ _OTHER_STATE = {
     "TransformWithStateInPandas": "transformWithStateInPandas",
 }
 """Nodes that hold state on streams and are always left to Spark → how to call them."""
+
+_STATE = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Window", "Join"}
+"""Nodes below which a filter on their rows may belong."""
 
 
 def decide(
@@ -79,10 +81,11 @@ def decide(
     shared = any(node.kind == "WithCTE" for node in plan.walk())
     joins = any(_joins_streams(node) for node in plan.walk()) and not shared
     windows = any(node.kind == "Window" and node.streaming for node in plan.walk()) and not shared
-    if joins or windows:
+    filters = any(_filters_state(node) for node in plan.walk()) and not shared
+    if joins or windows or filters:
         plan = with_plain_conditions(catalyst, plan)
-    if joins:
-        plan = with_settled_joins(catalyst, plan)
+    if joins or filters:
+        plan = with_settled_conditions(catalyst, plan, pruned=joins)
     needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
     mode = output_mode.lower()
     root = settled(_Decider(catalyst, mode, map_groups, needed, shared=shared).visit(plan), mode, pattern)
@@ -268,6 +271,10 @@ def _check_key(attribute: Expression) -> None:
 
 def _joins_streams(node: Node) -> bool:
     return node.kind == "Join" and all(child.streaming for child in node.children)
+
+
+def _filters_state(node: Node) -> bool:
+    return node.kind == "Filter" and any(below.streaming and below.kind in _STATE for below in node.walk())
 
 
 def _aggregates(node: Node) -> bool:

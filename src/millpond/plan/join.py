@@ -85,7 +85,7 @@ class JoinReading:
 
 
 def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
-    """Read a `Join` of two streams as `catalyst_joins.with_settled_joins` leaves it.
+    """Read a `Join` of two streams as `catalyst_conditions.with_settled_conditions` leaves it.
 
     Raises:
         Unsupported: with the reason why it stays on Spark.

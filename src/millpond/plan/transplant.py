@@ -98,8 +98,8 @@ class _Surgeon:
         if node.kind in MAPS:  # what it groups by is projected right below it
             (child,) = child.children
         if reading.assigned is not None and reading.assigned.expanded:
-            (expand,) = child.children
-            child = self.catalyst.with_children(child, expand.children)
+            (below,) = child.children
+            child = below if child.kind == "Expand" else self.catalyst.with_children(child, below.children)
         columns, raw = reading.columns, reading.raw
         if getattr(operator.spec, "retracts", False):
             kind = self.kind_of(child)

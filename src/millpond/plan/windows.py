@@ -34,7 +34,7 @@ def assigned(aggregate: Node, window: Expression) -> Assigned | None:
     """How a grouping column is assigned, if it is a window as Spark's analyser makes them; None if it is anything else.
 
     A tumbling window is a struct projected right below the aggregate; sliding ones are an `Expand`, with a projection
-    for each window of a row, below a filter of null times.
+    for each window of a row, below a filter of null times unless that was pushed below it.
     """
     if window.kind != "AttributeReference" or TIME_WINDOW not in window.metadata:
         return None
@@ -42,12 +42,14 @@ def assigned(aggregate: Node, window: Expression) -> Assigned | None:
     if child.kind == "Project":
         aliases = [one for one in child.list("projectList") if one.kind == "Alias" and one.expr_id == window.expr_id]
         return _read(aliases[0].children[0], 1, window.type) if aliases else None
-    if child.kind != "Filter" or child.children[0].kind != "Expand":
+    expand = child
+    if child.kind == "Filter":
+        condition = child.expression("condition")
+        if condition is None or condition.kind != "IsNotNull":
+            return None  # windows that overlap by less than a whole one are filtered after they were assigned
+        (expand,) = child.children
+    if expand.kind != "Expand":
         return None
-    condition = child.expression("condition")
-    if condition is None or condition.kind != "IsNotNull":
-        return None  # windows that overlap by less than a whole one are filtered after they were assigned
-    (expand,) = child.children
     at = next((i for i, column in enumerate(expand.output) if column.expr_id == window.expr_id), None)
     if at is None:
         return None

@@ -1,0 +1,113 @@
+"""Filters above stateful operators: where Spark pushes them below a watermark, what they drop does not move it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType
+
+from tests.differential.harness import Query, compare
+
+DDL = "t timestamp, k int, v bigint, s string"
+SCHEMA = pa.schema([("t", pa.timestamp("us", tz="UTC")), ("k", pa.int32()), ("v", pa.int64()), ("s", pa.string())])
+START = dt.datetime(2024, 5, 1, tzinfo=dt.UTC)
+
+
+def rows(seed: int, minute: int, count: int = 60) -> pa.Table:
+    """Rows around a minute, of each key a quarter of an hour ahead of the one before; some keys and times are null."""
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(0, 6, count)
+    ahead = 900 * keys + rng.integers(-90, 90, count)
+    times = [START + dt.timedelta(minutes=minute, seconds=int(seconds)) for seconds in ahead]
+    return pa.table(
+        {
+            "t": pa.array([None if n < 0.05 else t for t, n in zip(times, rng.random(count), strict=True)]),
+            "k": pa.array(keys, mask=rng.random(count) < 0.1),
+            "v": rng.integers(0, 10, count),
+            "s": [["x", "y", None][int(n)] for n in rng.integers(0, 3, count)],
+        }
+    ).cast(SCHEMA)
+
+
+def rounds() -> list[list[pa.Table]]:
+    return [[rows(seed, minute) for seed, minute in some] for some in (((1, 0), (2, 2), (3, 4)), ((4, 6), (5, 9)))] + [
+        [rows(6, 240, 10), rows(7, 600, 3)]
+    ]
+
+
+def sql(text: str) -> Query:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        df.withWatermark("t", "1 minute").createOrReplaceTempView("marked")
+        return session.sql(text)
+
+    return query
+
+
+def by_key(df: DataFrame, condition: str) -> DataFrame:
+    marked = df.withWatermark("t", "1 minute")
+    return marked.groupBy(F.window("t", "1 minute"), "k").agg(F.count("*").alias("n"), F.sum("v")).where(condition)
+
+
+QUERIES = {
+    "one key": sql("select window, k, count(*) from marked group by window(t, '1 minute'), k having k = 1"),
+    "some keys": lambda df, _: by_key(df, "k between 1 and 2 or k is null"),
+    "key and result": lambda df, _: by_key(df, "k in (0, 1) and n > 1"),
+    "key or result": lambda df, _: by_key(df, "k = 1 or n > 2"),
+    "null or false": lambda df, _: by_key(df, "null or k < 2"),
+    "the window": lambda df, _: by_key(df, "k < 2 and window.start > timestamp'2024-05-01 00:03:00Z'"),
+    "a computed key": sql(
+        "select * from (select window, k % 2 as odd, max(s) from marked group by window(t, '1 minute'), k % 2)"
+        " where odd = 0"
+    ),
+    "sliding": sql(
+        "select window, k, sum(v) from marked group by window(t, '2 minutes', '30 seconds'), k having k = 1"
+    ),
+    "uneven": sql("select window, k, sum(v) from marked group by window(t, '2 minutes', '50 seconds'), k having k = 1"),
+    "sessions": sql(
+        "select session_window, k, count(*) from marked group by session_window(t, '20 seconds'), k having k < 2"
+    ),
+    "median": sql("select window, k, median(v) from marked group by window(t, '1 minute'), k having k = 1"),
+    "distinct": lambda df, _: df.withWatermark("t", "1 minute").select("t", "k").distinct().where("k = 1"),
+    "deduplicated": lambda df, _: df.withWatermark("t", "1 minute").dropDuplicates(["t", "k"]).where("k = 1"),
+    "within": lambda df, _: (
+        df.withWatermark("t", "1 minute").dropDuplicatesWithinWatermark(["k", "v"]).select("k", "v").where("k = 1")
+    ),
+    "chained": lambda df, _: (
+        by_key(df, "k = 1").groupBy(F.window(F.window_time("window"), "5 minutes"), "k").agg(F.sum("n").alias("n"))
+    ),
+    "above a chain": lambda df, _: (
+        by_key(df, "true")
+        .groupBy(F.window(F.window_time("window"), "5 minutes"), "k")
+        .agg(F.sum("n").alias("n"))
+        .where("k = 1")
+    ),
+    "a union": lambda df, _: by_key(df.where("s = 'x'").union(df.where("s = 'y'")), "k = 1"),
+    "a function of the user": lambda df, _: by_key(df, "true").where(F.udf(lambda k: k == 1, BooleanType())("k")),
+    "one side or the other": sql(
+        "select a.k, a.t, a.v, b.v from (select * from marked where s = 'x') a"
+        " left join (select * from marked where s = 'y') b"
+        " on a.k = b.k and a.t between b.t - interval 1 minute and b.t + interval 1 minute"
+        " and (a.k < 1 and b.v > 2 or b.k < 2)"
+    ),
+}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_append(spark: SparkSession, tmp_path: Path, query: str) -> None:
+    found = compare(spark, tmp_path, QUERIES[query], "append", rounds(), ddl=DDL)
+    assert any(found.values()), "nothing came out"
+
+
+@pytest.mark.parametrize("query", ["one key", "key or result", "sliding", "the window", "distinct"])
+def test_update(spark: SparkSession, tmp_path: Path, query: str) -> None:
+    compare(spark, tmp_path, QUERIES[query], "update", rounds(), ddl=DDL)
+
+
+def test_complete(spark: SparkSession, tmp_path: Path) -> None:
+    compare(spark, tmp_path, QUERIES["one key"], "complete", rounds(), ddl=DDL)
