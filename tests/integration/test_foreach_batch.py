@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
+from millpond.query.session import PLANNING
 from tests.differential.data import batch, write
 from tests.differential.harness import Batches, assert_equal, plain, run, stream
 
@@ -58,3 +60,45 @@ def test_rows_are_sparks(spark: SparkSession, tmp_path: Path, use: Any) -> None:
     writer = millpond.writeStream(counts(ours, tmp_path / "in")).outputMode("update").foreachBatch(keep)
     writer.option("checkpointLocation", str(tmp_path / "ours")).trigger(availableNow=True).start().awaitTermination()
     assert_equal(actual, expected)
+
+
+def test_queries_started_in_a_function_run_as_anywhere(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(BATCHES):
+        write(tmp_path / "in", number, batch(number, 40))
+
+    def windows(session: SparkSession) -> DataFrame:
+        return stream(session, tmp_path / "in").withWatermark("ts", "1 second").groupBy(F.window("ts", "5 seconds"))
+
+    def chained(session: SparkSession) -> DataFrame:
+        by_time = windows(session).count()
+        return by_time.groupBy(F.window(F.window_time("window"), "1 minute")).agg(F.sum("count"))
+
+    def inside(ours: bool) -> tuple[list[Any], Batches, list[str]]:
+        settings: list[Any] = []
+        found: Batches = {}
+        refused = []
+
+        def keep(df: DataFrame, number: int) -> None:
+            df.collect()
+            if number:
+                return
+            settings.extend(df.sparkSession.conf.get(name, None) for name in PLANNING)
+            run(chained(df.sparkSession), "append", tmp_path / f"inner {ours}", ours=False, into=found)
+            twice = counts(df.sparkSession, tmp_path / "in").groupBy("count(1)").count()
+            try:
+                twice.writeStream.format("noop").outputMode("update").start()
+            except AnalysisException as error:
+                refused.append(str(error.getCondition()))
+
+        df = windows(spark.newSession()).count()
+        writer = (millpond.writeStream(df) if ours else df.writeStream).outputMode("append").foreachBatch(keep)
+        writer.option("checkpointLocation", str(tmp_path / f"outer {ours}")).trigger(availableNow=True)
+        writer.start().awaitTermination()
+        return settings, found, refused
+
+    (settings, found, refused), (_, expected, expected_refusal) = inside(True), inside(False)
+    assert set(settings) == {None}, "as the user has set them: not at all"
+    assert_equal(found, expected)
+    assert refused == expected_refusal
+    assert refused
+    assert any(found.values())

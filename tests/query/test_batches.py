@@ -27,7 +27,7 @@ def complete(coverage: Any, *read: int, rest: tuple[int, ...] = ()) -> MagicMock
     df = MagicMock()
     save = df.write.format.return_value.mode.return_value.save
     save.side_effect = lambda: coverage.value.extend(done(7, p) for p in rest)
-    CompleteBatch(lambda df, n: coverage.value.extend(done(n, p) for p in read), [TASK], coverage)(df, 7)
+    CompleteBatch(lambda df, n: coverage.value.extend(done(n, p) for p in read), [TASK], coverage, {}, {})(df, 7)
     return save
 
 

@@ -1,4 +1,4 @@
-"""`foreachBatch` under Millpond: at the end of every batch, every partition must have run.
+"""`foreachBatch` under Millpond: the function finds the user's settings, and behind it every partition has run.
 
 A partition that the user's function never asked for (`first()`, `limit(1)`) has not applied the batch. Spark fails such
 a batch for its own state stores (SPARK-52008); this runs what is left.
@@ -6,12 +6,13 @@ a batch for its own state stores (SPARK-52008); this runs what is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
+from millpond.query.session import changed
 from millpond.slot.client import answered_batches
 from millpond.slot.pipe import PartitionDone
 from millpond.slot.task import PipeTask
@@ -29,12 +30,21 @@ class CompleteBatch:
         function: the user's.
         tasks: the query's Millpond operators.
         coverage: the accumulator in which pipes report.
+        inside: settings that the query runs with, of those that `outside` names.
+        outside: what the user has set them to; None: not set.
     """
 
     def __init__(
-        self, function: BatchFunction, tasks: list[PipeTask], coverage: Accumulator[list[PartitionDone]]
+        self,
+        function: BatchFunction,
+        tasks: list[PipeTask],
+        coverage: Accumulator[list[PartitionDone]],
+        inside: Mapping[str, str],
+        outside: Mapping[str, str | None],
     ) -> None:
         self.function = function
+        self.inside = inside
+        self.outside = outside
         self.tasks = tasks
         self.coverage = coverage
         self.coverage.value = []  # a recovery that ran the batch into nothing has reported, too
@@ -45,7 +55,8 @@ class CompleteBatch:
         Raises:
             UsageError: even reading the whole batch leaves partitions out; names the operator and partition.
         """
-        self.function(df, batch)
+        with changed(df.sparkSession, self.outside, self.inside):
+            self.function(df, batch)
         if self._missing(batch):
             # Partitions that have applied the batch answer from memory; which they are, other hosts do not tell.
             df.write.format("noop").mode("overwrite").save()

@@ -26,6 +26,13 @@ _WATCHING = {
 }
 """What the operator of Spark's own needs that watches the watermark (see `Catalyst.watching_watermark`)."""
 
+PLANNING = {
+    "spark.sql.streaming.unsupportedOperationCheck",
+    "spark.sql.adaptive.streaming.stateless.enabled",
+    *_WATCHING,
+}
+"""What counts only while queries are started and batches planned: a batch's rows come alike without it."""
+
 _STARTING = threading.RLock()
 """Two starts must not see, or restore, each other's settings."""
 
@@ -53,18 +60,37 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
     } | (_WATCHING if closing else {})
 
 
+def outside(around: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str | None]:
+    """What a `foreachBatch` function finds of the session in place of `running_settings`: it may start other queries.
+
+    Args:
+        around: the running settings. given: the session's settings.
+    """
+    return {name: given.get(name) for name in around if name in PLANNING}
+
+
 @contextmanager
-def changed(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Change a session's settings within this context, and put back what was there."""
+def starting(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Change a session's settings while a query starts, and put back what was there."""
     with _STARTING:
         before = spark.conf.getAll
-        try:
-            for name, value in wanted.items():
-                spark.conf.set(name, value)
+        with changed(spark, wanted, {name: before.get(name) for name in wanted}):
             yield
-        finally:
-            for name in wanted:
-                if name in before:
-                    spark.conf.set(name, before[name])
-                else:
-                    spark.conf.unset(name)
+
+
+@contextmanager
+def changed(spark: SparkSession, wanted: Mapping[str, str | None], before: Mapping[str, str | None]) -> Iterator[None]:
+    """Change a session's settings within this context, then to what was there before; None: not set."""
+    try:
+        _set(spark, wanted)
+        yield
+    finally:
+        _set(spark, before)
+
+
+def _set(spark: SparkSession, values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)

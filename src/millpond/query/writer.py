@@ -27,7 +27,7 @@ from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
 from millpond.query.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
 from millpond.query.locations import choose_checkpoint, delete_when_stopped, named_checkpoint
-from millpond.query.session import changed, running_settings
+from millpond.query.session import outside, running_settings, starting
 from millpond.query.start import Start, refuse_own_state
 from millpond.slot.exchange import ExchangeWrite
 from millpond.slot.pipe import Coverage, Pipe
@@ -158,7 +158,9 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         if checkpoint is None:
             return launch(self)  # Spark asks for a checkpoint location in its own words
         coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._given("foreachBatch") else None
-        around = running_settings(settings, decision.specs, self._spark.conf.getAll)
+        given = self._spark.conf.getAll
+        around = running_settings(settings, decision.specs, given)
+        theirs = outside(around, given)
         started: list[PipeTask] = []
 
         def rewritten(tasks: list[PipeTask]) -> DataFrame:
@@ -171,10 +173,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             writer = DataStreamWriter(frame)
             for name, args, kwargs in self._calls:
                 if name == "foreachBatch" and coverage is not None:
-                    args, kwargs = (CompleteBatch(self._said(name), list(started), coverage),), {}
+                    inside = {setting: around[setting] for setting in theirs}
+                    function = CompleteBatch(self._said(name), list(started), coverage, inside, theirs)
+                    args, kwargs = (function,), {}
                 getattr(writer, name)(*args, **kwargs)
             writer.option("checkpointLocation", checkpoint.path)
-            with changed(self._spark, around):
+            with starting(self._spark, around):
                 return launch(writer)
 
         start = Start(self._spark, decision, settings, checkpoint.path, needs_sync(decision), rewritten, around)
