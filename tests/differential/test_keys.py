@@ -27,6 +27,10 @@ GROUPINGS = {
     **{f"{name}": (name,) for name in ATOMIC},
     "struct": ("st",),
     "nested struct": ("named_struct('in', st, 'k', k % 2, 'f', f64)",),
+    "odd field names": (
+        "named_struct('first name', s, 'a:int,b', k, 'x`y', i8, 'not', named_struct('', b), 'ä>', f32)",
+    ),
+    "field names but for case": ("named_struct('id', k, 'ID', i8)",),
     "two": ("k", "s"),
     "many": tuple(ATOMIC),
     "computed": ("k % 3", "substring(s, 1, 2)", "i64 > 0"),
@@ -81,3 +85,11 @@ def test_deduplication_of_whole_rows(spark: SparkSession, tmp_path: Path, mode: 
 def test_the_first_batch_of_a_key_wins(spark: SparkSession, tmp_path: Path) -> None:
     rounds = [[batch(1, 20, once=True), batch(2, 30, once=True)], [batch(3, 40, once=True)]]
     compare(spark, tmp_path, lambda df, _: df.dropDuplicates(["k"]), "append", rounds)
+
+
+def test_fields_with_odd_names_are_carried_and_collected(spark: SparkSession, tmp_path: Path) -> None:
+    def lists(df: DataFrame, session: SparkSession) -> DataFrame:
+        value = F.struct(F.col("i8").alias("the value"), F.col("s").alias("array<int>"))
+        return df.select("k", value.alias("st")).dropDuplicates(["k"])
+
+    compare(spark, tmp_path, lists, "append", [[batch(1, 40)], [batch(2, 40)]])

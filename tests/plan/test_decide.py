@@ -209,6 +209,12 @@ STAY = {
         "complete",
         "MP-WHOLE",
     ),
+    "a field name twice": (lambda df, _: df.groupBy(F.struct("k", "k")).count(), "update", "MP-KEY-TYPE"),
+    "a field name twice, carried": (
+        lambda df, _: df.select("k", F.struct("v", "v").alias("st")).dropDuplicates(["k"]),
+        "append",
+        "MP-INPUT-TYPE",
+    ),
     "array key": (lambda df, _: df.groupBy("arr").count(), "update", "MP-KEY-TYPE"),
     "map key": (lambda df, _: df.groupBy("m").count(), "update", "MP-KEY-TYPE"),
     "collation": (

@@ -49,3 +49,16 @@ def test_what_stands_above_does_not_matter(stream: DataFrame) -> None:
 def test_other_queries_are_others(stream: DataFrame) -> None:
     found = {name: fingerprint(decide(make(stream), "update")) for name, make in COUNTS.items()}
     assert all(found[one] != found[other] for one, other in combinations(COUNTS, 2)), found
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_time_zone_counts_where_it_is_asked_for(stream: DataFrame, asks: bool) -> None:
+    session, found = stream.sparkSession, set()
+    try:
+        for zone in ("UTC", "Asia/Tokyo"):
+            session.conf.set("spark.sql.session.timeZone", zone)
+            key = F.col("ts").cast("date" if asks else "timestamp")
+            found.add(fingerprint(decide(stream.groupBy(key).agg(F.sum("v")), "update")))
+    finally:
+        session.conf.set("spark.sql.session.timeZone", "UTC")
+    assert len(found) == 1 + asks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,40 @@ def test_queries_that_share_a_state_location_have_states_of_their_own(session: S
     assert run(session, sums(read(session, tmp_path / "a")), tmp_path / "moved") == [("x", 6)]
     assert len(list((tmp_path / "states").iterdir())) == 2
     assert not (tmp_path / "moved" / "millpond" / "query.json").exists()
+
+
+def test_a_copy_of_a_checkpoint_does_not_go_on_with_the_originals_state(session: SparkSession, tmp_path: Path) -> None:
+    original, copy, rows = tmp_path / "original", tmp_path / "copy", tmp_path / "in"
+    session.conf.set("spark.millpond.state.location", str(tmp_path / "states"))
+    put(session, rows, [("x", 1)])
+    counts = sums(read(session, rows))
+    assert run(session, counts, original) == [("x", 1)]
+    shutil.copytree(original, copy)
+    put(session, rows, [("x", 10)])
+    with pytest.raises(StateIncompatibleError, match=r"is a copy of .*original, and both"):
+        run(session, counts, copy)
+    assert run(session, counts, original) == [("x", 11)], "the attempt does it no harm"
+    with pytest.raises(StateIncompatibleError, match="has gone on with the state since"):
+        run(session, counts, copy)
+    original.rename(
+        tmp_path / "gone"
+    )  # so that the copy's last run, before it was made, is of no checkpoint that is there
+    with pytest.raises(StateIncompatibleError, match="has gone on with the state since"):
+        run(session, counts, copy)
+    (tmp_path / "gone").rename(original)
+    (tmp_path / "another name").symlink_to(original)
+    put(session, rows, [("x", 100)])
+    assert run(session, counts, tmp_path / "another name") == [("x", 111)]
+
+    shutil.copytree(tmp_path / "states", tmp_path / "forked")
+    shutil.copytree(original, tmp_path / "fork")
+    put(session, rows, [("x", 1000)])
+    session.conf.set("spark.millpond.state.location", str(tmp_path / "forked"))
+    assert run(session, counts, tmp_path / "fork") == [("x", 1111)]
+    put(session, rows, [("x", 10000)])
+    session.conf.set("spark.millpond.state.location", str(tmp_path / "states"))
+    assert run(session, counts, original) == [("x", 11111)]
+    assert len(list((original / "millpond" / "claims").iterdir())) == 2
 
 
 @pytest.mark.parametrize("location", [None, "states"])

@@ -15,7 +15,7 @@ from millpond.operators.spec import (
     SessionSpec,
     key_fields,
 )
-from millpond.operators.types import leaves, parse_type
+from millpond.operators.types import has_twins, leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
 """Reason code: no such function here, or not with these arguments or options."""
@@ -174,10 +174,8 @@ def sketch_precision(options: Mapping[str, Any]) -> int:
 
 def key_supported(ddl: str) -> str | None:
     """Why values of this type (DDL) cannot be keys, as a reason code; None if they can."""
-    for leaf in leaves(parse_type(ddl)):
-        if not leaf.atomic:
-            return KEY_TYPE
-    return None
+    dtype = parse_type(ddl)
+    return KEY_TYPE if has_twins(dtype) or not all(leaf.atomic for leaf in leaves(dtype)) else None
 
 
 def supported_spec(spec: OperatorSpec) -> str | None:

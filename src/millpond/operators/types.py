@@ -106,6 +106,8 @@ class DataType(msgspec.Struct, frozen=True):
         if self.name == "decimal":
             return pa.decimal128(self.precision, self.scale)
         if self.name == "struct":
+            if has_twins(self):
+                raise UsageError("Spark hands no struct with two fields of one name to Python.", action="Rename one.")
             return pa.struct([pa.field(name, inner.arrow) for name, inner in self.fields])
         if self.name == "array":
             return pa.list_(pa.field("element", self.fields[0][1].arrow))
@@ -124,6 +126,12 @@ def leaves(dtype: DataType) -> Iterator[DataType]:
             yield from leaves(inner)
     else:
         yield dtype
+
+
+def has_twins(dtype: DataType) -> bool:
+    """Whether a struct in this type has two fields of one name, which Spark's Arrow conversion refuses."""
+    names = [name for name, _ in dtype.fields]
+    return len(set(names)) < len(names) or any(has_twins(inner) for _, inner in dtype.fields)
 
 
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z_0-9.]+)|([^\s]))")

@@ -35,6 +35,7 @@ from millpond.plan.catalyst import (
     percentile_options,
     sketch_tables,
 )
+from millpond.plan.ddl import quoted
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.plan.session import Session, constant_gap
 from millpond.plan.support import FUNCTIONS, SMALL
@@ -219,11 +220,6 @@ def rewrite(
     if not expression.children:
         return expression
     return catalyst.with_operands(expression, [rewrite(catalyst, child, replace) for child in expression.children])
-
-
-def quoted(name: str) -> str:
-    """A column name as SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def unique(name: str, taken: set[str]) -> str:

@@ -7,6 +7,7 @@ on these wrappers, so that another plan reader (Spark Connect's protobuf plans) 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -17,9 +18,11 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from millpond.errors import UsageError
+from millpond.plan.ddl import PLAIN_NAME, ddl
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
@@ -88,8 +91,10 @@ class Expression(_Tree):
 
     @cached_property
     def type(self) -> str:
-        """The data type as DDL, e.g. `decimal(10,2)`."""
-        return str(self.java.dataType().catalogString())
+        """The data type as DDL, e.g. `decimal(10,2)`; names of fields are quoted where they have to be."""
+        type_ = str(self.java.dataType().catalogString())
+        names = re.findall(r'"name":"((?:[^"\\]|\\.)*)"', self.java.dataType().json()) if "struct<" in type_ else []
+        return type_ if all(map(PLAIN_NAME.fullmatch, names)) else ddl(self.data_type)
 
     @cached_property
     def data_type(self) -> DataType:
@@ -409,8 +414,8 @@ class Catalyst:
         watching = self.dataframe(self.project([time], moments)).coalesce(1).dropDuplicates(["moment"])
         context = self.spark.sparkContext
         nothing = self.spark.createDataFrame(context.emptyRDD(), "nothing int").hint("shuffle_replicate_nl")
-        columns = [f"cast(null as {field.dataType.simpleString()}) as `{field.name}`" for field in like.schema]
-        return nothing.crossJoin(watching).selectExpr(*columns)
+        columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema]
+        return nothing.crossJoin(watching).select(*columns)
 
     def qualified(self, path: str) -> str:
         """The full URL that Spark makes of a path: of its default file system, absolute.

@@ -250,7 +250,8 @@ class _Decider:
         reading, spec = self._deduplicate(node)
         marked = [attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata]
         if spec.time is None or len(marked) != 1 or not marked[0].type.startswith("timestamp"):
-            raise Unsupported(Reason("MP-EVENT-TIME", ", ".join(attribute.name for attribute in marked)))
+            names = ", ".join(attribute.name for attribute in marked) or "no column with a watermark"
+            raise Unsupported(Reason("MP-EVENT-TIME", names))
         delay = int(marked[0].metadata[WATERMARK_DELAY])
         return reading, WithinSpec(spec.columns, spec.keys, spec.time, delay)
 

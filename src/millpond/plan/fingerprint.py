@@ -9,18 +9,23 @@ from __future__ import annotations
 import hashlib
 import re
 
-from millpond.plan.catalyst import Node
+from py4j.protocol import Py4JJavaError
+
+from millpond.plan.catalyst import Expression, Node
 from millpond.plan.decision import Decided, Decision
 
 _IDENTITY = re.compile(r"(?<!none)#-?\d+")  # numbers that a session gives; those behind "none" are positions
+_ZONE = re.compile(r'"timeZoneId":"([^"]*)"')
 _VARIABLE = re.compile(r"\b(lambda [a-z]+)_\d+")  # variables of lambda functions are numbered, too
 
 
 def fingerprint(decision: Decision) -> str:
     """A digest of the query up to its topmost Millpond operators: what they group, count or join, and all below.
 
-    It is the same in every session, unless Spark's version differs. Not told apart are sources of the same columns,
-    the code of functions of the user, and constants beyond what Spark prints of a long list.
+    It is the same in every session, unless Spark's version differs, or the time zone where the query asks for it.
+    (Whether errors are nulls, `spark.sql.ansi.enabled`, makes no other rows of those that came through.) Not told apart
+    are sources of the same columns, the code of functions of the user, and constants beyond what Spark prints of a long
+    list.
     """
     texts = [_text(Node(top.node.java.canonicalized())) for top in _topmost(decision.root)]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
@@ -38,8 +43,17 @@ def _text(node: Node) -> str:
         return f"{node.kind}({', '.join(column.type for column in node.output)})"
     said = str(node.java.expressions().mkString("; "))
     said = _VARIABLE.sub(r"\1", _IDENTITY.sub("", said))
+    said += "".join(f" {zone}" for expression in node.expressions for zone in _zones(expression))
     if node.kind == "Join":
         said += f" {node.join_type}"
     if node.kind == "EventTimeWatermark":
         said += f" {node.java.delay().toString()}"
     return f"{node.kind}[{said}]({', '.join(_text(child) for child in node.children)})"
+
+
+def _zones(expression: Expression) -> list[str]:
+    """The time zones by which parts of an expression compute; casts do not show theirs as text."""
+    try:
+        return _ZONE.findall(str(expression.java.toJSON()))
+    except Py4JJavaError:  # Spark makes no JSON of some expressions with fields of their own
+        return []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from millpond.operators.spec import Field, JoinSide, JoinSpec, join_header
 from millpond.operators.types import parse_type
-from millpond.plan.aggregate import quoted
 from millpond.plan.catalyst import Catalyst, Expression
+from millpond.plan.ddl import quoted
 from millpond.plan.join import JoinReading, SideReading
 
 

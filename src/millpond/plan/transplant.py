@@ -17,9 +17,10 @@ from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, OBSERVED, READ_AHEAD, unpacking
 from millpond.operators.catalogue import observed, whole_sessions
 from millpond.operators.spec import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec, output_fields
-from millpond.plan.aggregate import Derived, Reading, quoted, rewrite
+from millpond.plan.aggregate import Derived, Reading, rewrite
 from millpond.plan.catalyst import Catalyst, Expression, Node
 from millpond.plan.changes import filtered
+from millpond.plan.ddl import quoted
 from millpond.plan.decision import Decided, Decision, Operator
 from millpond.plan.join import JoinReading
 from millpond.plan.join_input import joined_sides

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -34,6 +33,7 @@ from millpond.plan.fingerprint import fingerprint
 from millpond.plan.workers import on_one_host, run_this_python
 from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack
+from millpond.query.ownership import SOON, Ownership
 from millpond.slot.client import drain, start_ahead
 from millpond.slot.processes import identify
 from millpond.slot.task import PipeTask, SlotSettings
@@ -42,9 +42,6 @@ log = logging.getLogger("millpond")
 
 DRAIN_SECONDS = 30.0
 """How long a start waits for the pending commits of an earlier run on this host."""
-
-_SOON = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
-"""How obstore looks for something that need not be there."""
 
 _slot_memory: dict[str, int] = {}  # by application: what its first query asked for
 
@@ -89,6 +86,10 @@ class Start:
             ledger.identify()
         location = _state_location(self.settings, checkpoint, ledger.query_id())
         files = open_filesystem(join_url(location, "millpond"))
+        owner = None
+        if location != checkpoint:
+            owner = Ownership(checkpoint, ledger_files, location, files)
+            owner.check()
         catalyst.stop_active_run(ledger.query_id())
 
         task = self._first_task(location, checkpoint, files)
@@ -103,7 +104,7 @@ class Start:
         roll_back.undo_interrupted()
         self._pin(files, ledger)
 
-        recovery, task = self._claim(files, task)
+        recovery, task = self._claim(files, task, owner)
         plan = fingerprint(self.decision)
         # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
         tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
@@ -117,13 +118,13 @@ class Start:
                 log.warning("every batch waits for its commit (commit.mode=sync): %s", self.sync_reason)
             if again:
                 # The run may see other rows in a primed batch than the priming did: that is no contradiction.
-                recovery, task = self._claim(files, task)
+                recovery, task = self._claim(files, task, owner)
                 begin(recovery, ledger, plan)
         query = launch(self.transplant(self._tasks(task)))
         collect_garbage(query, files, task.generation, ledger, self._retained_batches())
         return query
 
-    def _claim(self, files: FileSystem, task: PipeTask) -> tuple[Recovery, PipeTask]:
+    def _claim(self, files: FileSystem, task: PipeTask, owner: Ownership | None) -> tuple[Recovery, PipeTask]:
         generation = claim(
             files,
             run=task.run,
@@ -131,6 +132,8 @@ class Start:
             key_groups=self.settings.key_groups,
             least=time.time_ns() // 1_000_000,
         )
+        if owner is not None:
+            owner.note(generation.number)
         recovery = Recovery(files, generation, operators=len(self.decision.specs))
         return recovery, msgspec.structs.replace(task, generation=generation.number)
 
@@ -234,11 +237,11 @@ def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -
     """
     try:
         checkpoint = Catalyst(spark).qualified(checkpoint)
-        query = Ledger(open_filesystem(checkpoint, retry_config=_SOON)).query_id()
+        query = Ledger(open_filesystem(checkpoint, retry_config=SOON)).query_id()
         if query is None:
             return
         location = _state_location(settings, checkpoint, query)
-        if not open_filesystem(join_url(location, "millpond"), retry_config=_SOON).exists(PINNED):
+        if not open_filesystem(join_url(location, "millpond"), retry_config=SOON).exists(PINNED):
             return
     except (MillpondError, OSError) as error:  # what only Spark can read is none of Millpond's
         log.debug("whether %s holds state of Millpond was not found out: %s", checkpoint, error)

@@ -1,0 +1,105 @@
+"""State that lies away from its checkpoint belongs to one checkpoint alone.
+
+A copy of a checkpoint has the original's query id, and with it the same folder below `spark.millpond.state.location`.
+Each run notes in its checkpoint which generation of the state it is, before that generation has a base: so the
+checkpoint that knows the state's newest generation is the one that went on with the state last.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+
+from millpond.checkpoint.documents import FORMAT, read_document, write_document
+from millpond.checkpoint.generation import base_name, begun, digits
+from millpond.errors import MillpondError, StateIncompatibleError
+from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.query.ledger import Ledger
+
+_FOLDER = "millpond/claims/"
+SOON = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
+"""How obstore looks for something that need not be there."""
+
+_FORK = (
+    "To run both, give this one a state of its own: copy the state's folder below another location, and set "
+    "spark.millpond.state.location to that."
+)
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """A generation that a run has claimed: the checkpoint that it ran from, and where its state lies."""
+
+    checkpoint: str
+    state: str
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """A checkpoint and the state that it goes on with.
+
+    Attributes:
+        checkpoint: its URL.
+        ledger_files: what lies there.
+        state: URL of the state.
+        files: the state's `millpond/` folder.
+    """
+
+    checkpoint: str
+    ledger_files: FileSystem
+    state: str
+    files: FileSystem
+
+    def check(self) -> None:
+        """Refuse a state that another checkpoint has gone on with, or might.
+
+        Raises:
+            StateIncompatibleError: this checkpoint, or the one that last went on with the state, is a copy.
+        """
+        newest = max(begun(self.files), default=None)
+        if newest is None:
+            return
+        if not self.ledger_files.exists(_name(newest)):
+            raise StateIncompatibleError(
+                f"The checkpoint {self.checkpoint} does not know the last run of its state (generation {newest}): "
+                "a copy of the checkpoint, or the one that it was copied from, has gone on with the state since.",
+                action=f"Start the checkpoint that ran last. {_FORK}",
+                file=self.files.locate(base_name(newest)),
+            )
+        last = read_document(self.ledger_files, _name(newest), _Claim)
+        if last.checkpoint != self.checkpoint and last.state == self.state and self._is_copy_of(last.checkpoint):
+            raise StateIncompatibleError(
+                f"The checkpoint {self.checkpoint} is a copy of {last.checkpoint}, and both would write to one state.",
+                action=f"Delete the checkpoint that is not wanted. {_FORK}",
+                file=self.files.locate(base_name(newest)),
+            )
+
+    def note(self, generation: int) -> None:
+        """Note a generation that was just claimed, and forget those that no check will ask for."""
+        write_document(self.ledger_files, _name(generation), _Claim(self.checkpoint, self.state))
+        newest = max(begun(self.files), default=0)
+        for info in self.ledger_files.list(_FOLDER):
+            if info.name < _name(newest):
+                self.ledger_files.delete(info.name)
+
+    def _is_copy_of(self, other: str) -> bool:
+        """Whether another checkpoint is there, of the same query: not this one under another name."""
+        probe = f"{_FOLDER}probe-{uuid.uuid4().hex}"
+        with suppress(MillpondError, OSError):  # what cannot be reached, nobody will go on with from here
+            files = open_filesystem(other, retry_config=SOON)
+            if Ledger(files).query_id() != Ledger(self.ledger_files).query_id():
+                return False
+            self.ledger_files.put(probe, [b""])
+            try:
+                return not files.exists(probe)
+            finally:
+                self.ledger_files.delete(probe)
+        return False
+
+
+def _name(generation: int) -> str:
+    return f"{_FOLDER}{digits(generation)}.json"
