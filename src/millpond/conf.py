@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,10 +128,13 @@ def _amplification(text: str) -> float:
     return _number(text, 1.1, 100.0, "a number from 1.1 to 100")
 
 
-def _text(text: str) -> str:
-    if not text.strip():
-        raise ValueError("a URL")
-    return text.strip()
+def _location(text: str) -> str:
+    """A URL, or the absolute path that a path means to this process: slots are others, with other working folders."""
+    text = text.strip()
+    scheme, colon, _ = text.partition(":")
+    if not text or scheme == "memory":
+        raise ValueError("a path, or a URL that other processes can reach: file:, s3:, gs: or az:")
+    return text if colon and "/" not in scheme else os.path.abspath(text)
 
 
 def _one_of(*choices: str) -> Any:
@@ -150,7 +154,7 @@ def _key_groups(text: str) -> int:
 
 _KNOWN: dict[str, tuple[str, Any]] = {
     "enabled": ("enabled", _boolean),
-    "state.location": ("state_location", _text),
+    "state.location": ("state_location", _location),
     "partitions": ("partitions", _partitions),
     "slots": ("slots", _positive),
     "slot.memory": ("slot_memory", _memory),

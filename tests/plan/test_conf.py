@@ -70,6 +70,7 @@ def test_sizes(text: str, size: int) -> None:
         ("compaction", "remote"),
         ("keyGroups", "128"),
         ("state.location", " "),
+        ("state.location", "memory:here"),
     ],
 )
 def test_a_malformed_value_is_named(name: str, value: str) -> None:

@@ -67,9 +67,7 @@ def test_a_copy_of_a_checkpoint_does_not_go_on_with_the_originals_state(session:
     assert run(session, counts, original) == [("x", 11)], "the attempt does it no harm"
     with pytest.raises(StateIncompatibleError, match="has gone on with the state since"):
         run(session, counts, copy)
-    original.rename(
-        tmp_path / "gone"
-    )  # so that the copy's last run, before it was made, is of no checkpoint that is there
+    original.rename(tmp_path / "gone")
     with pytest.raises(StateIncompatibleError, match="has gone on with the state since"):
         run(session, counts, copy)
     (tmp_path / "gone").rename(original)
@@ -86,6 +84,25 @@ def test_a_copy_of_a_checkpoint_does_not_go_on_with_the_originals_state(session:
     session.conf.set("spark.millpond.state.location", str(tmp_path / "states"))
     assert run(session, counts, original) == [("x", 11111)]
     assert len(list((original / "millpond" / "claims").iterdir())) == 2
+
+
+def test_a_forgotten_state_location_is_named(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(session, tmp_path / "in", [("x", 1)])
+    events = read(session, tmp_path / "in")
+    session.conf.set("spark.millpond.state.location", "states")  # below the driver's working folder, for slots as well
+    assert run(session, sums(events), tmp_path / "checkpoint") == [("x", 1)]
+    session.conf.unset("spark.millpond.state.location")
+    put(session, tmp_path / "in", [("x", 10)])
+    with pytest.raises(StateIncompatibleError, match=rf"the last run had it at {tmp_path}/states/") as raised:
+        run(session, sums(events), tmp_path / "checkpoint")
+    assert "Set spark.millpond.state.location as it was" in str(raised.value)
+    with pytest.raises(StateIncompatibleError, match="holds state of Millpond's"):
+        run(session, events.where("v > 1"), tmp_path / "checkpoint")
+    session.conf.set("spark.millpond.state.location", str(tmp_path / "states"))
+    assert run(session, sums(events), tmp_path / "checkpoint") == [("x", 11)]
 
 
 @pytest.mark.parametrize("location", [None, "states"])

@@ -101,5 +101,11 @@ class Ownership:
         return False
 
 
+def state_of_last_run(ledger_files: FileSystem) -> str | None:
+    """Where the last run from a checkpoint had its state, if not in the checkpoint."""
+    names = [info.name for info in ledger_files.list(_FOLDER) if info.name.endswith(".json")]
+    return read_document(ledger_files, names[-1], _Claim).state if names else None
+
+
 def _name(generation: int) -> str:
     return f"{_FOLDER}{digits(generation)}.json"

@@ -33,7 +33,7 @@ from millpond.plan.fingerprint import fingerprint
 from millpond.plan.workers import on_one_host, run_this_python
 from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack
-from millpond.query.ownership import SOON, Ownership
+from millpond.query.ownership import SOON, Ownership, state_of_last_run
 from millpond.slot.client import drain, start_ahead
 from millpond.slot.processes import identify
 from millpond.slot.task import PipeTask, SlotSettings
@@ -102,7 +102,7 @@ class Start:
         ledger.forget_interrupted_start()
         roll_back = RollBack(ledger_files, ledger)
         roll_back.undo_interrupted()
-        self._pin(files, ledger)
+        self._pin(files, ledger, ledger_files)
 
         recovery, task = self._claim(files, task, owner)
         plan = fingerprint(self.decision)
@@ -191,7 +191,7 @@ class Start:
             msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(self.decision.specs)
         ]
 
-    def _pin(self, files: FileSystem, ledger: Ledger) -> None:
+    def _pin(self, files: FileSystem, ledger: Ledger, ledger_files: FileSystem) -> None:
         operators = tuple(
             PinnedOperator(
                 name=operator.title,
@@ -202,9 +202,18 @@ class Start:
             if operator.spec is not None
         )
         if read_pinned(files) is None and ledger.last("commits") >= 0:
+            done = (
+                f"Spark's ledger at {self.checkpoint} has {ledger.last('commits') + 1} batches, but there is no state"
+            )
+            elsewhere = state_of_last_run(ledger_files)
+            if elsewhere is not None:
+                raise StateIncompatibleError(
+                    f"{done} here: the last run had it at {elsewhere}.",
+                    action="Set spark.millpond.state.location as it was, or to where that folder lies now.",
+                    file=files.locate(PINNED),
+                )
             raise StateIncompatibleError(
-                f"Spark's ledger at {self.checkpoint} has {ledger.last('commits') + 1} batches, but there is no "
-                "Millpond state: the checkpoint was made by Spark's own state store, or state.location has changed.",
+                f"{done} of Millpond's: the checkpoint was made by Spark's own state store.",
                 action="Start with a new checkpointLocation, or go on with spark.millpond.enabled=false.",
                 file=files.locate(PINNED),
             )
@@ -237,11 +246,13 @@ def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -
     """
     try:
         checkpoint = Catalyst(spark).qualified(checkpoint)
-        query = Ledger(open_filesystem(checkpoint, retry_config=SOON)).query_id()
+        ledger_files = open_filesystem(checkpoint, retry_config=SOON)
+        query = Ledger(ledger_files).query_id()
         if query is None:
             return
         location = _state_location(settings, checkpoint, query)
-        if not open_filesystem(join_url(location, "millpond"), retry_config=SOON).exists(PINNED):
+        here = open_filesystem(join_url(location, "millpond"), retry_config=SOON).exists(PINNED)
+        if not here and state_of_last_run(ledger_files) is None:
             return
     except (MillpondError, OSError) as error:  # what only Spark can read is none of Millpond's
         log.debug("whether %s holds state of Millpond was not found out: %s", checkpoint, error)
