@@ -89,6 +89,29 @@ QUERIES = {
     ),
     "a union": lambda df, _: by_key(df.where("s = 'x'").union(df.where("s = 'y'")), "k = 1"),
     "a function of the user": lambda df, _: by_key(df, "true").where(F.udf(lambda k: k == 1, BooleanType())("k")),
+    "a folded condition": lambda df, _: by_key(df, "k = 1 or 1 = 0 and n > 1"),
+    "branches": lambda df, _: by_key(df, "case when 1 = 2 then n > 1 else k = 1 end"),
+    "equal branches": lambda df, _: by_key(df, "if(n > 0, k = 1, k = 1)"),
+    "complements": lambda df, _: by_key(df, "(k = 1 or n > 1) and (k = 1 or n <= 1)"),
+    "the current time": lambda df, _: by_key(df, "k = 1 and window.start < now()"),
+    "a hint": lambda df, _: by_key(df, "true").hint("broadcast").where("k = 1"),
+    "a table": lambda df, s: by_key(df, "true").join(s.range(3).selectExpr("int(id) as k"), "k"),
+    "a filtered table": lambda df, s: by_key(df, "true").join(
+        s.range(3).selectExpr("int(id) as k").where("k = 1"), "k"
+    ),
+    "known to a table": lambda df, s: by_key(df, "true").join(s.range(2).selectExpr("int(id) as k"), "k", "left_semi"),
+    "generated": lambda df, _: (
+        df.withWatermark("t", "1 minute")
+        .groupBy(F.window("t", "1 minute"), F.when(F.col("k") < 2, F.col("s")).alias("text"))
+        .count()
+        .select("window", "count", F.explode(F.split("text", "")))
+    ),
+    "sessions and a table": lambda df, s: (
+        df.withWatermark("t", "1 minute")
+        .groupBy(F.session_window("t", "20 seconds"), "k")
+        .count()
+        .join(s.range(2).selectExpr("int(id) as k"), "k")
+    ),
     "one side or the other": sql(
         "select a.k, a.t, a.v, b.v from (select * from marked where s = 'x') a"
         " left join (select * from marked where s = 'y') b"

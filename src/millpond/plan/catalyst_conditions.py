@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
 from millpond.plan.catalyst import Catalyst, Expression, Node, items
 
+_LOCAL = "org.apache.spark.sql.catalyst.plans.logical.LocalRelation"
 _OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
+_SIMPLIFYING = tuple(
+    f"{_OPTIMIZER}.{rule}"
+    for rule in (
+        "NullPropagation",
+        "ConstantFolding",
+        "BooleanSimplification",
+        "SimplifyConditionals",
+        "SimplifyBinaryComparison",
+        "ReplaceNullWithFalseInPredicate",
+    )
+)
+_SIMPLIFYING_FILTERS = (*_SIMPLIFYING, f"{_OPTIMIZER}.ConstantPropagation")
 _UNALIASED = (
     "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
     "org.apache.spark.sql.catalyst.analysis.EliminateView",
+    f"{_OPTIMIZER}.EliminateResolvedHint",
 )
 _SETTLING = (
     f"{_OPTIMIZER}.PushDownPredicates",
@@ -18,9 +35,9 @@ _SETTLING = (
     f"{_OPTIMIZER}.BooleanSimplification",
     f"{_OPTIMIZER}.EliminateOuterJoin",
 )
-_INFERRING = f"{_OPTIMIZER}.InferFiltersFromConstraints"
+_INFERRING = (f"{_OPTIMIZER}.InferFiltersFromGenerate", f"{_OPTIMIZER}.InferFiltersFromConstraints")
 _EXTRA = (f"{_OPTIMIZER}.PushExtraPredicateThroughJoin", f"{_OPTIMIZER}.PushDownPredicates")
-_PRUNING = f"{_OPTIMIZER}.ColumnPruning"
+_PRUNING = (f"{_OPTIMIZER}.ColumnPruning",)
 _MOST_PASSES = 100
 """As `spark.sql.optimizer.maxIterations`."""
 
@@ -37,20 +54,18 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool) -> 
         catalyst: of the query's session. plan: with plain conditions.
         pruned: whether columns that nobody reads go.
     """
-    java = _repeated(catalyst, _UNALIASED, plan.java)
-    java = _repeated(catalyst, _SETTLING, java)
-    java = catalyst._class(_INFERRING).apply(java)
-    java = _repeated(catalyst, _SETTLING, java)
-    java = _repeated(catalyst, _EXTRA, java)
-    if pruned:
-        java = catalyst._class(_PRUNING).apply(java)
-    return Node(java)
+    java = _applied(catalyst, _UNALIASED, plan.java)
+    java = _applied(catalyst, _SETTLING, java, _MOST_PASSES)
+    java = _applied(catalyst, _INFERRING, java)
+    java = _applied(catalyst, _SETTLING, java, _MOST_PASSES)
+    java = _applied(catalyst, _EXTRA, java, _MOST_PASSES)
+    return Node(_applied(catalyst, _PRUNING, java) if pruned else java)
 
 
-def _repeated(catalyst: Catalyst, rules: Sequence[str], java: Any) -> Any:
-    """Apply rules in turn until nothing changes."""
+def _applied(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int = 1) -> Any:
+    """Apply rules in turn, for so many passes or until nothing changes."""
     objects = [catalyst._class(rule) for rule in rules]
-    for _ in range(_MOST_PASSES):
+    for _ in range(passes):
         before = java
         for rule in objects:
             java = rule.apply(java)
@@ -60,23 +75,39 @@ def _repeated(catalyst: Catalyst, rules: Sequence[str], java: Any) -> Any:
 
 
 def with_plain_conditions(catalyst: Catalyst, plan: Node) -> Node:
-    """The plan with what Spark replaces at run time (`BETWEEN`) replaced in filters and join conditions."""
+    """The plan with filters and join conditions as simple as Spark's optimiser makes them.
+
+    What Spark replaces at run time (`BETWEEN`) is replaced. Nothing but conditions is touched: how windows of event
+    time are assigned is read from the plan as the analyser made it.
+    """
     children = [with_plain_conditions(catalyst, child) for child in plan.children]
     if any(new is not old for new, old in zip(children, plan.children, strict=True)):
         plan = catalyst.with_children(plan, children)
     java = plan.java
     if plan.kind == "Filter":
         old = Expression(java.condition())
-        new = _without_replaceables(catalyst, old)
+        new = _simplified(catalyst, _without_replaceables(catalyst, old), plan, _SIMPLIFYING_FILTERS)
         return plan if new is old else Node(java.copy(new.java, java.child()))
     if plan.kind == "Join" and java.condition().isDefined():
         old = Expression(java.condition().get())
-        new = _without_replaceables(catalyst, old)
+        new = _simplified(catalyst, _without_replaceables(catalyst, old), plan, _SIMPLIFYING)
         condition = catalyst._class("scala.Option").apply(new.java)
         return (
             plan if new is old else Node(java.copy(java.left(), java.right(), java.joinType(), condition, java.hint()))
         )
     return plan
+
+
+def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Sequence[str]) -> Expression:
+    """A condition of a node as rules leave it when it filters rows with the columns of the node's children."""
+    columns = catalyst._seq([column.java for child in node.children for column in child.output])
+    nothing = catalyst._class(_LOCAL)(columns, catalyst._seq([]), False, catalyst._class("scala.Option").empty())
+    alone = catalyst.filter(condition, Node(nothing)).java
+    try:
+        found = Expression(_applied(catalyst, rules, alone, _MOST_PASSES).condition())
+    except (Py4JJavaError, PySparkException):  # what has no value yet, as the current time
+        return condition
+    return condition if found.java.fastEquals(condition.java) else found
 
 
 def _without_replaceables(catalyst: Catalyst, expression: Expression) -> Expression:

@@ -54,6 +54,9 @@ _OTHER_STATE = {
 _STATE = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Window", "Join"}
 """Nodes below which a filter on their rows may belong."""
 
+_FILTERS = {"Filter", "Join", "Generate"}
+"""Nodes that filter rows, or from which Spark infers filters."""
+
 
 def decide(
     df: DataFrame,
@@ -275,7 +278,8 @@ def _joins_streams(node: Node) -> bool:
 
 
 def _filters_state(node: Node) -> bool:
-    return node.kind == "Filter" and any(below.streaming and below.kind in _STATE for below in node.walk())
+    inner = (below for child in node.children for below in child.walk())
+    return node.kind in _FILTERS and any(below.streaming and below.kind in _STATE for below in inner)
 
 
 def _aggregates(node: Node) -> bool:
