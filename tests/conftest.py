@@ -37,6 +37,8 @@ def spark() -> Iterator[object]:
         .appName("millpond-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")
+        # Tests run many small queries, once each: better compilers and parallel collectors would take half of two cores.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
