@@ -364,8 +364,10 @@ def test_a_window_whose_columns_are_all_read_is_refused_for_their_types(stream: 
         assert operator.reason.code == "MP-INPUT-TYPE"
 
 
-def test_a_window_below_leaves_windows_of_event_time_as_they_are(stream: DataFrame) -> None:
-    windows = stream.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute", "30 seconds"), "k")
+@pytest.mark.parametrize("time", ["ts", "coalesce(ts, timestamp'2024-01-01')"], ids=["nullable", "never null"])
+def test_a_window_below_leaves_windows_of_event_time_as_they_are(stream: DataFrame, time: str) -> None:
+    marked = stream.withColumn("ts", F.expr(time)).withWatermark("ts", "1 minute")
+    windows = marked.groupBy(F.window("ts", "1 minute", "30 seconds"), "k")
     sums = windows.agg(F.sum("v").alias("v"))
     below, over = decide(
         sums.withColumn("a", F.expr("avg(v) over (partition by k order by v rows 2 preceding)")).select("k", "a"),
@@ -374,6 +376,8 @@ def test_a_window_below_leaves_windows_of_event_time_as_they_are(stream: DataFra
     (alone,) = decide(sums, "append").operators
     assert below.spec == alone.spec
     assert isinstance(over.spec, OverSpec)
+    (filtered,) = decide(sums.where("k = 1"), "append").operators
+    assert filtered.spec == alone.spec
 
 
 def test_a_column_is_read_where_a_field_of_it_is(stream: DataFrame, spark: SparkSession) -> None:

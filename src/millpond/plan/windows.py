@@ -45,7 +45,7 @@ def assigned(aggregate: Node, window: Expression) -> Assigned | None:
     expand = child
     if child.kind == "Filter":
         condition = child.expression("condition")
-        if condition is None or condition.kind != "IsNotNull":
+        if condition is None or (condition.kind != "IsNotNull" and str(condition) != "true"):  # no time is ever null
             return None  # windows that overlap by less than a whole one are filtered after they were assigned
         (expand,) = child.children
     if expand.kind != "Expand":
