@@ -37,10 +37,6 @@ def spark() -> Iterator[object]:
         .appName("millpond-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")
-        # Tests run many small queries, once each: the better compiler and parallel collectors cost more than they give.
-        .config(
-            "spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
-        )
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
