@@ -20,7 +20,7 @@ from millpond.slot.reader import StateReader
 from tests.checkpoint.rig import Slot
 
 from .conftest import GROUPED
-from .test_damage import PARTITIONS, Application
+from .test_damage import PARTITIONS, Counts
 
 BATCHES = 3
 
@@ -30,10 +30,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs: the second builds on the last version of the first, and adds one."""
     folder = tmp_path_factory.mktemp("history")
     for batches in (BATCHES - 1, BATCHES):
-        application = Application(folder)
-        application.start()
-        application.go(batches)
-        application.close()
+        Counts(folder).through(batches)
     return folder
 
 
