@@ -187,9 +187,10 @@ def test_a_table_of_queries_compares_what_both_ran() -> None:
         *(result("q15", "millpond", 70.0), result("q15", "spark", 0.0, refused="no DISTINCT")),
         *(result("q9", "millpond", 0.0, error="it broke"), result("q9", "spark", 0.0, refused="no ROW_NUMBER")),
     ]
-    console = Console(width=120, file=io.StringIO())
+    printed = io.StringIO()
+    console = Console(width=120, file=printed)
     console.print(suite(results))
-    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in console.file.getvalue().splitlines()]
+    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.getvalue().splitlines()]
     cells = {line[0]: line[1:] for line in lines}
     assert cells["q0"] == ["100", "10", "50", "10", "2.00"]
     assert cells["q15"] == ["70", "10", "refused", "–", "–"]

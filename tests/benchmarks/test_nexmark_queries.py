@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.verify import check, closed, compare, last_image, numbers
+from benchmarks.verify import check, closed, compare, last_image
 from pyspark.errors import AnalysisException
 
 from millpond.plan.catalyst import Catalyst
 from millpond.workloads.nexmark import NexmarkConfig
+from millpond.workloads.nexmark_spark import numbers
 from millpond.workloads.queries import QUERIES
 from millpond.workloads.queries.query import EVERY_MODE
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -231,7 +231,7 @@ class OperatorWorld(World):
         """Threads in the background are as far as they are."""
         for index, slot in list(self.slots.items()):
             try:
-                while self.random.random() < 0.5 and slot.later.step():
+                while self.random.random() < 0.5 and cast(OperatorSlot, slot).later.step():
                     pass
             except Crash:
                 self.kill_slot(index)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from millpond.compaction.worker import Pace
 from millpond.errors import StateDamagedError, TransientError
 from millpond.files import blocks
+from millpond.files.cached import CachedSource
 from millpond.files.filesystem import open_filesystem
 from millpond.layout import Rows
 from millpond.stores.compactor import Compactor
@@ -128,6 +129,7 @@ def test_damage_is_raised_at_once(store, tmp_path):
         file.seek(40)
         file.write(b"damage")
     store._local.drop(broken.ref.name)
+    assert isinstance(broken.source, CachedSource)
     broken.source._lose()
     now = Now()
     compactor = Compactor(runs, store, now)

@@ -6,6 +6,7 @@ import datetime as dt
 import os
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +41,7 @@ DDL = (
 WORDS = ["", "a", "bb", "pond", "exactly-12-by", "a string that is longer than twelve bytes", "ÅÄÖ ünïcode ✓", "zz"]
 
 
-def _column(kind: pa.DataType, name: str, rng: np.random.Generator, rows: int) -> list[object]:
+def _column(kind: pa.DataType, name: str, rng: np.random.Generator, rows: int) -> list[Any]:
     if name == "k":  # skewed: most rows belong to few keys
         return [int(v) for v in np.minimum(rng.zipf(1.6, rows), 12)]
     if pa.types.is_boolean(kind):
@@ -93,7 +94,7 @@ def batch(seed: int, rows: int, nulls: float = 0.15, *, once: bool = False) -> p
             values = [
                 None if n < 0.1 else {**v, "y": None if n > 0.9 else v["y"], "x": abs(v["x"]) % 2}
                 for v, n in zip(values, rng.random(rows), strict=True)
-            ]  # type: ignore[dict-item]
+            ]
         else:
             values = [None if n < nulls else v for v, n in zip(values, rng.random(rows), strict=True)]
         if once and field.name == "k":

@@ -9,8 +9,7 @@ import uuid
 import numpy as np
 import pytest
 
-from millpond.errors import SettingError, StateDamagedError
-from millpond.files import local
+from millpond.errors import MillpondError, SettingError, StateDamagedError
 from millpond.files.faults import Faults, FaultyFiles
 from millpond.files.filesystem import AlreadyExistsError, FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.local import LocalFiles
@@ -154,7 +153,7 @@ def test_file_and_folder_are_synced_before_the_put_returns(tmp_path, monkeypatch
         synced.append(os.readlink(f"/proc/self/fd/{handle}"))
         real(handle)
 
-    monkeypatch.setattr(local.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     files = LocalFiles(str(tmp_path / "state"))
     files.put("a/b/c", [b"x"], create=True)
     state = str(tmp_path / "state")
@@ -169,8 +168,8 @@ def test_file_and_folder_are_synced_before_the_put_returns(tmp_path, monkeypatch
 def test_failed_put_leaves_nothing(tmp_path, monkeypatch):
     files = LocalFiles(str(tmp_path))
     files.put("x", [b"old"])
-    monkeypatch.setattr(local.os, "writev", lambda handle, pieces: (_ for _ in ()).throw(OSError(28, "No space left")))
-    with pytest.raises(Exception, match=r"No space left.*Free some space") as error:
+    monkeypatch.setattr(os, "writev", lambda handle, pieces: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(MillpondError, match=r"No space left.*Free some space") as error:
         files.put("x", [b"new"])
     assert error.value.file == f"file:{tmp_path}/x"
     monkeypatch.undo()
@@ -180,7 +179,7 @@ def test_failed_put_leaves_nothing(tmp_path, monkeypatch):
 
 def test_short_writes_go_on(tmp_path, monkeypatch):
     real = os.writev
-    monkeypatch.setattr(local.os, "writev", lambda handle, pieces: real(handle, [pieces[0][:3]]))
+    monkeypatch.setattr(os, "writev", lambda handle, pieces: real(handle, [pieces[0][:3]]))
     files = LocalFiles(str(tmp_path))
     files.put("x", [b"abcdefgh", b"", b"ij"])
     assert files.get("x") == b"abcdefghij"
@@ -240,8 +239,8 @@ class TestFaults:
                 try:
                     files.put(str(number), [b"x"])
                     found.append("ok")
-                except Exception as error:
-                    found.append(str(error.message))
+                except MillpondError as error:
+                    found.append(error.message)
             return found
 
         assert outcomes(1) == outcomes(1) != outcomes(2)

@@ -42,7 +42,7 @@ def test_a_worker_without_millpond_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [ExchangeWrite, Pipe])
 def test_a_worker_loads_no_kernels(kind: type, tmp_path: Path) -> None:
     """Forty megabytes and half a second in each of Spark's workers, of which a query has several."""
-    function = named(kind.__new__(kind), "count", 1)
+    function = named(object.__new__(kind), "count", 1)
     (tmp_path / "function").write_bytes(cloudpickle.dumps(function))
     program = (
         "import pickle, sys\n"

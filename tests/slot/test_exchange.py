@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 import millpond.slot.exchange as exchange
 from millpond.errors import MillpondError, TransientError
@@ -30,7 +31,7 @@ def write(monkeypatch: pytest.MonkeyPatch) -> Write:
     monkeypatch.setattr(exchange, "settle", lambda: None)
 
     def run(task: PipeTask, *batches: pa.RecordBatch, batch: int = 0, attempt: int = 0) -> list[pa.RecordBatch]:
-        monkeypatch.setattr(exchange.TaskContext, "get", lambda: FakeContext(batch, attempt))
+        monkeypatch.setattr(TaskContext, "get", lambda: FakeContext(batch, attempt))
         return list(ExchangeWrite(task)(iter(batches)))
 
     return run

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pyspark import TaskContext
 
-import millpond.slot.pipe as pipe_module
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.slot.client import SlotFinder, answered_batches, drain, start_ahead
 from millpond.slot.lifecycle import SlotDirectory
@@ -30,7 +30,7 @@ def _run(task: PipeTask, *batches, batch=0):
 
 @pytest.fixture(autouse=True)
 def context(monkeypatch):
-    monkeypatch.setattr(pipe_module.TaskContext, "get", staticmethod(lambda: FakeContext(3)))
+    monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: FakeContext(3)))
 
 
 def test_rows_go_through_a_slot_that_is_started_on_demand(task):
@@ -162,7 +162,7 @@ def test_a_consumer_that_stops_early_harms_nothing(task):
     for _ in range(3):
         output = Pipe(task)(iter([rows(0, count=100_000)] * 20))
         next(output)
-        output.close()
+        output.close()  # type: ignore[attr-defined]  # a generator, as Spark sees it
     assert len(_run(task, rows(0))) == 1
 
 

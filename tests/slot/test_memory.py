@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
-import millpond.slot.pipe as pipe_module
 from millpond.operators.spec import AggregateCall, AggregateSpec, Field
 from millpond.slot.client import SlotFinder
 from millpond.slot.pipe import Pipe
@@ -82,7 +82,7 @@ def test_a_slot_keeps_within_its_memory(task: PipeTask, monkeypatch: pytest.Monk
     with watched(process.pid) as most:
         for number in range(batches):
             context = FakeContext(number)
-            monkeypatch.setattr(pipe_module.TaskContext, "get", staticmethod(lambda context=context: context))
+            monkeypatch.setattr(TaskContext, "get", staticmethod(lambda context=context: context))
             known += sum(rows.num_rows for rows in Pipe(task)(arrivals(number, rng)))
             print(f"batch {number}: {(most[0] - idle) >> 20} MB")
     assert known > batches * FRESH

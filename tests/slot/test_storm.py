@@ -7,8 +7,8 @@ import signal
 import msgspec
 import numpy as np
 import pytest
+from pyspark import TaskContext
 
-import millpond.slot.pipe as pipe_module
 from millpond.errors import TransientError
 from millpond.slot.client import drain
 from millpond.slot.lifecycle import SlotDirectory
@@ -70,7 +70,7 @@ def test_every_batch_gives_what_it_should(counting, monkeypatch, seed, mode):
                 touched[key] = truth[key] = (count + 1, total + value)
         for attempt in range(ATTEMPTS):
             context = FakeContext(batch, attempt)
-            monkeypatch.setattr(pipe_module.TaskContext, "get", staticmethod(lambda context=context: context))
+            monkeypatch.setattr(TaskContext, "get", staticmethod(lambda context=context: context))
             try:
                 output = table_of(Pipe(task)(storm.input(pieces)))
                 break

@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
-import millpond.slot.pipe as pipe_module
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, TransientError
 from millpond.files.filesystem import join_url, open_filesystem
@@ -31,7 +31,7 @@ def ask(monkeypatch):
 
     def run(task, batch, batches):
         context = FakeContext(batch)
-        monkeypatch.setattr(pipe_module.TaskContext, "get", staticmethod(lambda: context))
+        monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: context))
         return table_of(Pipe(task)(iter([batches] if isinstance(batches, pa.RecordBatch) else batches)))
 
     return run

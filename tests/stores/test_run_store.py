@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files import blocks, run
 from millpond.files.blocks import sort_rows
+from millpond.files.cached import CachedSource
 from millpond.files.filesystem import open_filesystem
 from millpond.files.mapped import MappedSource
 from millpond.layout import HashRange, Rows
 from millpond.stores.run_store import RunStore
-from millpond.stores.runs import RunSet
+from millpond.stores.runs import Run, RunSet
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows
 from tests.stores.shelf import found_rows
 
@@ -25,6 +26,12 @@ def store(tmp_path, name="", *, disk=1 << 30, memory=1 << 20, far=True) -> RunSt
     """A store of runs in a directory, which counts as far away (though no faults are asked for) or as a local disk."""
     files = open_filesystem(f"{'faults+' if far else ''}{tmp_path}/state")
     return RunStore(files, f"{tmp_path}/local{name}", disk=disk, memory=memory)
+
+
+def cached(run: Run) -> CachedSource:
+    """The source of a run whose files are far away."""
+    assert isinstance(run.source, CachedSource)
+    return run.source
 
 
 def small(monkeypatch):
@@ -56,7 +63,7 @@ def reopen(request, tmp_path):
         if kind == "hydrated":
             again.hydrate(opened.source)
         assert isinstance(opened.source, MappedSource) == near
-        assert near or opened.source.mapped == (kind in ("reopened", "hydrated"))
+        assert near or cached(opened).mapped == (kind in ("reopened", "hydrated"))
         return opened
 
     yield make
@@ -151,7 +158,7 @@ def test_local_copies_keep_to_their_limit_and_are_replaced_by_reading_remotely(t
     rows = sort_rows(random_rows(30_000, FIXED, 1), FIXED)
     made = [first.write(rows, FIXED) for _ in range(4)]
     assert first.stats()["disk_bytes"] <= 3_000_000
-    assert [one.source.mapped for one in made] == [False, False, True, True]
+    assert [cached(one).mapped for one in made] == [False, False, True, True]
     for one in made:
         assert len(RunSet(FIXED, [one]).lookup(rows, np.arange(0, 30_000, 50)).positions) == 600
     first.forget(made[3])
@@ -264,7 +271,7 @@ def test_reading_much_of_a_file_piece_by_piece_brings_it_here(tmp_path):
     again._hydrator.shutdown()
     again._hydrator = Idle()
     runs = RunSet(FIXED, [again.open(ref, FIXED)])
-    source = runs.runs[0].source
+    source = cached(runs.runs[0])
     pending = np.arange(0, 100_000, 500)
     for _ in range(4):
         assert len(runs.lookup(rows, pending).positions) == len(pending)

@@ -17,7 +17,7 @@ from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
-from millpond.stores import batch_read, fold, log_segment, unaligned, window_log
+from millpond.stores import batch_read, log_segment, unaligned, window_log
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.budget import MemoryBudget
 from millpond.stores.unaligned import UnalignedTable
@@ -431,7 +431,6 @@ def test_an_unsealed_batch_and_a_window_that_is_no_word_are_refused(tmp_path: Pa
 
 
 def test_compaction_keeps_what_is_open(tmp_path: Path, tiny: None) -> None:
-    assert fold.fold  # the background here does it at once
     rig = Rig(WORDS, open_filesystem(str(tmp_path / "store")), str(tmp_path), 0.1)
     rng = np.random.default_rng(3)
     folds = 0
