@@ -1,7 +1,7 @@
 """The program that the kill tests run in a process of its own: one query over a folder's files, until all are read.
 
 `python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` when Spark has finished a batch and `done` at the end.
-The cluster's URL is taken from `MASTER`.
+`MASTER` is the cluster's URL, `LOCATION` where state lies if not in the checkpoint.
 """
 
 import os
@@ -34,7 +34,7 @@ class Announce(StreamingQueryListener):
 
 
 def session() -> SparkSession:
-    spark = (
+    builder = (
         SparkSession.builder.master(os.environ.get("MASTER", "local[2,4]"))
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
@@ -43,8 +43,10 @@ def session() -> SparkSession:
         .config("spark.executor.memory", "512m")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.millpond.slot.memory", "64m")
-        .getOrCreate()
     )
+    if "LOCATION" in os.environ:
+        builder.config("spark.millpond.state.location", os.environ["LOCATION"])
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.streams.addListener(Announce())
     return spark

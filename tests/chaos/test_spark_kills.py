@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from tests.chaos.truth import (
     read_updates,
     write_input,
 )
+from tests.s3 import s3
 
 JOB = Path(__file__).with_name("job.py")
 SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", "4"))
@@ -92,25 +93,33 @@ def _says(process: psutil.Process, name: str) -> bool:
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 def test_rows_are_right_after_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLPOND_TEST_JOB", str(os.getpid()))
+    with s3() if seed % 2 else nullcontext() as bucket:
+        if bucket:
+            monkeypatch.setenv("LOCATION", f"{bucket}/state")
+        kill_until_done(seed, tmp_path)
+
+
+def kill_until_done(seed: int, folder: Path) -> None:
+    """Two kills; then the rows are compared."""
     rng = random.Random(seed)
-    rows = write_input(tmp_path / "in", seed)
+    rows = write_input(folder / "in", seed)
     query = QUERIES[seed % len(QUERIES)]
     victims = [rng.choice(["driver", "driver", "slot", "worker"]) for _ in range(2)]
     lives, done = 0, False
     while not done:
         lives += 1
-        life = Life(query, tmp_path)
+        life = Life(query, folder)
         assert lives <= LIVES, life.log.read_text()[-4000:]
         killed, done = life.run(victims[0] if victims else None, rng)
         if killed:
             victims.pop(0)
         assert done or killed, life.log.read_text()[-4000:]
     if query == "aggregate":
-        assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+        assert read_updates(folder / "out") == expected_updates(rows, folder / "checkpoint")
         return
     expected = {"deduplicate": distinct_keys, "windows": expected_windows, "join": expected_pairs}[query](rows)
     assert expected
-    assert read_file_sink(tmp_path / "out") == expected
+    assert read_file_sink(folder / "out") == expected
 
 
 def distinct_keys(rows: pa.Table) -> list[tuple[object, ...]]:

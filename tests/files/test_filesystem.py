@@ -13,10 +13,19 @@ from millpond.errors import MillpondError, SettingError, StateDamagedError
 from millpond.files.faults import Faults, FaultyFiles
 from millpond.files.filesystem import AlreadyExistsError, FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.local import LocalFiles
+from tests.s3 import s3
 
 
-@pytest.fixture(params=["memory", "file", "path", "faults"])
+@pytest.fixture(scope="module")
+def bucket():
+    with s3() as url:
+        yield url
+
+
+@pytest.fixture(params=["memory", "file", "path", "faults", "s3"])
 def files(request, tmp_path):
+    if request.param == "s3":
+        return open_filesystem(f"{request.getfixturevalue('bucket')}/{uuid.uuid4().hex}/below")
     url = {
         "memory": f"memory:{uuid.uuid4().hex}/below",
         "file": f"file:{tmp_path}/new folder/x",
@@ -212,6 +221,16 @@ def test_malformed_locations_are_refused(url):
     with pytest.raises(SettingError) as error:
         open_filesystem(url)
     assert error.value.action
+
+
+def test_a_bucket_that_is_not_there(bucket):
+    files = open_filesystem(f"{bucket}-2/state")
+    for action in (lambda: files.put("x", [b"1"]), lambda: files.put("x", [b"1"], create=True), lambda: files.list("")):
+        with pytest.raises(SettingError, match="no such bucket") as error:
+            action()
+        assert error.value.file == f"{bucket}-2/state"
+    with pytest.raises(MissingFileError):
+        files.get("x")
 
 
 def test_remote_schemes_pass_through():

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster of two executors on loopback: one of them dies in mid-stream, the rows stay the same."""
+"""A standalone Spark cluster of two executors on loopback: one dies in mid-stream, the rows stay the same; state is on a store."""
 
 import os
 import signal
@@ -15,6 +15,7 @@ import pyspark
 import pytest
 
 from tests.chaos.truth import expected_updates, read_updates, write_input
+from tests.s3 import s3
 
 JOB = Path(__file__).parents[1] / "chaos" / "job.py"
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -68,7 +69,7 @@ def executors() -> list[psutil.Process]:
 @pytest.mark.timeout(600)
 def test_an_executor_dies(tmp_path: Path) -> None:
     rows = write_input(tmp_path / "in", 42)
-    with cluster(tmp_path, workers=2) as master:
+    with s3() as bucket, cluster(tmp_path, workers=2) as master:
         killed = 0
         for _ in range(6):  # the loss of a host may end the query: a restart repairs it
             with (tmp_path / "job.log").open("ab") as log:
@@ -79,7 +80,11 @@ def test_an_executor_dies(tmp_path: Path) -> None:
                     *(str(tmp_path / p) for p in ("in", "out", "checkpoint")),
                 ]
                 job = subprocess.Popen(
-                    command, env=os.environ | {"MASTER": master}, stdout=subprocess.PIPE, stderr=log, text=True
+                    command,
+                    env=os.environ | {"MASTER": master, "LOCATION": f"{bucket}/state"},
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
                 )
             assert job.stdout is not None
             done = False

@@ -18,6 +18,7 @@ from millpond.files.filesystem import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.slot.reader import StateReader
 from tests.checkpoint.rig import Slot
+from tests.s3 import s3
 
 from .conftest import GROUPED
 from .test_damage import PARTITIONS, Counts
@@ -52,6 +53,21 @@ def state(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         return int(ended.value.code or 0), capsys.readouterr().out.splitlines()
 
     return run
+
+
+def test_state_on_an_object_store(tmp_path: Path, state: Callable[..., tuple]) -> None:
+    with s3() as bucket:
+        for batches in (BATCHES - 1, BATCHES):
+            Counts(tmp_path, bucket).through(batches)
+        assert not (tmp_path / "millpond").exists()
+        location = f"{bucket}{tmp_path}"
+        code, (told,) = state("verify", location)
+        assert code == 0
+        assert told.startswith(f"version {BATCHES}: {PARTITIONS} partitions, ")
+        assert told.endswith(", 0 damaged")
+        code, (head, *_) = state("ls", location)
+        assert code == 0
+        assert f"versions {BATCHES - 1} to {BATCHES}" in head
 
 
 def alter(file: Path) -> str:

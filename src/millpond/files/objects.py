@@ -14,8 +14,6 @@ from obstore.store import MemoryStore, ObjectStore, from_url
 from millpond.errors import SettingError, StateDamagedError, TransientError
 from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
 
-KNOWN_SCHEMES = "a path, file:, memory:, s3:, gs:, az: or faults+<one of these>"
-
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
 
@@ -36,12 +34,12 @@ class ObjectFiles:
         except (exceptions.BaseError, ValueError) as error:
             raise SettingError(
                 f"The state location {url!r} cannot be opened: {_first_line(error)}.",
-                action=f"Use {KNOWN_SCHEMES} in spark.millpond.state.location.",
+                action="Use a path, file:, s3:, gs: or az: in spark.millpond.state.location.",
             ) from error
 
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`; object stores acknowledge only what is durable, so `sync` changes nothing."""
-        with self._errors(name):
+        with self._bucket(), self._errors(name):
             pieces = views(data)
             body: Any = pieces[0] if len(pieces) == 1 else iter(pieces)
             if isinstance(self.store, MemoryStore):
@@ -90,7 +88,7 @@ class ObjectFiles:
         # An object named exactly like the prefix belongs to it: start one character earlier.
         offset = self._prefix + (after if after >= prefix else prefix[:-1])
         cut = len(self._prefix)
-        with self._errors(prefix):
+        with self._bucket(), self._errors(prefix):
             found = [
                 FileInfo(meta["path"][cut:], meta["size"], meta["last_modified"].timestamp())
                 for chunk in obstore.list(self.store, folder or None, offset=offset or None)
@@ -116,6 +114,18 @@ class ObjectFiles:
         return f"{self.url}/{name}"
 
     @contextmanager
+    def _bucket(self) -> Iterator[None]:
+        """Around what does not ask for an object that is there: if something is missing, it is the whole store."""
+        try:
+            yield
+        except MissingFileError as error:
+            raise SettingError(
+                "The store has no such bucket or container.",
+                action="Make it, or name another in spark.millpond.state.location.",
+                file=self.url,
+            ) from error
+
+    @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         try:
             yield
@@ -130,6 +140,8 @@ class ObjectFiles:
                 file=self.locate(name),
             ) from error
         except (exceptions.BaseError, OSError) as error:
+            if "404 Not Found" in _first_line(error):  # of a list
+                raise missing(self.locate(name)) from error
             if "range" in _first_line(error).lower():
                 raise cut_short(self.locate(name)) from error
             raise TransientError(

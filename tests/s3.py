@@ -1,0 +1,39 @@
+"""An S3 server in this process, for state on an object store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+BUCKET = "s3://millpond-tests"
+
+
+@contextmanager
+def s3() -> Iterator[str]:
+    """The URL of an empty bucket; the environment names its server, for processes that are started meanwhile too."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_ENDPOINT_URL", endpoint)
+        patch.setenv("AWS_ALLOW_HTTP", "true")
+        patch.setenv("AWS_REGION", "us-east-1")
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        try:
+            bucket = urllib.request.Request(f"{endpoint}/{BUCKET.removeprefix('s3://')}", method="PUT")
+            urllib.request.urlopen(bucket).close()
+            yield BUCKET
+        finally:
+            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
+            server.stop()
