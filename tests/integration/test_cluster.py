@@ -1,4 +1,4 @@
-"""A standalone Spark cluster of two executors on loopback: one dies in mid-stream, the rows stay the same; state is on a store."""
+"""A standalone Spark cluster on loopback, state on a store: one of two executors dies, the rows stay the same."""
 
 import os
 import signal
