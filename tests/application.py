@@ -32,15 +32,16 @@ class Application(ABC):
         self.files = open_filesystem(join_url(self.location, "millpond"))
         checkpoint = open_filesystem(str(folder))
         self.ledger = Ledger(checkpoint)
-        self.roll_back = RollBack(checkpoint, self.ledger)
+        self.checkpoint = checkpoint
         self.server: PartitionServer | None = None
 
     def start(self) -> None:
         """Recover: afterwards the slot can run the batch behind the last committed one."""
-        self.roll_back.undo_interrupted()
         tables = {name: plain(schema) for name, (schema, _) in table_schemas(self.spec).items()}
         pin(self.files, PinnedQuery(1 << 15, (PinnedOperator("operator", plain(self.spec), tables),)))
         generation = claim(self.files, run="run", partitions=self.partitions)
+        self.roll_back = RollBack(self.checkpoint, self.ledger, self.files, generation.number)
+        self.roll_back.undo_interrupted()
         again = begin(Recovery(self.files, generation, 1), self.ledger)
         self.task = PipeTask(
             application="app",

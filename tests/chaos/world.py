@@ -342,10 +342,10 @@ class World:
 
     def start(self) -> None:
         """What happens in `start()` before the real sink, on a driver that has no slots yet."""
-        rollback = RollBack(self._ledger_files, self.ledger)
-        rollback.undo_interrupted()
         pin(self.state, PinnedQuery(64, ()))
         generation = claim(self.state, run="chaos", partitions=self.partitions, key_groups=64)
+        rollback = RollBack(self._ledger_files, self.ledger, self.state, generation.number)
+        rollback.undo_interrupted()
         recovery = Recovery(self.state, generation, operators=1)
         again = begin(recovery, self.ledger)
         self.generation = generation.number

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from millpond.checkpoint.generation import claim
+from millpond.errors import FencedError
 from millpond.files.filesystem import open_filesystem
-from millpond.query.ledger import Ledger
+from millpond.query.ledger import Ledger, RollBack
 
 UNFINISHED = [
     ".0.1b671a64-40d5-491e-99b0-da01ff1f3341.tmp",
@@ -42,3 +44,68 @@ def test_nothing_is_touched_once_a_batch_was_planned(checkpoint: Path) -> None:
 def test_a_new_checkpoint_has_no_logs(tmp_path: Path) -> None:
     Ledger(open_filesystem(str(tmp_path))).forget_interrupted_start()
     assert not list(tmp_path.iterdir())
+
+
+class Run:
+    """A run that has claimed the next generation of a checkpoint."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        files, state = open_filesystem(str(checkpoint)), open_filesystem(str(checkpoint / "millpond"))
+        self.ledger = Ledger(files)
+        self.roll_back = RollBack(files, self.ledger, state, claim(state, run="run", partitions=1).number)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """Batch 0 is committed, batch 1 planned."""
+    ledger = Ledger(open_filesystem(str(tmp_path)))
+    for batch in range(2):
+        ledger.put("offsets", batch, b"plan %d" % batch)
+    ledger.put("commits", 0, b"commit 0")
+    return tmp_path
+
+
+def entries(checkpoint: Path) -> dict[str, str]:
+    return {f"{path.parent.name}/{path.name}": path.read_text() for path in checkpoint.glob("[co]*/*")}
+
+
+def test_a_roll_back_that_fails_is_undone_by_the_next_start(planned: Path) -> None:
+    before = entries(planned)
+    run = Run(planned)
+
+    def repetition() -> None:
+        with run.roll_back.again(0):
+            assert set(entries(planned)) == {"offsets/0"}
+            run.ledger.put("commits", 0, b"made by the repetition")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        repetition()
+    assert set(entries(planned)) == {"offsets/0", "commits/0"}
+    Run(planned).roll_back.undo_interrupted()
+    assert entries(planned) | {"commits/0": "commit 0"} == before
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_ledger_belongs_to_the_newest_run(planned: Path, batch: int) -> None:
+    before = entries(planned)
+    older = Run(planned)
+
+    def overtaken() -> None:
+        with older.roll_back.again(batch):
+            Run(planned).roll_back.undo_interrupted()
+            assert entries(planned) == before
+
+    with pytest.raises(FencedError):
+        overtaken()
+    with pytest.raises(FencedError), older.roll_back.again(batch):
+        pytest.fail("an older run took entries away")
+    assert entries(planned) == before
+
+
+def test_what_an_older_run_has_committed_meanwhile_stays(planned: Path) -> None:
+    run = Run(planned)
+    with run.roll_back.again(1):
+        run.ledger.put("commits", 1, b"commit 1")  # by a driver that is still alive, as is the next
+        run.ledger.put("offsets", 2, b"plan 2")
+    assert set(entries(planned)) == {f"offsets/{batch}" for batch in range(3)} | {"commits/0", "commits/1"}

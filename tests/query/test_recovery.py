@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,17 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 import millpond
 from millpond.checkpoint.documents import write_document
 from millpond.checkpoint.generation import claim_name
 from millpond.checkpoint.pinned import read_pinned
-from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
+from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
 from millpond.files.filesystem import open_filesystem
 from millpond.query.ledger import _RollBack
 from millpond.query.writer import StreamWriter
 
 SCHEMA = "key bigint, amount bigint"
+JOURNAL = "millpond/rolled-back/pending-000000000000001.json"
 
 
 class Job:
@@ -117,6 +120,14 @@ def lose_two_versions(job: Job) -> None:
     job.forget_state(2)
 
 
+def lose_an_entry_that_was_gone_on_from(job: Job) -> None:
+    """Spark planned batch 2, so that batch 1 was committed, whatever its log says; its state has to be made again."""
+    job.forget("commits", 2)
+    job.forget("commits", 1)
+    job.forget_state(3)
+    job.forget_state(2)
+
+
 def lose_nothing(job: Job) -> None:
     """A clean stop."""
 
@@ -164,7 +175,14 @@ def test_a_query_goes_back_to_an_earlier_batch(job: Job) -> None:
     assert job.emitted == {2: {(1, 2, 2), (3, 2, 2), (4, 2, 2)}}
 
 
-CRASHES = [lose_nothing, lose_commit, lose_ledger_entry, lose_both, lose_two_versions]
+CRASHES = [
+    lose_nothing,
+    lose_commit,
+    lose_ledger_entry,
+    lose_both,
+    lose_two_versions,
+    lose_an_entry_that_was_gone_on_from,
+]
 
 
 @pytest.mark.parametrize("crash", CRASHES)
@@ -188,7 +206,7 @@ def test_sinks_that_skip_batches_get_every_row_once(job: Job, crash: Callable[[J
 
 def write_journal(job: Job, *, again: int, commit: str | None, planned: str | None) -> None:
     record = _RollBack(again=again, commit=commit, planned=planned)
-    write_document(open_filesystem(str(job.checkpoint)), "millpond/rolled-back/pending.json", record)
+    write_document(open_filesystem(str(job.checkpoint)), JOURNAL, record)
 
 
 @pytest.mark.parametrize("stage", ["journalled", "plan gone", "commit gone", "ran", "commit back"])
@@ -201,7 +219,7 @@ def test_an_interrupted_replay_is_undone(job: Job, stage: str) -> None:
     job.forget_state(3)
     commit = (job.checkpoint / "commits/2").read_text()
     plan = (job.checkpoint / "offsets/3").read_text()
-    journal = job.checkpoint / "millpond/rolled-back/pending.json"
+    journal = job.checkpoint / JOURNAL
     write_journal(job, again=2, commit=commit, planned=plan)
     if stage != "journalled":
         job.forget("offsets", 3)
@@ -221,6 +239,69 @@ def test_an_interrupted_priming_leaves_no_commit(job: Job) -> None:
     job.emitted.clear()
     job.aggregate()
     assert job.emitted == {1: job.expected(1)}
+
+
+@pytest.mark.parametrize("lose", [lose_both, lose_two_versions])
+def test_an_interrupted_start_leaves_no_commit(job: Job, lose: Callable[[Job], None], spark: SparkSession) -> None:
+    """What runs a batch without the sink must not commit it behind the back of a start that is given up."""
+    job.write([1, 2], [2, 3], [3, 4])
+    job.aggregate()
+    lose(job)
+    del job.emitted[2]
+    job.write([4, 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamingQuery, "awaitTermination", lambda query: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            job.aggregate()
+    active = spark._jsparkSession.sharedState().activeStreamingQueries()
+    while not active.isEmpty():
+        time.sleep(0.1)
+    job.aggregate()
+    assert job.emitted == {batch: job.expected(batch) for batch in range(4)}
+
+
+def test_a_stopped_repetition_is_an_error(job: Job) -> None:
+    job.write([1, 2], [2, 3])
+    job.aggregate()
+    job.forget("commits", 1)
+    job.forget_state(2)
+    job.emitted.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamingQuery, "awaitTermination", lambda query: query.stop())
+        with pytest.raises(TransientError, match="stopped before its end"):
+            job.aggregate()
+    job.aggregate()
+    assert job.emitted == {1: job.expected(1)}
+
+
+def test_a_second_start_beside_the_first(job: Job, spark: SparkSession) -> None:
+    """Unless Spark is told not to, it stops the query that runs and goes on; refused, it leaves it alone."""
+    job.write([1, 2])
+    counts = job.stream().groupBy("key").count()
+    start = (
+        millpond.writeStream(counts)
+        .outputMode("update")
+        .format("noop")
+        .option("checkpointLocation", str(job.checkpoint))
+        .start
+    )
+    first = start()
+    first.processAllAvailable()
+    spark.conf.set("spark.sql.streaming.stopActiveRunOnRestart", "false")
+    try:
+        with pytest.raises(UsageError, match="running in this application already"):
+            start()
+    finally:
+        spark.conf.unset("spark.sql.streaming.stopActiveRunOnRestart")
+    job.write([3])
+    first.processAllAvailable()
+    assert job.has("commits", 1)
+    second = start()
+    try:
+        assert not first.isActive
+        second.processAllAvailable()
+    finally:
+        second.stop()
 
 
 def test_a_start_after_a_death_in_the_first_plan(job: Job) -> None:

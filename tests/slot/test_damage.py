@@ -30,7 +30,7 @@ KINDS = {
     "base": "millpond/generations/*.base.json",
     "commit": "millpond/commits/*",
     "run": "millpond/files/*.run",
-    "journal": "millpond/rolled-back/pending.json",
+    "journal": "millpond/rolled-back/pending-*.json",
 }
 
 

@@ -440,15 +440,23 @@ class Catalyst:
         hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
 
     def stop_active_run(self, query_id: str | None) -> None:
-        """Stop the session's running query of this id, if any, as Spark does when it is started again.
+        """Stop the application's running query of this id, if any, as Spark does when it is started again.
 
-        Nothing is stopped when `spark.sql.streaming.stopActiveRunOnRestart` is false: Spark then refuses a second run.
+        Raises:
+            UsageError: it runs, and `spark.sql.streaming.stopActiveRunOnRestart` is false.
         """
-        if query_id is None or self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
+        if query_id is None:
             return
-        running = self.spark.streams.get(query_id)
-        if running is not None:
-            running.stop()
+        queries = self.spark._jsparkSession.sharedState().activeStreamingQueries()
+        running = queries.get(self._class("java.util.UUID").fromString(query_id))
+        if running is None:
+            return
+        if self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
+            raise UsageError(
+                f"The query with id {query_id} is running in this application already.",
+                action="Stop it first, or set spark.sql.streaming.stopActiveRunOnRestart to true.",
+            )
+        running.stop()
 
     def in_own_session(self, df: DataFrame, settings: dict[str, str]) -> DataFrame:
         """The same DataFrame in a copy of the session with `settings`; listeners do not hear of its queries."""

@@ -1,7 +1,7 @@
 """Spark's exactly-once ledger: `offsets/<batch>`, written before a batch runs, and `commits/<batch>`, written after.
 
 Millpond reads it at start and, to have Spark run a batch again, takes entries away and puts them back. Each change is
-journalled below `millpond/rolled-back/` first, so that a crash in between is undone by the next start.
+journalled below `millpond/rolled-back/` first, so that what a start left that did not end is undone by the next one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Literal
 import msgspec
 
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
-from millpond.errors import StateDamagedError
+from millpond.checkpoint.generation import check_fence, digits
+from millpond.errors import FencedError, StateDamagedError
 from millpond.files.filesystem import AlreadyExistsError, FileSystem
 
 Log = Literal["offsets", "commits"]
@@ -27,8 +28,8 @@ _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _UNFINISHED = re.compile(rf"\.\d+\.{_UUID}\.tmp|\.\.\d+\.{_UUID}\.tmp\.crc")
 """Spark's temporary files in its logs, and the checksums that Hadoop's local file system keeps of them."""
 
-_FOLDER = "millpond/rolled-back"
-_PENDING = f"{_FOLDER}/pending.json"
+_FOLDER = "millpond/rolled-back/"
+_PENDING = f"{_FOLDER}pending-"
 
 
 class Ledger:
@@ -115,52 +116,80 @@ class _RollBack(msgspec.Struct):
 
 
 class RollBack:
-    """Makes Spark run one batch again, and puts the ledger back as it was."""
+    """Makes Spark run one batch again, and puts the ledger back as it was.
 
-    def __init__(self, files: FileSystem, ledger: Ledger) -> None:
+    The ledger belongs to the newest generation: it puts back what others have left, and they touch nothing any more.
+    """
+
+    def __init__(self, files: FileSystem, ledger: Ledger, state: FileSystem, generation: int) -> None:
+        """For a run.
+
+        Args:
+            files: the checkpoint. ledger: of it.
+            state: the `millpond/` folder of the state. generation: that the run has claimed there.
+        """
         self._files = files
         self._ledger = ledger
+        self._state = state
+        self._generation = generation
 
     def undo_interrupted(self) -> None:
-        """Finish what a start that crashed in the middle of a roll-back left behind."""
-        if any(info.name == _PENDING for info in self._files.list(f"{_FOLDER}/")):
+        """Finish what starts that were cut off in the middle of a roll-back left behind."""
+        journals = [info.name for info in self._files.list(_FOLDER) if info.name.startswith(_PENDING)]
+        for journal in sorted(journals, reverse=True):  # each found the ledger as those before it had left it
             try:
-                record = read_document(self._files, _PENDING, _RollBack)
+                record = read_document(self._files, journal, _RollBack)
             except StateDamagedError as error:
                 raise StateDamagedError(
                     f"The journal of an interrupted recovery is damaged: {error.message}",
                     file=error.file,
                     action="Restore it from a backup: it holds what was taken out of offsets/ and commits/.",
                 ) from error
-            self._restore(record)
+            self._restore(record, journal)
 
     @contextmanager
     def again(self, batch: int) -> Iterator[None]:
-        """Within this context the ledger says that `batch` is planned, not committed, and followed by nothing."""
+        """Within this context the ledger says that `batch` is planned, not committed, and followed by nothing.
+
+        If it is left by an error, the ledger stays so until the next start: what runs the batch may go on for a while,
+        and would write to a ledger that was put back.
+
+        Raises:
+            FencedError: another start of the query has taken the ledger over.
+        """
         commit, planned = self._ledger.read("commits", batch), self._ledger.read("offsets", batch + 1)
         record = _RollBack(
             again=batch,
             commit=commit.decode() if commit is not None else None,
             planned=planned.decode() if planned is not None else None,
         )
-        write_document(self._files, _PENDING, record)
+        journal = f"{_PENDING}{digits(self._generation)}.json"
+        check_fence(self._state, self._generation)
+        write_document(self._files, journal, record)
         # The plan of the next batch goes first: with `commits/C` gone and `offsets/C+1` there, Spark skips to C+2.
         self._ledger.remove("offsets", batch + 1)
         self._ledger.remove("commits", batch)
-        try:
-            yield
-        finally:
-            self._restore(record)
+        yield
+        if not self._files.exists(journal):
+            raise FencedError(
+                "Another start of the query has put Spark's ledger back meanwhile.",
+                action="Stop this run; only the newest run of a query may write its checkpoint.",
+                file=self._files.locate(journal),
+            )
+        self._restore(record, journal)
 
-    def _restore(self, record: _RollBack) -> None:
+    def _restore(self, record: _RollBack, journal: str) -> None:
         if record.commit is None:
-            self._ledger.remove("commits", record.again)
+            # Only what Spark has committed is followed by a plan: an older run, still alive, has gone on since.
+            gone_on = record.planned is None and self._ledger.read("offsets", record.again + 1) is not None
+            if not gone_on:
+                self._ledger.remove("commits", record.again)
         elif self._ledger.read("commits", record.again) is None:
             self._ledger.put("commits", record.again, record.commit.encode())
         if record.planned is not None:
             self._ledger.put("offsets", record.again + 1, record.planned.encode())
-        self._files.put(f"{_FOLDER}/batch-{record.again}.json", [self._files.get(_PENDING)])
-        self._files.delete(_PENDING)
+        self._files.put(f"{_FOLDER}batch-{record.again}.json", [self._files.get(journal)])
+        self._files.delete(journal)
 
 
 def batch_time(entry: bytes) -> int:

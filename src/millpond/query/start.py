@@ -1,7 +1,7 @@
 """Starting a query: what happens between the user's `start()` and Spark's.
 
-DESIGN §5: drain what an earlier run left pending, undo a recovery that was interrupted, pin the query, claim the next
-generation, look at what is durable, have Spark run a batch again where the state lags behind its ledger, and only then
+DESIGN §5: drain what an earlier run left pending, pin the query, claim the next generation, undo a recovery that was
+interrupted, look at what is durable, have Spark run a batch again where the state lags behind its ledger, and only then
 start into the real sink.
 """
 
@@ -12,6 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +25,13 @@ from millpond.checkpoint.pinned import NAME as PINNED
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.checkpoint.recovery import Recovery
 from millpond.conf import Settings
-from millpond.errors import MillpondError, SettingError, StateDamagedError, StateIncompatibleError
+from millpond.errors import (
+    MillpondError,
+    SettingError,
+    StateDamagedError,
+    StateIncompatibleError,
+    TransientError,
+)
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
 from millpond.operators.tables import table_schemas
 from millpond.plan.catalyst import Catalyst
@@ -100,11 +107,12 @@ class Start:
         if run_this_python(self.spark.sparkContext):
             start_ahead(task, identify(catalyst.process_id))
         ledger.forget_interrupted_start()
-        roll_back = RollBack(ledger_files, ledger)
-        roll_back.undo_interrupted()
         self._pin(files, ledger, ledger_files)
 
         recovery, task = self._claim(files, task, owner)
+        roll_back = RollBack(ledger_files, ledger, files, task.generation)
+        roll_back.undo_interrupted()
+        entries = ledger.last("commits"), ledger.last("offsets")
         plan = fingerprint(self.decision)
         # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
         tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
@@ -113,6 +121,18 @@ class Start:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
                 self._replay(catalyst, task)
+                if ledger.read("commits", batch) is None:
+                    raise TransientError(
+                        f"Batch {batch}, whose state was not durable, ran again, and was stopped before its end.",
+                        action="Start the query again.",
+                        file=checkpoint,
+                    )
+        if again and entries != (ledger.last("commits"), ledger.last("offsets")):
+            raise TransientError(
+                "An earlier run of the query was still going on while this one recovered.",
+                action="See that it has ended (only one program may run a query), and start the query again.",
+                file=checkpoint,
+            )
         if self.sync_reason is not None:
             if self.settings.commit_mode is None:
                 log.warning("every batch waits for its commit (commit.mode=sync): %s", self.sync_reason)
@@ -220,7 +240,7 @@ class Start:
         pin(files, PinnedQuery(self.settings.key_groups, operators))
 
     def _replay(self, catalyst: Catalyst, task: PipeTask) -> None:
-        """Have Spark run the planned batch into nothing; returns when its state is durable."""
+        """Have Spark run the planned batch into nothing; returns when its state is durable, or it was stopped."""
         sync = msgspec.structs.replace(task.settings, commit_mode="sync")
         tasks = self._tasks(msgspec.structs.replace(task, settings=sync))
         frame = catalyst.in_own_session(self.transplant(tasks), self.around)
@@ -231,7 +251,12 @@ class Start:
             .trigger(once=True)
             .start()
         )
-        query.awaitTermination()
+        try:
+            query.awaitTermination()
+        except BaseException:
+            with suppress(Exception):
+                query.stop()
+            raise
 
 
 def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -> None:
@@ -287,7 +312,8 @@ def begin(recovery: Recovery, ledger: Ledger, plan: str = "", *, even_if_changed
         plan: a digest of what the run computes up to its operators.
         even_if_changed: whether a batch that the sink has may be repeated by a run that computes something else.
     """
-    committed, planned = ledger.last("commits"), ledger.last("offsets")
+    planned = ledger.last("offsets")
+    committed = max(ledger.last("commits"), planned - 1)  # Spark plans a batch when the one before is committed
     built_on, again = [committed + 1], []
     if not recovery.durable(committed + 1):
         missing = recovery.missing(committed)
