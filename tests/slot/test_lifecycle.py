@@ -114,6 +114,13 @@ def test_a_template_that_cannot_start_says_why(task):
         _run(task, rows(0))
 
 
+def test_a_template_that_loads_slowly_is_waited_for(task):
+    """On a machine's first run it compiles the kernels."""
+    hurried = msgspec.structs.replace(task.settings, start_timeout=0.5, silence_timeout=0.5)
+    task = msgspec.structs.replace(task, template="tests.slot.slow_echo", settings=hurried)
+    assert len(_run(task, rows(0))) == 1
+
+
 def test_a_dead_slot_is_replaced(task):
     with pytest.raises(TransientError, match="died"):
         _run(task, rows(0, name="die"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 from millpond.errors import TransientError
 from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.processes import Process, owner
+from millpond.slot.processes import Process, identify, owner
 from millpond.slot.protocol import (
     Answered,
     Ask,
@@ -28,8 +29,12 @@ from millpond.slot.protocol import (
 )
 from millpond.slot.task import PipeTask
 
+log = logging.getLogger(__name__)
+
 _A = TypeVar("_A")
 
+_LONGEST_LOADING = 600.0
+"""Seconds that a template may take to import everything, and compile it on a machine's first run."""
 _PAUSE = 0.002
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """NumPy and Arrow start threads when they are imported unless told otherwise, and the template must have none."""
@@ -91,7 +96,9 @@ class SlotFinder:
             TransientError: the template cannot be started or does not answer.
         """
         settings = self.task.settings
-        deadline = time.monotonic() + 2 * settings.start_timeout  # once to find a hung template, once to start another
+        patience = 2 * settings.start_timeout  # once to find a hung template, once to start another
+        deadline = time.monotonic() + patience
+        latest = deadline + _LONGEST_LOADING
         reason: object = None
         while time.monotonic() < deadline:
             try:
@@ -106,6 +113,10 @@ class SlotFinder:
                 return granted.process
             except PeerSilent as error:
                 reason = error
+                if self.directory.loading() and time.monotonic() < latest:
+                    log.warning("slots are not ready: on a machine's first run, their kernels are compiled for minutes")
+                    deadline = time.monotonic() + patience
+                    continue
                 hung = self.directory.noted("template")
                 if hung is not None:
                     hung.kill()
@@ -135,15 +146,15 @@ class SlotFinder:
             # The socket exists before the process does: whoever asks from now on waits in its queue.
             listener = self.directory.listen("template")
             try:
-                self._spawn(listener)
+                self.directory.note_loading(identify(self._spawn(listener)))
             finally:
                 listener.close()
 
-    def _spawn(self, listener: socket.socket) -> None:
+    def _spawn(self, listener: socket.socket) -> int:
         environment = {**os.environ, **_NO_THREADS, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         log = os.open(self.directory.path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
-            subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", self.task.template, str(self.directory.path), str(listener.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -151,7 +162,7 @@ class SlotFinder:
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
                 env=environment,
-            )
+            ).pid
         finally:
             os.close(log)
 

@@ -93,14 +93,29 @@ class SlotDirectory:
 
     def note(self, name: str, process: Process) -> None:
         """Write down that `name` (`template`, `slot-0`) is this process."""
-        fresh = self.path / f"{name}.pid.{os.getpid()}"
-        fresh.write_bytes(msgspec.json.encode(process))
-        fresh.rename(self.path / f"{name}.pid")
+        self._write(f"{name}.pid", process)
 
     def noted(self, name: str) -> Process | None:
         """The process last written down as `name`, dead or alive."""
+        return self._read(f"{name}.pid")
+
+    def note_loading(self, process: Process) -> None:
+        """Write down that this process is to be the template."""
+        self._write("loading", process)
+
+    def loading(self) -> bool:
+        """Whether a template has been started that has not noted itself yet: it imports, or compiles for minutes."""
+        process = self._read("loading")
+        return process is not None and process.alive() and process != self.noted("template")
+
+    def _write(self, name: str, process: Process) -> None:
+        fresh = self.path / f"{name}.{os.getpid()}"
+        fresh.write_bytes(msgspec.json.encode(process))
+        fresh.rename(self.path / name)
+
+    def _read(self, name: str) -> Process | None:
         try:
-            return msgspec.json.decode((self.path / f"{name}.pid").read_bytes(), type=Process)
+            return msgspec.json.decode((self.path / name).read_bytes(), type=Process)
         except (OSError, msgspec.DecodeError):
             return None
 
