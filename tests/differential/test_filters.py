@@ -112,6 +112,16 @@ QUERIES = {
         .count()
         .join(s.range(2).selectExpr("int(id) as k"), "k")
     ),
+    "sliding windows and a table": lambda df, s: (
+        df.withWatermark("t", "1 minute")
+        .groupBy(F.window("t", "2 minutes", "1 minute"), "k")
+        .count()
+        .join(s.sql("select timestamp'2024-05-01 00:03:00Z' as start"), F.expr("window.start = start"))
+    ),
+    "a bound of a sliding window": sql(
+        "select window, k, sum(v) from marked group by window(t, '2 minutes', '30 seconds'), k"
+        " having window.end is not null and k < 2"
+    ),
     "one side or the other": sql(
         "select a.k, a.t, a.v, b.v from (select * from marked where s = 'x') a"
         " left join (select * from marked where s = 'y') b"
@@ -127,7 +137,9 @@ def test_append(spark: SparkSession, tmp_path: Path, query: str) -> None:
     assert any(found.values()), "nothing came out"
 
 
-@pytest.mark.parametrize("query", ["one key", "key or result", "sliding", "the window", "distinct"])
+@pytest.mark.parametrize(
+    "query", ["one key", "key or result", "sliding", "the window", "distinct", "a bound of a sliding window"]
+)
 def test_update(spark: SparkSession, tmp_path: Path, query: str) -> None:
     compare(spark, tmp_path, QUERIES[query], "update", rounds(), ddl=DDL)
 

@@ -35,6 +35,11 @@ def fixed(df: DataFrame, session: SparkSession) -> DataFrame:
     return marked(df).groupBy("k", F.session_window("ts", "2 seconds")).agg(*results())
 
 
+def named_twice(df: DataFrame, session: SparkSession) -> DataFrame:
+    window = F.session_window("ts", "2 seconds")
+    return marked(df).groupBy(window.alias("a"), "k", window.alias("b")).agg(*results())
+
+
 def window_first(df: DataFrame, session: SparkSession) -> DataFrame:
     grouped = marked(df).groupBy(F.session_window("ts", "1500 milliseconds").alias("w"), "s", F.col("k") % 2)
     return grouped.agg(F.count("*").alias("n"), F.max("v")).select(F.col("w.end"), "n", "s", "max(v)", "w")
@@ -60,7 +65,7 @@ def above_windows(df: DataFrame, session: SparkSession) -> DataFrame:
 
 
 @pytest.mark.parametrize(
-    "query", [fixed, window_first, dynamic, touching, above_windows], ids=lambda query: query.__name__
+    "query", [fixed, named_twice, window_first, dynamic, touching, above_windows], ids=lambda query: query.__name__
 )
 def test_append(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     found = check(spark, tmp_path, query, "append")

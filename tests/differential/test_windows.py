@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -15,7 +16,8 @@ import millpond
 from millpond.checkpoint.commit import read_header
 from millpond.operators.protocol import base_name
 from millpond.slot.reader import StateReader
-from tests.differential.harness import Batches, Query, compare
+from tests.differential.data import write
+from tests.differential.harness import Batches, Query, compare, run, stream
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", tz="UTC")), ("k", pa.int32()), ("v", pa.int64()), ("s", pa.string())])
 DDL = "ts timestamp, k int, v bigint, s string"
@@ -118,6 +120,16 @@ def renamed(df: DataFrame, session: SparkSession) -> DataFrame:
     )
 
 
+def named_twice(df: DataFrame, session: SparkSession) -> DataFrame:
+    window = F.window("ts", "10 seconds")
+    return marked(df).groupBy(window.alias("a"), "k", window.alias("b")).agg(*results())
+
+
+def sliding_named_twice(df: DataFrame, session: SparkSession) -> DataFrame:
+    window = F.window("ts", "20 seconds", "5 seconds")
+    return marked(df).groupBy(window.alias("a"), window.alias("b")).agg(*results())
+
+
 def distinct_text(df: DataFrame, session: SparkSession) -> DataFrame:
     return marked(df).groupBy(F.window("ts", "10 seconds"), "s").agg(F.collect_set("v"), F.approx_count_distinct("v"))
 
@@ -132,7 +144,24 @@ def same_window(df: DataFrame, session: SparkSession) -> DataFrame:
     return counts.groupBy("window").agg(F.max("n"), F.sum("n"))
 
 
+def tumbling_weeks(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df).groupBy(F.window("ts", "1 week"), "k").agg(F.count("*"), F.sum("v"))
+
+
+def sliding_weeks(df: DataFrame, session: SparkSession) -> DataFrame:
+    return marked(df).groupBy(F.window("ts", "2 weeks", "1 week"), "k").agg(F.count("*"), F.sum("v"))
+
+
+def without_ansi(query: Query) -> Query:
+    def build(df: DataFrame, session: SparkSession) -> DataFrame:
+        session.conf.set("spark.sql.ansi.enabled", "false")
+        return query(df, session)
+
+    return build
+
+
 CLOSING = [tumbling, offset, sliding, sliding_offset, uneven, windows_only, sliding_only, instants, days, renamed]
+CLOSING += [named_twice, sliding_named_twice]
 
 
 @pytest.mark.parametrize("query", [*CLOSING, distinct_text, chained, same_window], ids=lambda query: query.__name__)
@@ -198,3 +227,35 @@ def first_rows(*keys: str) -> Query:
 @pytest.mark.parametrize("mode", ["append", "update"])
 def test_deduplication(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...], mode: str) -> None:
     check(spark, tmp_path, first_rows(*keys), mode)
+
+
+@pytest.mark.parametrize("engine", ["native", "ours"])
+@pytest.mark.parametrize("kind", ["time and window", "window and time", "copies"])
+def test_two_event_times_are_refused(spark: SparkSession, tmp_path: Path, kind: str, engine: str) -> None:
+    """Which of them would close the state?"""
+    write(tmp_path / "in", 0, rows(1, 60, 0, 20))
+    df = marked(stream(spark, tmp_path / "in", DDL))
+    window = F.window("ts", "10 seconds")
+    query = {
+        "time and window": df.groupBy("ts", window).count(),
+        "window and time": df.groupBy(window, "ts").count(),
+        "copies": df.select("ts", F.col("ts").alias("other"), "k").dropDuplicates(["ts", "k"]),
+    }[kind]
+    with pytest.raises(StreamingQueryException, match="MULTIPLE_EVENT_TIME_COLUMNS"):
+        run(query, "append", tmp_path / "checkpoint", ours=engine == "ours", into={})
+
+
+@pytest.mark.parametrize("query", [tumbling_weeks, sliding_weeks], ids=lambda query: query.__name__)
+def test_the_last_window_of_all(spark: SparkSession, tmp_path: Path, query: Query) -> None:
+    """Its end is no timestamp any more: an error in ANSI mode, else what 64 bits make of it."""
+    last = (1 << 63) - 1 - 60_000_000
+    start = int(START.timestamp() * 1e6)
+    times = pa.array([last, start], pa.int64()).cast(SCHEMA.field("ts").type)
+    far = pa.table([times, pa.array([1, 1], pa.int32()), pa.array([1, 2]), pa.array(["a", "b"])], schema=SCHEMA)
+    batches = [[far, rows(1, 10, 60 * 86_400, 10)]]
+    compare(spark, tmp_path / "plain", without_ansi(query), "append", batches, ddl=DDL)
+    for engine in ("native", "ours"):
+        write(tmp_path / "in", 0, far)
+        df = query(stream(spark, tmp_path / "in", DDL), spark)
+        with pytest.raises(StreamingQueryException, match="ARITHMETIC_OVERFLOW"):
+            run(df, "append", tmp_path / engine, ours=engine == "ours", into={})

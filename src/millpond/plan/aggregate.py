@@ -180,6 +180,8 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
     Raises:
         Unsupported: with the reason why it stays on Spark.
     """
+    if closing:
+        check_one_time([grouping for _, grouping in groupings if WATERMARK_DELAY in metadata(grouping)])
     names: set[str] = set()
     hashed: list[str] = []
     for position, (label, grouping) in enumerate(groupings):
@@ -249,6 +251,13 @@ def check_key(expression: Expression) -> None:
     reason = key_supported(expression.type)
     if reason is not None:
         raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
+
+
+def check_one_time(marked: list[Expression]) -> None:
+    """Refuse several columns with a watermark, as Spark does: which of them would close the state?"""
+    if len({column.expr_id for column in marked}) > 1:
+        names = " and ".join(column.name for column in marked)
+        raise Unsupported(Reason("MP-EVENT-TIME", f"{names}, of which Spark takes one only"))
 
 
 def metadata(expression: Expression) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Filters and join conditions as Spark's own optimiser leaves them; beside `catalyst`, what touches JVM objects."""
+"""Conditions and groupings as Spark's own optimiser leaves them; beside `catalyst`, what touches JVM objects."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ _SETTLING = (
 _INFERRING = (f"{_OPTIMIZER}.InferFiltersFromGenerate", f"{_OPTIMIZER}.InferFiltersFromConstraints")
 _EXTRA = (f"{_OPTIMIZER}.PushExtraPredicateThroughJoin", f"{_OPTIMIZER}.PushDownPredicates")
 _PRUNING = (f"{_OPTIMIZER}.ColumnPruning",)
+_REPETITION = (f"{_OPTIMIZER}.RemoveRepetitionFromGroupExpressions",)
 _MOST_PASSES = 100
 """As `spark.sql.optimizer.maxIterations`."""
 
@@ -60,6 +61,12 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool) -> 
     java = _applied(catalyst, _SETTLING, java, _MOST_PASSES)
     java = _applied(catalyst, _EXTRA, java, _MOST_PASSES)
     return Node(_applied(catalyst, _PRUNING, java) if pruned else java)
+
+
+def without_repeated_groupings(catalyst: Catalyst, plan: Node) -> Node:
+    """The plan with what its aggregates group by twice, as one window under two names, grouped by once."""
+    java = _applied(catalyst, _REPETITION, plan.java)
+    return plan if java.fastEquals(plan.java) else Node(java)
 
 
 def _applied(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int = 1) -> Any:

@@ -29,9 +29,13 @@ from millpond.operators.spec import (
     lag_of,
 )
 from millpond.operators.types import parse_type
-from millpond.plan.aggregate import Derived, Reading, check_key, read_aggregate, unique
+from millpond.plan.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
-from millpond.plan.catalyst_conditions import with_plain_conditions, with_settled_conditions
+from millpond.plan.catalyst_conditions import (
+    with_plain_conditions,
+    with_settled_conditions,
+    without_repeated_groupings,
+)
 from millpond.plan.catalyst_windows import Needed, needed_columns
 from millpond.plan.changes import changing, consuming, emitting, leave_updating
 from millpond.plan.decision import Decided, Decision, Operator, describe
@@ -89,6 +93,7 @@ def decide(
         plan = with_plain_conditions(catalyst, plan)
     if joins or filters:
         plan = with_settled_conditions(catalyst, plan, pruned=joins)
+    plan = without_repeated_groupings(catalyst, plan)
     needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
     mode = output_mode.lower()
     root = settled(_Decider(catalyst, mode, map_groups, needed, shared=shared).visit(plan), mode, pattern)
@@ -245,6 +250,7 @@ class _Decider:
             _check_travels(attribute)
             if WATERMARK_DELAY in attribute.metadata:  # not only as a key: Spark drops late rows by any such column
                 reading.time = EventTime(position)
+        check_one_time([attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata])
         self._check_watermarks(reading.time is not None)
         columns = tuple(column.field for column in reading.inputs)
         return reading, DeduplicateSpec(columns, tuple(positions), reading.time)

@@ -33,7 +33,7 @@ REASONS = {
 
 
 _ADVICE = {
-    "MP-MODE": "Use another output mode, as a rule update",
+    "MP-MODE": "Use another output mode: docs/compatibility.md has what runs in which",
     "MP-WATERMARK": "Group by a time that has a watermark (withWatermark), or its windows, or use output mode update",
     "MP-WHOLE": "Group by windows of a time that has a watermark, in output mode append (docs/functions.md)",
     "MP-INPUT-TYPE": "Select the columns that you need first, without it",

@@ -26,8 +26,12 @@ class Assigned:
 
     @property
     def pane(self) -> str:
-        """SQL for the beginning of the pane of time `{0}`."""
-        return f"{{0}} - pmod({{0}} - {self.windows.offset}L, {self.windows.slide}L)"
+        """SQL for the beginning of the pane of time `{0}`.
+
+        The end of its last window is computed on the way, as by Spark: in ANSI mode it is an error if there is none.
+        """
+        size = self.windows.size
+        return f"{{0}} - pmod({{0}} - {self.windows.offset}L, {self.windows.slide}L) + {size}L - {size}L"
 
 
 def assigned(aggregate: Node, window: Expression) -> Assigned | None:
@@ -44,17 +48,23 @@ def assigned(aggregate: Node, window: Expression) -> Assigned | None:
         return _read(aliases[0].children[0], 1, window.type) if aliases else None
     expand = child
     if child.kind == "Filter":
-        condition = child.expression("condition")
-        if condition is None or (condition.kind != "IsNotNull" and str(condition) != "true"):  # no time is ever null
-            return None  # windows that overlap by less than a whole one are filtered after they were assigned
         (expand,) = child.children
-    if expand.kind != "Expand":
-        return None
+    if expand.kind != "Expand" or (expand is not child and not _of_times(child.expression("condition"), expand)):
+        return None  # windows that overlap by less than a whole one are filtered after they were assigned
     at = next((i for i, column in enumerate(expand.output) if column.expr_id == window.expr_id), None)
     if at is None:
         return None
     rows = expand.rows("projections")
     return _read(rows[0][at], len(rows), window.type)
+
+
+def _of_times(condition: Expression | None, expand: Node) -> bool:
+    """Whether a filter above windows leaves out rows without a time, and does not look at the windows."""
+    if condition is None or condition.kind != "IsNotNull":
+        return str(condition) == "true"  # no time is ever null
+    (below,) = expand.children
+    columns = {column.expr_id for column in below.output}
+    return all(part.expr_id in columns for part in condition.walk() if part.kind == "AttributeReference")
 
 
 def _read(struct: Expression, count: int, type_: str) -> Assigned | None:
