@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from moto.server import ThreadedMotoServer
 
-BUCKET = "s3://millpond-tests"
+BUCKET = "millpond-tests"
 
 
 @contextmanager
@@ -31,9 +31,8 @@ def s3() -> Iterator[str]:
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         try:
-            bucket = urllib.request.Request(f"{endpoint}/{BUCKET.removeprefix('s3://')}", method="PUT")
-            urllib.request.urlopen(bucket).close()
-            yield BUCKET
+            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
+            yield f"s3://{BUCKET}"
         finally:
             urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
             server.stop()

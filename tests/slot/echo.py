@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -53,5 +54,9 @@ class Echo:
         (self.directory.path.parent / f"closed-{self.number}").touch()
 
 
+def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> None:
+    Slot(directory, listener, Echo(directory, number)).run()
+
+
 if __name__ == "__main__":
-    main(lambda directory, number, listener: Slot(directory, listener, Echo(directory, number)).run())
+    main(serve)

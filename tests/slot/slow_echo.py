@@ -2,10 +2,9 @@
 
 import time
 
-from millpond.slot.server import Slot
 from millpond.slot.template import main
-from tests.slot.echo import Echo
+from tests.slot.echo import serve
 
 if __name__ == "__main__":
     time.sleep(4)
-    main(lambda directory, number, listener: Slot(directory, listener, Echo(directory, number)).run())
+    main(serve)

@@ -17,7 +17,7 @@ import msgspec
 
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.checkpoint.generation import check_fence, digits
-from millpond.errors import FencedError, StateDamagedError
+from millpond.errors import StateDamagedError
 from millpond.files.filesystem import AlreadyExistsError, FileSystem
 
 Log = Literal["offsets", "commits"]
@@ -157,6 +157,7 @@ class RollBack:
         Raises:
             FencedError: another start of the query has taken the ledger over.
         """
+        check_fence(self._state, self._generation)
         commit, planned = self._ledger.read("commits", batch), self._ledger.read("offsets", batch + 1)
         record = _RollBack(
             again=batch,
@@ -164,18 +165,12 @@ class RollBack:
             planned=planned.decode() if planned is not None else None,
         )
         journal = f"{_PENDING}{digits(self._generation)}.json"
-        check_fence(self._state, self._generation)
         write_document(self._files, journal, record)
         # The plan of the next batch goes first: with `commits/C` gone and `offsets/C+1` there, Spark skips to C+2.
         self._ledger.remove("offsets", batch + 1)
         self._ledger.remove("commits", batch)
         yield
-        if not self._files.exists(journal):
-            raise FencedError(
-                "Another start of the query has put Spark's ledger back meanwhile.",
-                action="Stop this run; only the newest run of a query may write its checkpoint.",
-                file=self._files.locate(journal),
-            )
+        check_fence(self._state, self._generation)
         self._restore(record, journal)
 
     def _restore(self, record: _RollBack, journal: str) -> None:

@@ -120,13 +120,7 @@ class Start:
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
-                self._replay(catalyst, task)
-                if ledger.read("commits", batch) is None:
-                    raise TransientError(
-                        f"Batch {batch}, whose state was not durable, ran again, and was stopped before its end.",
-                        action="Start the query again.",
-                        file=checkpoint,
-                    )
+                self._replay(catalyst, task, ledger, batch)
         if again and entries != (ledger.last("commits"), ledger.last("offsets")):
             raise TransientError(
                 "An earlier run of the query was still going on while this one recovered.",
@@ -239,8 +233,12 @@ class Start:
             )
         pin(files, PinnedQuery(self.settings.key_groups, operators))
 
-    def _replay(self, catalyst: Catalyst, task: PipeTask) -> None:
-        """Have Spark run the planned batch into nothing; returns when its state is durable, or it was stopped."""
+    def _replay(self, catalyst: Catalyst, task: PipeTask, ledger: Ledger, batch: int) -> None:
+        """Have Spark run the planned batch into nothing; returns when its state is durable.
+
+        Raises:
+            TransientError: somebody has stopped it.
+        """
         sync = msgspec.structs.replace(task.settings, commit_mode="sync")
         tasks = self._tasks(msgspec.structs.replace(task, settings=sync))
         frame = catalyst.in_own_session(self.transplant(tasks), self.around)
@@ -257,6 +255,12 @@ class Start:
             with suppress(Exception):
                 query.stop()
             raise
+        if ledger.read("commits", batch) is None:
+            raise TransientError(
+                f"Batch {batch}, whose state was not durable, ran again, and was stopped before its end.",
+                action="Start the query again.",
+                file=self.checkpoint,
+            )
 
 
 def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -> None:

@@ -146,25 +146,26 @@ class SlotFinder:
             # The socket exists before the process does: whoever asks from now on waits in its queue.
             listener = self.directory.listen("template")
             try:
-                self.directory.note_loading(identify(self._spawn(listener)))
+                template = self._spawn(listener)  # held, so that it is known by its number even if it dies at once
+                self.directory.note_loading(identify(template.pid))
             finally:
                 listener.close()
 
-    def _spawn(self, listener: socket.socket) -> int:
+    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **_NO_THREADS, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        log = os.open(self.directory.path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        output = os.open(self.directory.path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
             return subprocess.Popen(
                 [sys.executable, "-m", self.task.template, str(self.directory.path), str(listener.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
                 env=environment,
-            ).pid
+            )
         finally:
-            os.close(log)
+            os.close(output)
 
 
 def start_ahead(task: PipeTask, user: Process) -> Thread:
