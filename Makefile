@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
 SMOKES := smoke-4.1 smoke-4.2
 
-.PHONY: setup check-java demo test chaos $(SMOKES) lint format docs bench engines clean
+.PHONY: setup check-java demo test wheel chaos $(SMOKES) lint format docs bench engines clean
 
 setup: $(STAMP)
 
@@ -16,17 +16,21 @@ $(STAMP): pyproject.toml
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,report]'
-	@$(BIN)/python -c 'import millpond.slot.serve'  # compiles all kernels, so that the first slot starts at once
+	@$(BIN)/python -m millpond.kernels.compile
 	@touch $@
 
 check-java:
 	@java -version >/dev/null 2>&1 || { echo "Millpond needs Java 17 or newer on the PATH (or JAVA_HOME), as PySpark does."; exit 1; }
 
 demo: check-java setup
-	@$(BIN)/millpond demo
+	@$(BIN)/millpond demo $(ARGS)
 
 test: check-java setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# What `pip install` gives: a wheel, alone in a fresh environment, runs the README's example.
+wheel: check-java setup
+	@$(BIN)/python -m pytest tests/wheel
 
 # Many more schedules of crashes than `make test` runs, with others each time if MILLPOND_SEED says where to begin.
 chaos: export MILLPOND_SCHEDULES ?= 5000

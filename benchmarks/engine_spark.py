@@ -21,25 +21,11 @@ from benchmarks.config import RunConfig
 from benchmarks.events import events_alone
 from benchmarks.workloads import build, output_mode
 from millpond.errors import UnsupportedError
+from millpond.workloads.peer import PEER_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
-
-_ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
-PEER_SETTINGS = {
-    # Spark at its best: RocksDB, changelog instead of a snapshot per batch, no counting of rows (a lookup a row).
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-    f"{_ROCKSDB}.changelogCheckpointing.enabled": "true",
-    f"{_ROCKSDB}.trackTotalNumberOfRows": "false",
-    # Spark's own files of a batch: on a local disk its default starts processes (chmod, readlink) for each.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-}
 
 
 def session(config: RunConfig) -> SparkSession:

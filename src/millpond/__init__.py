@@ -62,6 +62,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     from millpond.conf import read_settings
     from millpond.errors import UsageError
     from millpond.plan import explain as explaining
+    from millpond.plan.catalyst import Catalyst
     from millpond.plan.decide import decide
     from millpond.query.checks import check_session
 
@@ -70,7 +71,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
         raise UsageError("A streaming DataFrame is wanted, not one of batch.", action="Read it with spark.readStream.")
     if output_mode.lower() not in ("append", "update", "complete"):
         raise UsageError(f"There is no output mode {output_mode!r}.", action="Give append, update or complete.")
-    settings = read_settings(df.sparkSession.conf.getAll)
+    settings = read_settings(Catalyst(df.sparkSession).settings)
     decision = decide(df, output_mode, pattern=settings.store_pattern, map_groups=settings.map_groups)
     if as_dict:
         return explaining.as_dict(decision)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millpond.errors import MillpondError, StateDamagedError, UsageError
+from millpond.words import counted
 
 app = typer.Typer(help="A state engine for PySpark Structured Streaming.", no_args_is_help=True, add_completion=False)
 state = typer.Typer(help="Look at the state of a query, without Spark.", no_args_is_help=True)
@@ -30,16 +31,20 @@ _out = Console()
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
     from millpond.operators.protocol import base_name
-    from millpond.slot.reader import StateReader
+    from millpond.slot.reader import StateReader, span
 
     reader = StateReader(location)
     versions, damage = reader.versions(), reader.damage()
     none = "no whole version" if damage else "no durable version yet"
-    span = f"versions {versions[0]} to {versions[-1]}" if versions else none
-    span += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
-    _out.print(f"{reader.files.url}: generation {reader.claim.number}, {reader.partitions} partitions, {span}")
+    there = span(versions) if versions else none
+    there += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
+    partitions = counted(reader.partitions, "partition")
+    _out.print(f"{reader.files.url}: generation {reader.claim.number}, {partitions}, {there}")
     table = Table("operator", "table", "runs", "run rows", "run bytes", "deltas", "delta bytes")
-    for operator in reader.operators if versions else ():
+    for operator in reader.operators:
+        if not versions:  # tables come into being with the first version
+            table.add_row(f"{operator.index}: {operator.title}", ", ".join(operator.tables), *("–" * 5))
+            continue
         manifests = [reader.manifest(operator.index, p, versions[-1]) for p in range(reader.partitions)]
         for name in operator.tables:
             # State by event time lies in a table for each slice, called after the table and the slice.
@@ -50,7 +55,7 @@ def list_state(location: Location) -> None:
             deltas = [delta for _, one in held for delta in one.deltas]
             table.add_row(
                 f"{operator.index}: {operator.title}",
-                f"{name} ({slices} slice{'s' if slices > 1 else ''})" if slices else name,
+                f"{name} ({counted(slices, 'slice')})" if slices else name,
                 *(f"{n:,}" for n in (len(runs), sum(r.rows for r in runs), sum(r.bytes for r in runs))),
                 *(f"{n:,}" for n in (len(deltas), sum(d.length for d in deltas))),
             )
@@ -111,17 +116,21 @@ def verify_state(location: Location, version: Version = None) -> None:
                     failed += 1
                     _complain(error.at(operator=str(operator.index), partition=partition, version=chosen))
     places = len(reader.operators) * reader.partitions
-    _out.print(f"version {chosen}: {places} partitions, {rows:,} rows, {failed} damaged")
+    _out.print(f"version {chosen}: {counted(places, 'partition')}, {counted(rows, 'row')}, {failed} damaged")
     if failed:
         raise typer.Exit(1)
 
 
 @app.command()
-def demo() -> None:
-    """Run NEXMark q17 on Spark's RocksDB and on Millpond, kill both in mid-stream, and compare every row."""
+def demo(
+    query: Annotated[str, typer.Option(help="`clicks`, or a NEXMark query as `q17`.")] = "clicks",
+    report: Annotated[Path | None, typer.Option(help="The folder for the report; millpond-demo by default.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="An SVG file to draw the result into as well.")] = None,
+) -> None:
+    """Run a query on Spark's RocksDB and on Millpond, kill both in mid-stream, and compare every row."""
     from millpond.demo import run_demo
 
-    raise typer.Exit(run_demo())
+    raise typer.Exit(run_demo(query, folder=report, picture_path=picture))
 
 
 @app.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -182,19 +183,27 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
         conf: Spark settings by full name.
 
     Raises:
-        SettingError: a setting is unknown or malformed; the message lists the known ones.
+        SettingError: a setting is unknown or malformed; the message tells which ones are meant, or are known.
     """
     values: dict[str, Any] = {}
     for name, text in conf.items():
         if not name.lower().startswith(PREFIX):
             continue
         known = _KNOWN.get(name.removeprefix(PREFIX))
-        listing = "Known settings: " + ", ".join(PREFIX + key for key in sorted(_KNOWN)) + "."
         if known is None:
-            raise SettingError(f"{name} is not a setting of Millpond.", action=listing)
+            raise _unknown(name)
         field, parse = known
         try:
             values[field] = parse(text)
         except ValueError as error:
             raise SettingError(f"{name} is {text!r}, but has to be {error}.", action="See docs/settings.md.") from None
     return Settings(**values)
+
+
+def _unknown(name: str) -> SettingError:
+    """The error for a setting that does not exist: what may have been meant, then all there are, in short."""
+    lowered = {key.lower(): key for key in _KNOWN}
+    meant = difflib.get_close_matches(name[len(PREFIX) :].lower(), lowered, n=2, cutoff=0.6)
+    question = f"Did you mean {' or '.join(PREFIX + lowered[key] for key in meant)}? " if meant else ""
+    listing = f"Known settings, all below {PREFIX}: {', '.join(sorted(_KNOWN))}."
+    return SettingError(f"{name} is not a setting of Millpond.", action=question + listing)

@@ -1,24 +1,37 @@
-"""The demo's parts; the whole of it is run by `make demo`."""
+"""The demo: its parts, the whole of it over engines of known figures, and once over the real ones."""
 
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from millpond import demo
-from millpond.demo import comparison, engine, machine, plot, view
+from millpond.demo import chart, comparison, engine, figures, job, machine, page, view
 from millpond.demo.side import Side
+from millpond.errors import UsageError
+
+SIZE = job.Size(rows_per_batch=1_000, before_kill=6, after_kill=2, seconds_before_kill=60.0)
+ENGINE = (sys.executable, str(Path(__file__).parent / "demo_engine.py"))
+ROWS = [{"auction": a, "day": "2015-07-15", "total_bids": a * 2} for a in (3, 1, 2)]
 
 
 def write_batch(folder: Path, rows: list[dict[str, object]]) -> Path:
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), folder / "part-0.parquet")
     return folder
-
-
-ROWS = [{"auction": a, "day": "2015-07-15", "total_bids": a * 2} for a in (3, 1, 2)]
 
 
 def test_equal_rows_in_any_order(tmp_path: Path) -> None:
@@ -33,18 +46,26 @@ def test_equal_rows_in_any_order(tmp_path: Path) -> None:
         (ROWS[:2], "'auction': 2"),
         ([*ROWS, ROWS[0]], "3 and 4 rows"),
         ([{**row, "total_bids": float(row["total_bids"])} for row in ROWS], "double"),
+        (None, "3 and 0 rows"),
     ],
 )
-def test_a_difference_is_named(tmp_path: Path, other: list[dict[str, object]], named: str) -> None:
-    pair = write_batch(tmp_path / "a", ROWS), write_batch(tmp_path / "b", other)
-    assert named in comparison.compare([pair]).line()
+def test_a_difference_is_named(tmp_path: Path, other: list[dict[str, object]] | None, named: str) -> None:
+    second = tmp_path / "b" if other is None else write_batch(tmp_path / "b", other)
+    compared = comparison.compare([(write_batch(tmp_path / "a", ROWS), second)])
+    assert named in compared.line()
+    assert not compared.equal
+
+
+def test_no_rows_at_all_are_not_equal_rows(tmp_path: Path) -> None:
+    compared = comparison.compare([(tmp_path / "a", tmp_path / "b")])
+    assert (compared.line(), compared.equal) == ("no rows to compare", False)
 
 
 def test_without_java_there_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert demo.run_demo(tmp_path) == 1
+    assert demo.run_demo(folder=tmp_path) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert printed == "Millpond needs Java 17 or newer on the PATH (or JAVA_HOME), as PySpark does."
 
@@ -54,47 +75,227 @@ def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert "this is Java 11.0.2" in machine.look(tmp_path).problem
 
 
-def side_with_batches(folder: Path, name: str) -> Side:
-    side = Side(name, folder / name, 1_000, 2)
-    side.batches = [engine.Figures(i, 100.0 + i, 500.0 + i, 1_000, 2.0, 0.5) for i in range(8)]
-    side.kills, side.restarted = [104.5], 104.6
-    return side
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ("q99", "no such query"),
+        ("q4", "Spark's own state store does not run it"),
+        ("q12", "not the same each time"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(query: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"(?s){why}.*clicks, .*q17"):
+        demo.run_demo(query)
 
 
-def test_the_view_and_the_summary(tmp_path: Path) -> None:
-    sides = [side_with_batches(tmp_path, name) for name in ("spark", "millpond")]
-    console = Console(width=120, record=True)
-    console.print(view.live_table(sides, "now"))
-    console.print(view.summary(sides))
-    text = console.export_text()
-    assert "50.0 %" in text
-    assert "505 ms" in text  # the first batch after the kill
-    assert view.back_after_kill(sides[0]) == pytest.approx(0.905)
+def test_the_jobs_are_of_the_sizes_in_one_place() -> None:
+    assert "1,000,000 users" in job.find("clicks").about
+    assert "1,000 users" in job.find("clicks", 250).about
+    assert job.find("q17").size == job.NEXMARK_SIZE
+    assert job.CLICKS_SIZE.before_kill >= job.LEAST_BATCHES >= job.LEFT_OUT + 5
 
 
-def test_the_plot(tmp_path: Path) -> None:
-    sides = [side_with_batches(tmp_path, name) for name in ("spark", "millpond")]
-    written = plot.draw(sides, tmp_path, ["rows equal: 3 = 3"])
-    assert [path.name for path in written] == ["demo.png", "demo.html"]
-    assert "rows equal: 3 = 3" in written[1].read_text()
+def run_with_batches(name: str, ms: float) -> figures.Run:
+    run = figures.Run(name, starts=[90.0, 106.5], kills=[106.0], counted=6)
+    run.batches = [engine.Figures(i, 100.0 + i, ms + i, 1_000, 2.0) for i in range(6)]
+    run.batches += [engine.Figures(i, 102.0 + i, ms + i, 1_000, 2.0) for i in (6, 7)]
+    return run
+
+
+def test_the_figures_of_a_run() -> None:
+    run = run_with_batches("spark", 500.0)
+    assert [b.batch for b in run.steady()] == [3, 4, 5]
+    assert run.rate() == pytest.approx(3_000 / 1.512)
+    assert (run.median_ms(), run.longest_ms(), run.first_after_kill_ms()) == (504.0, 505.0, 506.0)
+    assert run.back_seconds() == pytest.approx(108.0 + 0.506 - 106.5)
+    assert run.seconds() == pytest.approx(109.0 + 0.507 - 90.0)
+    assert figures.ratio(run, run_with_batches("millpond", 50.0)) == pytest.approx(1.512 / 0.162)
+    times, rows = zip(*run.timeline(), strict=True)
+    assert list(times) == sorted(times)
+    # From the kill to the first batch after it, nothing is done.
+    assert (rows[-1], rows.count(6_000.0), max(b for a, b in run.timeline() if a < 18.0)) == (8_000.0, 2, 6_000.0)
 
 
 def test_figures_from_either_engine() -> None:
     progress = {
         "batchId": 3,
         "timestamp": "2026-01-01T00:00:01.500Z",
-        "numInputRows": 1_000,
+        "numInputRows": 2_000,
         "durationMs": {"triggerExecution": 250},
-        "stateOperators": [
-            {
-                "commitTimeMs": 60,
-                "customMetrics": {"rocksdbReadBlockCacheHitCount": 3, "rocksdbReadBlockCacheMissCount": 1},
-            }
-        ],
+        "stateOperators": [{"commitTimeMs": 60}],
         "observedMetrics": {},
     }
-    native = engine.figures(progress, 2)
-    assert (native.batch, native.ms, native.commit_ms, native.hits) == (3, 250.0, 30.0, 0.75)
-    mine = {"millpond": {"commit_lag_ms": 4, "input_rows": 100, "cache_misses": 25}}
-    ours = engine.figures({**progress, "observedMetrics": mine}, 2)
-    assert (ours.commit_ms, ours.hits) == (4.0, 0.75)
+    native = engine.figures(progress, 2, 1_000)
+    assert (native.batch, native.ms, native.rows, native.commit_ms) == (3, 250.0, 1_000, 30.0)
+    mine = {"millpond": {"commit_lag_ms": 4}}
+    assert engine.figures({**progress, "observedMetrics": mine}, 2, 1_000).commit_ms == 4.0
+
+
+def test_columns_of_blocks() -> None:
+    assert view.columns([1.0, None, 4.0], 4.0, 2, 1) == ["  █", "▄ █"]
+    assert view.columns([4.0, 0.001], 4.0, 1, 2) == ["█ ▁ "]
+
+
+@pytest.mark.parametrize("top", [0.0, 3.0, 7_158.0, 441_000.0])
+def test_ticks_are_round_and_reach_the_top(top: float) -> None:
+    found = chart.ticks(top, 4)
+    assert found[0] == 0
+    assert found[-1] >= top
+    assert 2 <= len(found) <= 8
+    assert all(tick == float(f"{tick:.3g}") for tick in found)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_picture(tmp_path: Path, width: int) -> None:
+    sides = [
+        Side(engine.Plan(name, str(tmp_path / name), "clicks", 1_000, 0, 2, str(tmp_path / f"tmp-{name}")))
+        for name in ("spark", "millpond")
+    ]
+    for side, ms in zip(sides, (500.0, 50.0), strict=True):
+        side.run, side.behind, side.state_bytes, side.status = (
+            run_with_batches(side.plan.engine, ms),
+            1,
+            5_000_000,
+            "done",
+        )
+    console = Console(width=width, record=True, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+    with view.View(console, sides, job.find("clicks"), 8) as shown:
+        text = "\n".join(segment for segment in _lines(console, shown))
+    assert all(len(line) <= width for line in text.splitlines())
+    for piece in ("Millpond", "batch 8 of 8", "✓ done", "╎", "✕", "5 MB", "commits behind", "1.6 s", "rows/s"):
+        assert piece in text
+    assert ("Spark (RocksDB)" in text) == (width >= 80)
+
+
+def _lines(console: Console, shown: view.View) -> list[str]:
+    with console.capture() as captured:
+        console.print(shown.picture())
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", captured.get()).splitlines()
+
+
+def run_fake(folder: Path, *wrong: str) -> int:
+    return demo.run_demo(
+        folder=folder, picture_path=folder / "pictures" / "demo.svg", size=SIZE, command=(*ENGINE, *wrong)
+    )
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files, with a short name, which has to be empty afterwards."""
+    with tempfile.TemporaryDirectory(prefix="mp-") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def left_behind(temporary: Path) -> list[str]:
+    """Files, and processes that were started below the folder for temporary files."""
+    found = [str(path) for path in temporary.iterdir()]
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        told = [*(process.info["cmdline"] or ()), process.info["cwd"] or ""]
+        if any(str(temporary) in each for each in told) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(" ".join(told))
+    return found
+
+
+def test_the_report_has_the_figures_that_were_measured(
+    tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run_fake(out) == 0
+    assert left_behind(temporary) == []
+    printed = capsys.readouterr().out
+    (path,) = out.glob("*.html")
+    assert f"report: {path}" in printed
+    assert "Millpond did 12.5 times the rows per second of Spark's RocksDB" in printed
+    assert "Spark (RocksDB): 6 batches, then SIGKILL for all of its 2 processes" in printed
+    text = path.read_text()
+    for piece in (
+        *('<div class="ratio">12.5×', "2,500", "31,200", "31,250", "400 ms", "32 ms"),
+        *("✓ all 40 result rows equal (30 before the kill, 10 after)", "batches 4 to 6"),
+        *("[millpond 0] &lt;aggregate&gt;", "Spark 4.3 · Java 17", "def busy(", "changelogCheckpointing.enabled=true"),
+    ):
+        assert piece in text
+    assert not re.search(r"""(src|href)=|url\(|@import|https?:(?!//www\.w3\.org)""", text)
+    data = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
+    assert data["computed"]["ratio"] == pytest.approx(12.5)
+    runs = [data["report"][name] for name in ("spark", "millpond")]
+    assert [[b["batch"] for b in run["batches"]] for run in runs] == [list(range(8))] * 2
+    assert [(len(run["kills"]), len(run["starts"])) for run in runs] == [(1, 2)] * 2
+    # What is drawn is well-formed: charts for wide windows and narrow ones, and the picture.
+    drawn = [*re.findall(r"<svg.*?</svg>", text, re.DOTALL), (out / "pictures" / "demo.svg").read_text()]
+    assert len(drawn) == 7
+    assert all(len(list(ElementTree.fromstring(each).iter())) > 20 for each in drawn)
+    assert "12.5×" in drawn[-1]
+    assert "40 result rows equal" in drawn[-1]
+
+
+def test_rows_that_differ_are_told(tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_fake(tmp_path / "out", "7") == 1
+    (path,) = (tmp_path / "out").glob("*.html")
+    told = "rows differ: batch=000007: {'clicks': 3, 'user': 3} and {'clicks': 4, 'user': 3}"
+    assert told in capsys.readouterr().out.replace("\n", " ").replace("  ", " ")
+    assert "✗ rows differ: batch=000007" in path.read_text()
+    assert left_behind(temporary) == []
+
+
+def test_an_engine_that_fails_ends_the_demo(
+    tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_fake(tmp_path / "out", "fail") == 1
+    assert "the engine failed on purpose" in capsys.readouterr().out
+    assert left_behind(temporary) == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, temporary: Path, sent: signal.Signals) -> None:
+    size = "Size(1000, 100000, 1, 1000.0)"
+    code = f"""import sys
+from pathlib import Path
+from millpond.demo import run_demo
+from millpond.demo.job import Size
+sys.exit(run_demo(folder=Path({str(tmp_path / "out")!r}), size={size}, command={ENGINE!r}))"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        deadline = time.monotonic() + 60
+        while not list(temporary.glob("*/spark/figures.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left_behind(temporary)
+        process.send_signal(sent)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == demo.INTERRUPTED
+    assert "interrupted" in printed
+    assert left_behind(temporary) == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_engine_ends_with_its_demo(tmp_path: Path) -> None:
+    child = "import time; from millpond.workloads.process import die_with_parent; die_with_parent();"
+    child += "print('ready', flush=True); time.sleep(600)"
+    code = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {child!r}]);"
+    code += "print(p.pid, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert parent.stdout.readline() == "ready\n"
+        parent.kill()
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_reports_of_the_same_second_stand_side_by_side(tmp_path: Path) -> None:
+    written = [page.write(tmp_path, "text") for _ in range(3)]
+    assert len(set(written)) == 3
+
+
+@pytest.mark.timeout(900)  # four starts of Spark; a minute on a quiet machine
+def test_the_real_engines_small(tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = job.Size(rows_per_batch=2_000, before_kill=5, after_kill=2, seconds_before_kill=600.0)
+    assert demo.run_demo(folder=tmp_path / "out", size=size) == 0
+    (path,) = (tmp_path / "out").glob("*.html")
+    text = path.read_text()
+    assert "Busy users among 8,000" in text
+    assert "[millpond 0] aggregate by window, user" in text
+    assert re.search(r"✓ all [\d,]{3,} result rows equal", text)
+    assert left_behind(temporary) == []

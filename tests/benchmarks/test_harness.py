@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,21 @@ def test_killing_a_tree_reaches_what_detached_itself(tmp_path: Path) -> None:
         tree.kill()
     assert not psutil.pid_exists(detached) or psutil.Process(detached).status() == psutil.STATUS_ZOMBIE
     assert not tree.members()
+
+
+def test_what_has_ended_is_no_member(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    tree = ProcessTree([sys.executable, "-c", DETACHES, str(pid_file)], log=tmp_path / "log")
+    detached = int(wait_for(pid_file))
+    try:
+        os.kill(detached, signal.SIGKILL)
+        tree.process.kill()
+        deadline = time.monotonic() + 20
+        while tree.members():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        tree.kill()
 
 
 def test_cpu_and_memory_are_sampled(tmp_path: Path) -> None:

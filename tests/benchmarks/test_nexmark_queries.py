@@ -15,8 +15,8 @@ from millpond.workloads.queries import QUERIES
 from millpond.workloads.queries.query import EVERY_MODE
 
 # A hundred seconds of event time: sessions end, and windows close.
-CONFIG = NexmarkConfig(seed=5, rate=10_000)
-ROWS, BATCHES = 250_000, 4
+CONFIG = NexmarkConfig(seed=5, rate=2_500)
+ROWS, BATCHES = 62_500, 4
 
 
 def test_all_are_there() -> None:

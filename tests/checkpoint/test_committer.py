@@ -72,7 +72,7 @@ def test_acknowledged_only_after_the_put(tmp_path):
     slot.seal(slot.open(0, 0), b"a")
     with pytest.raises(TransientError, match=r"not durable after 0.05 s.*commits/000000000001-000000000000001-"):
         slot.committer.wait_durable(0, 0, 1, timeout=0.05)
-    assert list((tmp_path / slot.name).glob("*.sealed"))
+    assert list(tmp_path.rglob("*.sealed"))
     gate.set()
     slot.committer.wait_durable(0, 0, 1, timeout=10)
     slot.committer.wait_durable(0, 0, 0)
@@ -94,7 +94,7 @@ def test_newer_generation_prevents_the_acknowledgement(tmp_path):
         slot.committer.drain(10)
     with pytest.raises(FencedError):
         slot.committer.submit(sealed)
-    assert list((tmp_path / slot.name).glob("*.sealed")), "what is not acknowledged stays on disk"
+    assert list(tmp_path.rglob("*.sealed")), "what is not acknowledged stays on disk"
 
 
 def test_failing_puts_are_repeated(tmp_path):
@@ -241,7 +241,7 @@ def test_earlier_attempt_that_is_not_on_its_way_is_dropped(tmp_path):
     slot.seal(base, b"second attempt")
     slot.settle()
     assert slot.read(Slot(files, 1, tmp_path).open(0, 1)) == [b"second attempt"]
-    assert not list((tmp_path / slot.name).glob("*.sealed"))
+    assert not list(tmp_path.rglob("*.sealed"))
 
 
 def test_waiting_for_what_was_never_sealed_is_an_error_at_once(tmp_path):

@@ -9,8 +9,8 @@ SCHEMA = TableSchema((Column("k", "word"),), (Column("v", "bytes"),))
 
 
 def query(type_="int", **changes):
-    spec = {"keys": [{"name": "k", "type": type_}], "calls": ["count"]}
-    operator = PinnedOperator("Aggregate", {**spec, **changes}, {"main": plain(SCHEMA)})
+    spec = {"keys": [{"name": "k", "type": type_}], "calls": [{"function": "count"}]}
+    operator = PinnedOperator("aggregate by k", {**spec, **changes}, {"main": plain(SCHEMA)})
     return PinnedQuery(1 << 15, (operator,))
 
 
@@ -26,14 +26,23 @@ def test_difference_is_printed():
     files = memory()
     pin(files, query())
     with pytest.raises(StateIncompatibleError) as error:
-        pin(files, query("bigint", calls=["count", "sum"]))
-    assert "operators[0].spec.keys[0].type: was 'int', is 'bigint'" in str(error.value)
-    assert "operators[0].spec.calls[1]: is new: 'sum'" in str(error.value)
+        pin(files, query("bigint", calls=[{"function": "count"}, {"function": "sum"}]))
+    assert "aggregate by k: the key k was int, and is bigint now" in str(error.value)
+    assert "aggregate by k: sum(*) is new" in str(error.value)
     assert error.value.file == files.locate(NAME)
-    with pytest.raises(StateIncompatibleError, match=r"operators\[0\]: was .* is gone"):
+    with pytest.raises(StateIncompatibleError, match="the operator 'aggregate by k' is gone"):
         pin(files, PinnedQuery(1 << 15, ()))
-    with pytest.raises(StateIncompatibleError, match="key_groups: was 32768, is 64"):
+    with pytest.raises(StateIncompatibleError, match="the state had 32768 key groups, and the query asks for 64"):
         pin(files, PinnedQuery(64, query().operators))
+
+
+def test_the_spec_of_another_version_is_told_by_paths():
+    files = memory()
+    pin(files, query())
+    with pytest.raises(StateIncompatibleError, match=r"keys was .*, and is 7 now"):
+        pin(files, PinnedQuery(1 << 15, (PinnedOperator("aggregate by k", {"keys": 7}, {}),)))
+    with pytest.raises(StateIncompatibleError, match=r"calls\[0\] was .*, and is 'count' now"):
+        pin(files, query(calls=["count"]))
 
 
 def test_newer_format_is_refused():

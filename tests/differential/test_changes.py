@@ -77,6 +77,15 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "rank": (top("rn <= 2", rank="rank()", order="v desc nulls last"), ["id"]),
     "dense rank": (top("rn <= 2", rank="dense_rank()", order="d desc, g"), ["id"]),
     "without keys": (top("rn <= 5").replace("partition by k ", ""), ["rn"]),
+    "a constant partition": (top("rn <= 5", by="1"), ["rn"]),
+    "constant partitions": (
+        top("rn <= 4", by="1 + 1, 'x', null, cast(null as int), current_date(), 1", rank="rank()"),
+        ["id"],
+    ),
+    "no partition": (top("rn <= 3", by="null", rank="dense_rank()", order="v desc nulls last"), ["id"]),
+    "constants among keys": (top("rn <= 2", by="1, k, null, upper(g)", cols="*, upper(g) u"), ["k", "u", "rn"]),
+    "constants in the order": (top("rn <= 2", rank="rank()", order="1, v desc nulls last, null"), ["id"]),
+    "no order": (top("rn <= 2", rank="rank()", order="'x'"), ["id"]),
     "condition beside": (top("rn <= 3 and v > 150"), ["k", "rn"]),
     "aggregate over aggregate": (
         f"select g, avg(m) a, count(*) n, sum(m) s, avg(d) d, count(d) e from ({LOWER}) group by g",
@@ -118,6 +127,11 @@ CASES: dict[str, tuple[str, list[str]]] = {
     ),
     "over rows of all keys": (
         "select k, g, n, sum(n) over (order by k, g rows between 5 preceding and current row) a"
+        f" from ({LOWER}) where k < 9",
+        ["k", "g"],
+    ),
+    "over rows of a constant partition": (
+        "select k, g, n, sum(n) over (partition by 1, null order by k, 1, g rows 5 preceding) a"
         f" from ({LOWER}) where k < 9",
         ["k", "g"],
     ),
@@ -246,7 +260,9 @@ def test_over_rows(session: SparkSession, tmp_path: Path, mode: str) -> None:
         "select id, k, s, avg(v) over (partition by k order by id rows between 9 preceding and current row) a,"
         " count(v + 1) over (partition by k order by id rows between 9 preceding and current row) b,"
         " max(d) over (partition by k order by id rows 2 preceding) c,"
-        " sum(cast(v as decimal(12,3))) over (partition by k order by id rows 2 preceding) e"
+        " sum(cast(v as decimal(12,3))) over (partition by k order by id rows 2 preceding) e,"
+        " sum(v) over (partition by 'x', 1 order by id, 1 rows 4 preceding) f,"
+        " count(1) over (partition by 2, k order by id rows 4 preceding) h"
         " from (select *, array(s) tags from {events})"
     )
     seen: list[Any] = []
@@ -297,7 +313,7 @@ def test_over_rows(session: SparkSession, tmp_path: Path, mode: str) -> None:
             "update",
             "MP-CHANGES",
         ),
-        (f"select k, sum(m) from (select k, m * rand() m from ({LOWER})) group by k", "update", "MP-CHANGES"),
+        (f"select k, sum(m) from (select k, m * rand() m from ({LOWER})) group by k", "update", "MP-BETWEEN"),
     ],
 )
 def test_what_is_refused(session: SparkSession, tmp_path: Path, text: str, mode: str, code: str) -> None:

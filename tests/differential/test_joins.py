@@ -118,6 +118,12 @@ CHAINS = {
           join (select window(rt, '1 minute') as w, rk, count(*) as n, max(rv) as high
                 from r group by window(rt, '1 minute'), rk) b
           on a.w = b.w and lk = rk""",
+    "windows below, full": """
+        select a.w, a.n, b.w as v, b.high from
+          (select window(lt, '1 minute') as w, lk, count(*) as n from l group by window(lt, '1 minute'), lk) a
+          full join (select window(rt, '1 minute') as w, rk, max(rv) as high
+                     from r group by window(rt, '1 minute'), rk) b
+          on a.w = b.w and lk = rk""",
     "distinct above": f"select lk, lt, lv from l join r on lk = rk and {NEAR}",
 }
 

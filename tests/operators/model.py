@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
 from fractions import Fraction
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from millpond.operators.catalogue import is_distinct
@@ -12,6 +14,8 @@ from millpond.operators.types import DataType, parse_type
 from tests.operators.rig import Row, normal
 
 EXACT = Context(prec=200)
+BATCH = "__batch"
+"""The number of the batch that a row came in, if not all come in one."""
 GREATEST = {"max", "max_by", "bool_or", "some"}
 
 
@@ -28,10 +32,12 @@ def call_result(shape: AggregateSpec, call: AggregateCall, rows: Sequence[Row]) 
     inputs = [tuple(row[name] for name in names) for row in rows]
     if is_distinct(call):
         seen: dict[Any, Any] = {}
-        for one in inputs:
+        for one, row in zip(inputs, rows, strict=True):
             if None not in one:
-                seen.setdefault(tuple(normal(value) for value in one), tuple(shown(value) for value in one))
-        inputs = list(seen.values())
+                seen.setdefault(tuple(normal(value) for value in one), (tuple(shown(value) for value in one), row))
+        inputs, rows = [one for one, _ in seen.values()], [row for _, row in seen.values()]
+    if call.function in ("sum", "avg") and types[0].name == "decimal":
+        inputs = [(*one, row.get(BATCH, 0)) for one, row in zip(inputs, rows, strict=True)]
     return FUNCTIONS[call.function](call, types, inputs)
 
 
@@ -59,12 +65,13 @@ def _fits(value: Decimal, dtype: DataType) -> Decimal | None:
     return value if value.scaleb(dtype.scale, EXACT).copy_abs() < 10**dtype.precision else None
 
 
-def _decimal_sum(values: list[Decimal], dtype: DataType) -> Decimal | None:
-    """A sum that overflows once is null for good."""
+def _decimal_sum(inputs: list[tuple[Any, ...]], dtype: DataType) -> Decimal | None:
+    """A sum that is beyond its precision when a batch ends is null for good."""
     total: Decimal | None = Decimal(0).scaleb(-dtype.scale, EXACT)
     limit = DataType("decimal", min(38, dtype.precision + 10), dtype.scale)
-    for value in values:
-        total = None if total is None else _fits(EXACT.add(total, value), limit)
+    for _, batch in groupby((one for one in inputs if one[0] is not None), key=itemgetter(-1)):
+        with localcontext(EXACT):
+            total = None if total is None else _fits(sum((one[0] for one in batch), total), limit)
     return total
 
 
@@ -73,7 +80,7 @@ def _sum(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...
     if not values:
         return None
     if types[0].name == "decimal":
-        return _decimal_sum(values, types[0])
+        return _decimal_sum(inputs, types[0])
     if types[0].machine == "int":
         return (sum(values) + 2**63) % 2**64 - 2**63
     return sum(values, 0.0)
@@ -85,7 +92,7 @@ def _avg(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...
         return None
     if types[0].name == "decimal":
         result = parse_type(call.type)
-        total = _decimal_sum(values, types[0])
+        total = _decimal_sum(inputs, types[0])
         if total is None:
             return None
         with localcontext(EXACT):

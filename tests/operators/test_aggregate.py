@@ -79,13 +79,13 @@ def check(shape: AggregateSpec, batches: list[tuple[list[Row], bool]], keys: lis
     if not keys:
         groups[()] = []
     try:
-        for rows, restart in batches:
+        for number, (rows, restart) in enumerate(batches):
             if restart:
                 rig.restart()
             changed = {(): None} if not keys else {}
             for row in rows:
                 key = tuple(normal(row[name]) for name in keys)
-                groups.setdefault(key, []).append(row)
+                groups.setdefault(key, []).append(row | {model.BATCH: number})
                 changed[key] = None
             out = as_rows(rig.batch(record_batch(shape, rows, keys, bits)))
             assert len(out) == len(changed if shape.output_mode == "update" else groups)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.errors import StateDamagedError
 from millpond.operators.spec import (
     OP,
     AggregateCall,
@@ -244,4 +245,26 @@ def test_what_is_taken_back_leaves_nothing() -> None:
     assert out["sum_1"] == pytest.approx(0.1, rel=1e-15)
     assert out["count_0"] == 1
     assert rig.batch(arrow(upper, [rows[1] | {OP.name: -1}])).num_rows == 0
+    rig.close()
+
+
+@pytest.mark.parametrize("rows", [[("a", 5, -1)], [("a", None, -1)], [("a", 5, -1), ("a", 6, -1), ("a", None, 1)]])
+def test_what_was_never_there_cannot_be_taken_back(rows: list[tuple[str, int | None, int]]) -> None:
+    """More rows than a group had, or more that count: the batch fails, and its state is not sealed."""
+    calls = (call("count", (), "bigint"), call("count", (0,), "bigint"))
+    shape = AggregateSpec(fields("g string"), fields("v int"), calls, "update", retracts=True)
+    rig = Rig(shape)
+    rig.batch(arrow(shape, [{"g": "b", "v": 1, OP.name: 1}, {"g": "a", "v": None, OP.name: 1}][: 1 + (len(rows) > 1)]))
+    with pytest.raises(StateDamagedError, match="never there"):
+        rig.batch(arrow(shape, [{"g": g, "v": v, OP.name: kind} for g, v, kind in rows]))
+    rig.close()
+
+
+def test_an_image_may_come_before_what_it_takes_the_place_of() -> None:
+    """Within a batch the order does not matter: a count may be below nothing in between."""
+    calls = (call("count", (), "bigint"), call("count", (0,), "bigint"))
+    shape = AggregateSpec(fields("g string"), fields("v int"), calls, "update", retracts=True)
+    rig = Rig(shape)
+    out = rig.batch(arrow(shape, [{"g": "a", "v": 1, OP.name: -2}]), arrow(shape, [{"g": "a", "v": 1, OP.name: 2}]))
+    assert not out.num_rows
     rig.close()

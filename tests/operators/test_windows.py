@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from typing import Any
+from typing import Any, Literal
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,3 +167,54 @@ def test_instants_and_deduplication(batches: Any, kind: str) -> None:
     finally:
         for rig in rigs:
             rig.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "pattern", "functions"),
+    [
+        ("append", "auto", ["first", "last", "min_by", "collect_list"]),
+        ("append", "rmw", ["first", "last", "max_by", "collect_list"]),
+        ("append", "auto", ["any_value", "last", "max_by"]),
+        ("append", "append", ["first", "last"]),
+        ("update", "auto", ["first", "last", "min_by", "collect_list"]),
+    ],
+)
+def test_rows_reach_overlapping_windows_as_they_came(
+    mode: str, pattern: Literal["auto", "append", "rmw"], functions: list[str]
+) -> None:
+    """Also within a batch, and where rows of later panes come first."""
+    types = {"collect_list": "array<bigint>"}
+    some = tuple(
+        AggregateCall(name, (0, 1) if name.endswith("_by") else (0,), types.get(name, "bigint")) for name in functions
+    )
+    time = EventTime(0, Windows(20 * SECOND, 5 * SECOND, 0))
+    shape = AggregateSpec((Field("window", WINDOW),), fields("v bigint; w int"), some, mode, time, pattern=pattern)
+    rig = Rig(shape)
+    members: dict[dt.datetime, list[int]] = defaultdict(list)
+    shown: dict[dt.datetime, tuple[Any, ...]] = {}
+
+    def show(out: Any) -> None:
+        for window, *found in as_rows(out):
+            shown[window["start"]] = tuple(found)
+
+    value = 0
+    for number, panes in enumerate([[10, 0, 5], [0, 10], [20, 5, 15, 5], [0, 20, 10]]):
+        if number == 2:
+            rig.restart()
+        rows = []
+        for second in panes:
+            rows.append({"window": moment(second), "v": value, "w": 7})
+            for start in range(second - 15, second + 1, 5):
+                members[moment(start)].append(value)
+            value += 1
+        columns = [[7] * len(rows), *([row[name] for row in rows] for name in ("window", "v", "w"))]
+        kinds = [pa.int64(), pa.timestamp("us", "UTC"), pa.int64(), pa.int32()]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+        show(rig.batch(pa.RecordBatch.from_arrays(arrays, names=["__hash", "window", "v", "w"])))
+    show(rig.batch(times=Times(0, 100_000)))
+    rig.close()
+    of = {"first": 0, "any_value": 0, "last": -1, "min_by": -1, "max_by": -1}
+    assert shown == {
+        start: tuple(values if name == "collect_list" else values[of[name]] for name in functions)
+        for start, values in members.items()
+    }

@@ -79,8 +79,25 @@ def test_a_malformed_value_is_named(name: str, value: str) -> None:
     assert f"spark.millpond.{name} is {value!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["spark.millpond.slot.memry", "spark.Millpond.slots"])
-def test_an_unknown_name_lists_the_known(name: str) -> None:
-    with pytest.raises(SettingError, match=r"Known settings: .*spark.millpond.slot.memory") as caught:
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("spark.millpond.slot.memry", "slot.memory"),
+        ("spark.Millpond.slots", "slots"),
+        ("spark.millpond.onunsupported", "onUnsupported"),
+        ("spark.millpond.stateLocation", "state.location"),
+        ("spark.millpond.commitMode", "commit.mode"),
+        ("spark.millpond.store.reedBatchRatio", "store.readBatchRatio"),
+    ],
+)
+def test_an_unknown_name_is_told_what_may_be_meant(name: str, meant: str) -> None:
+    with pytest.raises(SettingError) as caught:
         read_settings({name: "1g"})
-    assert name in str(caught.value)
+    assert str(caught.value).startswith(f"[SETTING] {name} is not a setting of Millpond. Did you mean spark.millpond.")
+    assert f"spark.millpond.{meant}" in str(caught.value).split("?")[0]
+    assert "Known settings, all below spark.millpond.: batch.rows, cache.disk, changes," in str(caught.value)
+
+
+def test_a_name_like_no_other_lists_the_known() -> None:
+    with pytest.raises(SettingError, match=r"xyzzy is not a setting of Millpond\. Known settings, all below "):
+        read_settings({"spark.millpond.xyzzy": "1"})

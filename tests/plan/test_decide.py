@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
+from millpond.conf import read_settings
 from millpond.errors import UnsupportedError
 from millpond.operators.catalogue import whole_sessions
 from millpond.operators.spec import (
@@ -30,6 +31,7 @@ from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
+ALL = read_settings({"spark.millpond.changes": "all"})
 
 
 def test_aggregate_spec(stream: DataFrame) -> None:
@@ -224,6 +226,8 @@ STAY = {
     ),
     "input": (lambda df, _: df.groupBy("k").agg(F.max("arr")), "update", "MP-INPUT-TYPE"),
     "limit": (lambda df, _: df.limit(3), "append", "MP-OPERATOR"),
+    "intersect": (lambda df, _: df.select("k").intersect(df.select("k")), "append", "MP-OPERATOR"),
+    "except": (lambda df, _: df.select("k").exceptAll(df.select("k")), "append", "MP-OPERATOR"),
     "pandas": (
         lambda df, _: df.groupBy("k").applyInPandasWithState(
             lambda *_: iter(()), "k int", "n int", "update", "NoTimeout"
@@ -252,6 +256,29 @@ def test_stays_on_spark_with_a_reason(stream: DataFrame, spark: SparkSession, na
     assert operator.reason is not None
     assert operator.reason.code == code
     assert str(operator.reason).startswith(f"{code}: ")
+
+
+@pytest.mark.parametrize("function", ["median(d)", "percentile(d, 0.5)", "mode(k)"])
+def test_a_reason_calls_a_function_as_the_query_does(stream: DataFrame, function: str) -> None:
+    (operator,) = decide(stream.groupBy("k").agg(F.sum("v"), F.expr(function)), "update").operators
+    assert operator.reason is not None
+    assert operator.reason.detail == function.split("(")[0]
+
+
+def test_a_window_is_a_key_of_the_type_that_is_shown(stream: DataFrame) -> None:
+    windows = stream.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute"), "k").count()
+    (described,) = as_dict(decide(windows, "append"))["operators"]
+    assert described["keys"] == ["window: struct<start:timestamp,end:timestamp>", "k: int"]
+
+
+def test_changes_that_cannot_be_shown_are_warned_of(stream: DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+    writer = millpond.writeStream(stream)
+    marked = stream.withWatermark("ts", "1 minute").groupBy("ts").count()
+    for mode, said in (("append", "no row that it shows changes later"), ("update", ""), ("complete", "all rows")):
+        caplog.clear()
+        writer._report(decide(marked if mode == "append" else stream.groupBy("k").count(), mode, "all"), [], ALL)
+        assert bool(caplog.messages) == bool(said)
+        assert all("spark.millpond.changes=all has no effect" in m and said in m for m in caplog.messages)
 
 
 def test_updates_stay_below_an_operator_that_stays(stream: DataFrame) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from millpond.operators.spec import FROM_TIME, AggregateSpec, Field, JoinSide, JoinSpec
 from millpond.plan.decide import decide
@@ -163,3 +164,20 @@ def test_explain(spark: SparkSession) -> None:
     assert operator["store"] == "ordered"
     assert operator["keys"] == ["key0: int", "key1: timestamp"]
     assert "[millpond 0] inner join" in as_text(decision)
+
+
+@pytest.mark.parametrize("below", ["aggregate", "join", "deduplicate"])
+def test_a_semi_join_that_spark_would_move(stream: DataFrame, below: str) -> None:
+    """Below an aggregate, left rows meet right ones before they are grouped: others than those that come out above."""
+    marked = stream.withWatermark("ts", "1 minute")
+    right = marked.groupBy(F.window("ts", "1 minute").alias("w"), "k").count()
+    left = {
+        "aggregate": marked.groupBy(F.window("ts", "1 minute").alias("w"), "k").agg(F.sum("v")),
+        "join": marked.groupBy(F.window("ts", "1 minute").alias("w"), "k").count().join(right, ["w", "k"]),
+        "deduplicate": marked.select("k", F.window("ts", "1 minute").alias("w")).dropDuplicates(["k", "w"]),
+    }[below]
+    operator = decide(left.join(right, ["w", "k"], "left_semi"), "append").operators[-1]
+    assert (operator.spec is None) == (below != "deduplicate")
+    if operator.reason is not None:
+        assert operator.reason.code == "MP-OPERATOR"
+        assert "moves below its left side" in str(operator.reason)

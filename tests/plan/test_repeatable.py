@@ -49,6 +49,15 @@ def test_batch_tables_that_may_change(spark: SparkSession, stream: DataFrame, tm
     assert reason(stream.join(spark.range(3), F.col("k") == F.col("id")).groupBy("k").count()) is None
 
 
+def test_subqueries_over_tables_that_may_change(spark: SparkSession, stream: DataFrame, tmp_path: Path) -> None:
+    spark.range(3).write.parquet(str(tmp_path / "table"))
+    spark.read.parquet(str(tmp_path / "table")).createOrReplaceTempView("looked_up")
+    known = stream.where("k in (select id from looked_up)").groupBy("k").count()
+    assert "batch table with columns id may change" in str(reason(known))
+    assert reason(stream.where("k in (select id from range(3))").groupBy("k").count()) is None
+    assert reason(stream.groupBy("k").count().where("count > (select max(id) from looked_up)")) is None
+
+
 def test_explain(stream: DataFrame) -> None:
     df = stream.dropDuplicates(["k"]).groupBy("k").agg(F.expr("percentile(d, 0.5)"), F.sum("v"))
     data = as_dict(decide(df, "update"))

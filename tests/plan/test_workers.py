@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 
-from millpond.plan.workers import named, portable
+from millpond.plan.workers import load_ahead, named, portable
 from millpond.slot.exchange import ExchangeWrite
 from millpond.slot.pipe import Pipe
 
@@ -53,6 +54,27 @@ def test_a_worker_loads_no_kernels(kind: type, tmp_path: Path) -> None:
     assert done.stdout.split() == ["True"]
 
 
+def test_workers_of_this_python_are_forked_from_what_has_loaded_all(spark: SparkSession) -> None:
+    load_ahead(spark.sparkContext)
+    assert spark.sparkContext._jsc.sc().conf().get("spark.python.daemon.module") == "millpond.slot.daemon"
+
+
+def test_workers_are_forked_by_what_has_no_threads() -> None:
+    """A fork copies one thread only, and the locks that the others hold for ever."""
+    program = (
+        "import os, sys, millpond.slot.daemon as daemon\n"
+        "before = dict(os.environ)\n"
+        "daemon.load()\n"
+        "import numpy as np, pyarrow as pa\n"
+        "pa.array(np.empty(0))\n"
+        "assert dict(os.environ) == before\n"
+        "assert {'pandas', 'millpond.slot.pipe'} <= sys.modules.keys() and 'numba' not in sys.modules\n"
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
+
+
 PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
@@ -65,7 +87,8 @@ spark.sparkContext.setLogLevel("OFF")
 rows = spark.readStream.schema("key bigint").parquet(sys.argv[1]).groupBy("key").count()
 writer = millpond.writeStream(rows).outputMode("update").format("noop").option("checkpointLocation", sys.argv[2])
 writer.trigger(availableNow=True).start().awaitTermination()
-print(millpond.read_state(spark, sys.argv[2]).count(), spark.sparkContext.pythonExec)
+daemon = spark.sparkContext._jsc.sc().conf().get("spark.python.daemon.module", "its own")
+print(millpond.read_state(spark, sys.argv[2]).count(), spark.sparkContext.pythonExec, daemon)
 """
 
 
@@ -86,4 +109,5 @@ def test_a_local_query_needs_no_activated_environment(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["2", "python3"], done.stderr[-3000:]
+    # The user's functions run in another Python, which need not have Millpond: its workers stay Spark's.
+    assert done.stdout.split() == ["2", "python3", "its", "own"], done.stderr[-3000:]

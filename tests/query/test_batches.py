@@ -1,15 +1,21 @@
 """What `CompleteBatch` does about partitions of which nothing is known."""
 
+import traceback
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from millpond.errors import UsageError
-from millpond.query.batches import CompleteBatch
+from millpond.query.batches import BatchInterruptedError, CompleteBatch
 from millpond.slot.pipe import PartitionDone
 
+PROXY_ERROR = (
+    r"py4j\.protocol\.Py4JJavaError: An error occurred while calling((.|\r\n|\r|\n)*)(java\.lang\.InterruptedException)"
+)
+"""What Spark looks for (`StreamExecution.PROXY_ERROR`)."""
 TASK = SimpleNamespace(operator=0, partitions=2, query="q")
 
 
@@ -47,6 +53,30 @@ def test_what_ran_in_a_recovery_does_not_count(coverage: Any) -> None:
 def test_partitions_that_never_run_are_an_error(coverage: Any) -> None:
     with pytest.raises(UsageError, match=r"1 of 2 .* batch 7.*partition 1"):
         complete(coverage, 0, rest=(0,))
+
+
+@pytest.mark.parametrize(
+    "sign", ["java.lang.InterruptedException", "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job"]
+)
+def test_a_stop_is_told_in_few_words(coverage: Any, sign: str) -> None:
+    """Spark's regular expression for it needs stack for every character."""
+    java = MagicMock(_target_id="o1")
+    error = Py4JJavaError("An error occurred while calling o1.collect.", java)
+
+    def function(df: Any, batch: int) -> None:
+        raise error
+
+    whole = (
+        f"An error occurred while calling o1.collect.\n: {sign}" + "\n\tat java.base/of.some.Frame(Frame.java)" * 200
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Py4JJavaError, "__str__", lambda _: whole)
+        with pytest.raises(BatchInterruptedError, match=PROXY_ERROR) as raised:
+            CompleteBatch(function, [TASK], coverage, {}, {})(MagicMock(), 7)
+        assert len("".join(traceback.format_exception(raised.value))) < 2000
+        whole = "An error occurred while calling o1.collect.\n: java.lang.ArithmeticException"
+        with pytest.raises(Py4JJavaError):
+            CompleteBatch(function, [TASK], coverage, {}, {})(MagicMock(), 7)
 
 
 def test_reports_do_not_pile_up(coverage: Any) -> None:

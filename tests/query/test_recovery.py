@@ -21,8 +21,11 @@ from millpond.checkpoint.generation import claim_name
 from millpond.checkpoint.pinned import read_pinned
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
 from millpond.files.filesystem import open_filesystem
-from millpond.query.ledger import _RollBack
+from millpond.plan.catalyst import Catalyst
+from millpond.query.ledger import Ledger, _RollBack
+from millpond.query.start import Start
 from millpond.query.writer import StreamWriter
+from millpond.slot.task import PipeTask
 
 SCHEMA = "key bigint, amount bigint"
 JOURNAL = "millpond/rolled-back/pending-000000000000001.json"
@@ -95,6 +98,26 @@ class Job:
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(spark, tmp_path)
+
+
+@pytest.fixture
+def doubtful_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of the sink: it may skip a planned batch that it has."""
+    monkeypatch.setattr("millpond.query.writer.runs_planned", lambda *_: False)
+
+
+@pytest.fixture
+def repeated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batches that starts have run without the sink."""
+    batches: list[int] = []
+    replay = Start._replay
+
+    def noted(self: Start, catalyst: Catalyst, task: PipeTask, ledger: Ledger, batch: int) -> None:
+        batches.append(batch)
+        replay(self, catalyst, task, ledger, batch)
+
+    monkeypatch.setattr(Start, "_replay", noted)
+    return batches
 
 
 def lose_commit(job: Job) -> None:
@@ -195,6 +218,12 @@ def test_updates_are_right_after(job: Job, crash: Callable[[Job], None]) -> None
     assert job.emitted == {batch: job.expected(batch) for batch in range(5)}
 
 
+@pytest.mark.usefixtures("doubtful_sink")
+@pytest.mark.parametrize("crash", CRASHES)
+def test_updates_are_right_in_a_sink_of_which_nothing_is_known_after(job: Job, crash: Callable[[Job], None]) -> None:
+    test_updates_are_right_after(job, crash)
+
+
 @pytest.mark.parametrize("crash", CRASHES)
 def test_sinks_that_skip_batches_get_every_row_once(job: Job, crash: Callable[[Job], None]) -> None:
     job.write([1, 2, 3], [2, 3, 4], [3, 4, 5])
@@ -202,6 +231,32 @@ def test_sinks_that_skip_batches_get_every_row_once(job: Job, crash: Callable[[J
     crash(job)
     job.write([1, 3, 5, 6], [6, 7, 2])
     assert job.deduplicate() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_the_sink_runs_anyway_is_not_run_before(job: Job, repeated: list[int]) -> None:
+    """Killed in a batch, which a function for each batch gets again: no second run of it is waited for."""
+    job.write([1, 2, 3], [2, 3, 4])
+    job.aggregate()
+    job.forget("commits", 1)
+    job.forget_state(2)
+    job.emitted.clear()
+    job.aggregate()
+    assert repeated == []
+    assert job.emitted == {1: job.expected(1)}
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_file_sink_says_whether_it_has_a_batch(job: Job, repeated: list[int], has: bool) -> None:
+    job.write([1, 2, 3], [2, 3, 4])
+    job.deduplicate()
+    job.forget("commits", 1)
+    job.forget_state(2)
+    if not has:
+        (job.sink / "_spark_metadata/1").unlink()
+        (job.sink / "_spark_metadata/.1.crc").unlink(missing_ok=True)
+    job.write([4, 5])
+    assert job.deduplicate() == [1, 2, 3, 4, 5]
+    assert repeated == ([1] if has else [])
 
 
 def write_journal(job: Job, *, again: int, commit: str | None, planned: str | None) -> None:
@@ -241,6 +296,7 @@ def test_an_interrupted_priming_leaves_no_commit(job: Job) -> None:
     assert job.emitted == {1: job.expected(1)}
 
 
+@pytest.mark.usefixtures("doubtful_sink")
 @pytest.mark.parametrize("lose", [lose_both, lose_two_versions])
 def test_an_interrupted_start_leaves_no_commit(job: Job, lose: Callable[[Job], None], spark: SparkSession) -> None:
     """What runs a batch without the sink must not commit it behind the back of a start that is given up."""
@@ -260,6 +316,7 @@ def test_an_interrupted_start_leaves_no_commit(job: Job, lose: Callable[[Job], N
     assert job.emitted == {batch: job.expected(batch) for batch in range(4)}
 
 
+@pytest.mark.usefixtures("doubtful_sink")
 def test_a_stopped_repetition_is_an_error(job: Job) -> None:
     job.write([1, 2], [2, 3])
     job.aggregate()
@@ -346,6 +403,71 @@ def test_another_query_is_refused_with_the_difference(job: Job) -> None:
     with pytest.raises(StateIncompatibleError, match="max") as refused:
         job._run(writer)
     assert "query.json" in str(refused.value)
+
+
+def fails(job: Job, df: DataFrame, **how: str) -> None:
+    """A start of a query whose first batch ends with an error, or that does not get as far as a batch."""
+
+    def fail(batch: DataFrame, number: int) -> None:
+        batch.collect()
+        raise ValueError("not that")
+
+    writer = millpond.writeStream(df).outputMode("update")
+    with pytest.raises(Exception, match=r"not that|nowhere"):
+        job._run(writer.format("nowhere") if how else writer.foreachBatch(fail))
+
+
+@pytest.mark.parametrize("how", [{}, {"format": "nowhere"}], ids=["first batch", "no batch"])
+def test_a_start_that_failed_leaves_the_checkpoint_to_another_query(job: Job, how: dict[str, str]) -> None:
+    """Nothing is committed: the next start may be of another query, which sees nothing of the first one's state."""
+    job.write([1, 2, 2], [2, 3])
+    names = job.stream().selectExpr("cast(key % 2 as string) as name", "amount").groupBy("name", "amount")
+    fails(job, names.agg(F.max("name"), F.count_distinct("amount")), **how)
+    fails(job, job.stream().dropDuplicates(["key"]), **how)
+    fails(job, names.agg(F.max("name"), F.count_distinct("amount")), **how)
+    job.aggregate()
+    assert job.emitted == {batch: job.expected(batch) for batch in range(2)}
+    with pytest.raises(StateIncompatibleError, match="differs"):
+        job._run(millpond.writeStream(names.count()).outputMode("update").format("noop"))
+    job.write([1, 3])
+    job.aggregate()
+    assert job.emitted[2] == job.expected(2)
+
+
+def test_another_query_takes_up_the_batch_that_a_sink_has(job: Job) -> None:
+    """A file sink skips the batch that it has of the first query; the other one's state has it nevertheless."""
+    job.write([1, 2, 3])
+    job.deduplicate()
+    job.forget("commits", 0)
+    job.write([3, 3, 4])
+    rows = job.stream().dropDuplicates(["key", "amount"]).select("key")
+    job._run(millpond.writeStream(rows).format("parquet").option("path", str(job.sink)))
+    assert sorted(row.key for row in job.spark.read.parquet(str(job.sink)).collect()) == [1, 2, 3, 4]
+
+
+def test_a_failed_start_does_not_decide_the_number_of_partitions(job: Job, spark: SparkSession) -> None:
+    job.write([1, 2, 2], [2, 3])
+    fails(job, job.stream().groupBy("key").count(), format="nowhere")
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        job.aggregate()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    assert job.emitted == {batch: job.expected(batch) for batch in range(2)}
+    claim = max((job.checkpoint / "millpond/generations").glob("*[0-9].json"))
+    assert len(json.loads(claim.read_text().splitlines()[0])["ranges"]) == 3
+
+
+def test_a_batch_that_is_only_set_aside_counts_as_committed(job: Job) -> None:
+    """Killed while batch 0 was being replayed: its entry is in the journal."""
+    job.write([1, 2])
+    job.aggregate()
+    write_journal(job, again=0, commit=(job.checkpoint / "commits/0").read_text(), planned=None)
+    job.forget("commits", 0)
+    with pytest.raises(StateIncompatibleError, match="differs"):
+        job._run(millpond.writeStream(job.stream().dropDuplicates(["key"])).format("noop"))
+    job.aggregate()
+    assert job.emitted == {0: job.expected(0)}
 
 
 def test_a_newer_format_is_refused(job: Job) -> None:

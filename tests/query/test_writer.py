@@ -358,7 +358,7 @@ def test_disabled(counts: DataFrame, settings: Any, tmp_path: Path) -> None:
 
 def test_settings_are_checked(counts: DataFrame, settings: Any) -> None:
     settings.set("spark.millpond.comit.mode", "sync")
-    with pytest.raises(SettingError, match=r"Known settings: .*spark\.millpond\.commit\.mode"):
+    with pytest.raises(SettingError, match=r"Did you mean spark\.millpond\.commit\.mode\?"):
         millpond.writeStream(counts).format("noop").outputMode("update").start()
 
 

@@ -123,7 +123,7 @@ def test_a_lost_file_is_named(task: PipeTask, write: Write) -> None:
 
 def test_a_disk_that_takes_nothing_is_an_error(task: PipeTask, write: Write) -> None:
     folder = exchange_folder(SlotDirectory.of(task).path, task)
-    SlotDirectory.of(task).create()
+    SlotDirectory.of(task).enter(identify())
     folder.parent.mkdir()
     folder.write_text("in the way")
     with pytest.raises(MillpondError, match=r"cannot be written.*Make room"):

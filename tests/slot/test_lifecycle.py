@@ -12,12 +12,14 @@ import msgspec
 import pytest
 from pyspark import TaskContext
 
-from millpond.errors import MillpondError, StateDamagedError, TransientError
+from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
 from millpond.slot.client import SlotFinder, answered_batches, drain, start_ahead
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.pipe import Pipe
 from millpond.slot.processes import Process, identify
+from millpond.slot.protocol import Connection, PeerGone
 from millpond.slot.task import PipeTask
+from tests.interleave import Interleaved, schedules
 
 from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path
 
@@ -247,8 +249,7 @@ def test_a_slot_ends_on_sigterm_and_a_new_one_takes_over(task):
 
 def test_what_dead_applications_left_is_removed(task, folder):
     other = SlotDirectory.named(str(folder), "app-0")
-    other.create()
-    other.register(Process(1, 1))
+    other.enter(Process(1, 1))
     other.listen("slot-0").close()
     other.note("slot-0", Process(1, 1))
     _run(task, rows(0))
@@ -259,7 +260,7 @@ def test_what_dead_applications_left_is_removed(task, folder):
 def test_the_last_to_leave_waits_for_one_who_only_looks(task, folder):
     """An application that sweeps what others have left holds the lock for a moment: nothing may stay because of it."""
     left = SlotDirectory.named(str(folder), "app-0")
-    left.create()
+    left.enter(Process(1, 1))
     with left.locked():
         assert not left.sweep()
         last = threading.Thread(target=left.sweep, args=(60,))
@@ -274,8 +275,38 @@ def test_a_directory_that_is_not_private_is_refused(task, folder):
     path = SlotDirectory.of(task).path
     path.mkdir(parents=True)
     path.parent.chmod(0o777)
-    with pytest.raises(PermissionError, match="not private"):
+    with pytest.raises(SettingError, match="not private"):
         _run(task, rows(0))
+
+
+@pytest.mark.parametrize("before", ["nothing", "left by the dead"])
+def test_a_directory_that_is_entered_while_it_is_swept_stays(folder, monkeypatch, before):
+    """Another application looks for what the dead have left, at whatever step of one that begins."""
+    world = Interleaved(monkeypatch)
+    for number, schedule in enumerate(schedules(26, 400)):
+        here = SlotDirectory.named(str(folder), f"app-{number}")
+        if before != "nothing":
+            here.enter(Process(1, 1))
+            here.note("slot-0", Process(1, 1))
+        world.run(schedule, [lambda here=here: here.enter(identify()), here.sweep])
+        assert here.needed(), schedule
+        with here.locked():
+            assert (here.path / "owners").is_dir(), schedule
+
+
+def test_a_temporary_directory_that_cannot_be_written_is_named(task, folder):
+    """As one that is full, or read-only (which root may write)."""
+    (folder / "file").touch()
+    task = msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, directory=f"{folder}/file"))
+    with pytest.raises(SettingError, match=r"Not a directory.*file/millpond-.*TMPDIR"):
+        _run(task, rows(0))
+
+
+def test_a_slot_that_dies_when_it_is_asked_is_told_of(task, monkeypatch):
+    _run(task, rows(0))
+    monkeypatch.setattr(Connection, "expect", lambda *_: (_ for _ in ()).throw(PeerGone("the connection was closed")))
+    with pytest.raises(TransientError, match=r"A slot does not answer \(the connection was closed\)"):
+        drain(task, 5.0)
 
 
 def test_paths_longer_than_a_socket_address_work(task, folder):

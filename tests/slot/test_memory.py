@@ -19,6 +19,8 @@ from millpond.slot.task import PipeTask
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash
 
 BUDGET = 64 << 20
+CODE = 16 << 20
+"""What kernels take in a slot, which an idle one has not loaded yet."""
 CALLS = [AggregateCall(name, (0,), "bigint") for name in ("sum", "min", "max", "count") * 15]
 WIDE = AggregateSpec((Field("k", "bigint"),), (Field("v", "bigint"),), tuple(CALLS), "update")
 ROW = 8 * (4 + len(CALLS))
@@ -86,4 +88,4 @@ def test_a_slot_keeps_within_its_memory(task: PipeTask, monkeypatch: pytest.Monk
             known += sum(rows.num_rows for rows in Pipe(task)(arrivals(number, rng)))
             print(f"batch {number}: {(most[0] - idle) >> 20} MB")
     assert known > batches * FRESH
-    assert (most[0] - idle) >> 20 <= BUDGET >> 20
+    assert (most[0] - idle) >> 20 <= (BUDGET + CODE) >> 20

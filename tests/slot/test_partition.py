@@ -395,3 +395,23 @@ def test_a_store_that_fails_is_named(counting, servers, folder):
     assert caught.value.partition == 0
     commits.unlink()
     (folder / "elsewhere").rename(commits)
+
+
+def test_a_thread_that_kept_the_id_of_an_earlier_batch_is_told(counting, servers):
+    """Taken for batch 0, the rows of batch 1 would be applied in their place, or answered with what batch 0 gave."""
+    server = servers()
+    for batch in range(2):
+        _plan(counting, batch, TIME + batch)
+    run(server, counting, 0, grouped(0, [1], [1]))
+
+    def stale(*rows):
+        return list(server.run(Run(counting, 0, 0, 1, unsure=True), iter([grouped(0, *rows, time=TIME + 1)])))
+
+    for rows in (([1, 2], [5, 5]), ([1], [1])):
+        with pytest.raises(TransientError, match="not that of batch 0"):
+            stale(*rows)
+    now = Run(counting, 0, 1, 2, unsure=True)
+    assert table_of(server.run(now, iter([grouped(0, [1, 2], [5, 5], time=TIME + 1)]))) == {1: (2, 6), 2: (1, 5)}
+    with pytest.raises(TransientError, match="overtaken"):
+        stale([1, 2], [5, 5])
+    assert run(server, counting, 2, grouped(0, [1], [0]))[0] == {1: (3, 6)}

@@ -1,5 +1,6 @@
 """Pipes in Spark's own workers: whose slots they are, what reaches the driver, what happens when the JVM dies."""
 
+import json
 import os
 import pickle
 import signal
@@ -69,7 +70,16 @@ def truth(batches):
     return {k: (each * batches, batches * sum(range(k, ROWS, KEYS))) for k in range(KEYS)}
 
 
+def plan(task, batches):
+    """What Spark writes of batches whose markers have the time that `piped` gives them."""
+    Path(task.offsets).mkdir(parents=True)
+    for batch in range(batches):
+        times = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000})
+        (Path(task.offsets) / str(batch)).write_text(f"v1\n{times}\n")
+
+
 def test_batches_through_spark_workers(spark, task):
+    plan(task, 5)
     coverage = spark.sparkContext.accumulator([], Coverage())
     frame = piped(spark, task, coverage)
     assert run(spark, frame, 0) == truth(1)

@@ -111,7 +111,7 @@ def test_damaged_commits_of_the_newest_version_are_named(checkpoint: Path, state
     assert name in told
     code, (head, *_) = state("ls", checkpoint)
     assert code == 0
-    assert f"versions {BATCHES - 1} to {BATCHES - 1}, damaged commits: 1 " in head
+    assert f", version {BATCHES - 1}, damaged commits: 1 " in head
 
 
 def test_a_checkpoint_without_a_whole_version_is_damaged_not_new(checkpoint: Path, state: Callable[..., tuple]) -> None:
@@ -187,3 +187,14 @@ def test_sizes_are_those_of_all_slices(tmp_path: Path, state: Callable[..., tupl
         ["0: counts", "main (2 slices)", "4", "4,000", "20,000", "4", "10"],
         ["0: counts", "distinct0", "0", "0", "0", "2", "8"],
     ]
+
+
+def test_operators_are_listed_before_there_is_a_version(tmp_path: Path, state: Callable[..., tuple]) -> None:
+    files = open_filesystem(join_url(str(tmp_path), "millpond"))
+    pin(files, PinnedQuery(1 << 15, (PinnedOperator("counts", plain(GROUPED), {"main": {}, "distinct0": {}}),)))
+    Recovery(files, claim(files, run="test", partitions=1), 1).begin([0])
+    code, (head, *lines) = state("ls", tmp_path)
+    assert code == 0
+    assert head.endswith(": generation 1, 1 partition, no durable version yet")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert rows == [["0: counts", "main, distinct0", *"–––––"]]

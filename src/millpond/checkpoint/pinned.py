@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
+from millpond.checkpoint.differences import differences
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.checkpoint.generation import numbers
 from millpond.errors import StateDamagedError, StateIncompatibleError
@@ -16,11 +16,32 @@ NAME = "query.json"
 
 
 class PinnedOperator(msgspec.Struct, frozen=True):
-    """One operator as plain data: where it stands in the plan, its spec, its tables' schemas by name."""
+    """One operator as plain data: where it stands in the plan, its spec, its tables' schemas by name.
+
+    `functions` are its aggregate functions in the words of the query, only to tell them: others may compute the same.
+    """
 
     name: str
     spec: dict[str, Any]
     tables: dict[str, Any]
+    functions: tuple[str, ...] = ()
+
+
+class PinnedBetween(msgspec.Struct, frozen=True):
+    """What Spark evaluates between two operators where rows change: for rows to be taken back it has to stay the same.
+
+    Attributes:
+        below, above: the operators, for people. computes: node by node, bottom up, as SQL.
+        time_zones: by which it computes. settings: of the session, that change what expressions are.
+        digest: of all that it computes, to the letter.
+    """
+
+    below: str
+    above: str
+    computes: tuple[str, ...]
+    time_zones: tuple[str, ...]
+    settings: dict[str, str]
+    digest: str
 
 
 class PinnedQuery(msgspec.Struct, frozen=True):
@@ -28,6 +49,7 @@ class PinnedQuery(msgspec.Struct, frozen=True):
 
     key_groups: int
     operators: tuple[PinnedOperator, ...]
+    between: tuple[PinnedBetween, ...] = ()
     format: int = FORMAT
 
 
@@ -55,7 +77,8 @@ def pin(files: FileSystem, query: PinnedQuery) -> None:
             raise
         write_document(files, NAME, query)  # a first start died while writing it; there is no state yet
         return
-    lines = list(_differences(plain(before), plain(query), "")) if before != query else []
+    query = msgspec.structs.replace(query, between=_as_before(before.between, query.between))
+    lines = differences(plain(before), plain(query)) if before != query else []
     if lines:
         raise StateIncompatibleError(
             "The query differs from the one that wrote this checkpoint:\n  " + "\n  ".join(lines) + "\n",
@@ -64,32 +87,24 @@ def pin(files: FileSystem, query: PinnedQuery) -> None:
         )
 
 
+def _as_before(before: tuple[PinnedBetween, ...], now: tuple[PinnedBetween, ...]) -> tuple[PinnedBetween, ...]:
+    """The same, in the words of the run before where it is the same."""
+    known = {_meaning(one): one for one in before}
+    return tuple(known.get(_meaning(one), one) for one in now)
+
+
+def _meaning(one: PinnedBetween) -> tuple[object, ...]:
+    return one.digest, one.time_zones, tuple(one.settings.items())
+
+
+def repin(files: FileSystem, query: PinnedQuery) -> None:
+    """Write `query.json` in place of another query's that has committed nothing."""
+    write_document(files, NAME, query)
+
+
 def read_pinned(files: FileSystem) -> PinnedQuery | None:
     """What is pinned, or None if no query has used this location."""
     try:
         return read_document(files, NAME, PinnedQuery)
     except MissingFileError:
         return None
-
-
-def _differences(before: Any, now: Any, where: str) -> Iterator[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in [*before, *(key for key in now if key not in before)]:
-            path = f"{where}.{key}" if where else str(key)
-            if key not in now:
-                yield f"{path}: was {before[key]!r}, is gone"
-            elif key not in before:
-                yield f"{path}: is new: {now[key]!r}"
-            else:
-                yield from _differences(before[key], now[key], path)
-    elif isinstance(before, list) and isinstance(now, list):
-        for index in range(max(len(before), len(now))):
-            path = f"{where}[{index}]"
-            if index >= len(now):
-                yield f"{path}: was {before[index]!r}, is gone"
-            elif index >= len(before):
-                yield f"{path}: is new: {now[index]!r}"
-            else:
-                yield from _differences(before[index], now[index], path)
-    elif before != now:
-        yield f"{where}: was {before!r}, is {now!r}"

@@ -38,6 +38,7 @@ from millpond.checkpoint.generation import (
 from millpond.checkpoint.manifest import PartitionManifest
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.filesystem import FileInfo, FileSystem, MissingFileError
+from millpond.words import counted
 
 Place = tuple[int, int]
 
@@ -49,13 +50,21 @@ class Recovery:
         files: the location's `millpond/` folder.
         generation: the claim that was just made; None only looks (`read_state`), and `begin` is refused.
         operators: number of operators that run on Millpond; None takes it from the run before.
+        anew: whether to begin with empty state, whatever earlier runs have left.
 
     Raises:
         StateIncompatibleError: the run before this one had other partitions.
         StateDamagedError: a generation file is altered, and it had been in use.
     """
 
-    def __init__(self, files: FileSystem, generation: Generation | None = None, operators: int | None = None) -> None:
+    def __init__(
+        self,
+        files: FileSystem,
+        generation: Generation | None = None,
+        operators: int | None = None,
+        *,
+        anew: bool = False,
+    ) -> None:
         self.files = files
         self.generation = generation
         self.damaged: set[str] = set()
@@ -64,7 +73,8 @@ class Recovery:
         for info in files.list("commits/"):
             self._commits[parse_commit_name(info.name)].append(info)
         self._runs = _Runs(files, {number for _, number in self._commits}, generation)
-        newest = self._runs.newest()
+        newest = None if anew else self._runs.newest()
+        self._anew = anew
         if newest and generation:
             self._check_partitions(newest.claim, generation)
         layout = generation or (newest.claim if newest else None)
@@ -129,7 +139,7 @@ class Recovery:
     def _find(self, version: int) -> dict[Place, Tip | None]:
         places = [(op, part) for op in range(self.operators) for part in range(self.partitions)]
         run = self._runs.of(version)
-        if run is None or version == 0:
+        if run is None or version == 0 or self._anew:
             return dict.fromkeys(places)
         own: dict[Place, dict[int, Tip]] = defaultdict(dict)
         for info, header in self._headers(version, run.claim.number):
@@ -160,8 +170,8 @@ class Recovery:
     def _check_partitions(self, before: Generation, now: Generation) -> None:
         if (before.partitions, before.key_groups) != (now.partitions, now.key_groups):
             raise StateIncompatibleError(
-                f"The state has {before.partitions} partitions of {before.key_groups} key groups; the query asks for "
-                f"{now.partitions} of {now.key_groups}.",
+                f"The state has {counted(before.partitions, 'partition')} of {before.key_groups} key groups; the query "
+                f"asks for {now.partitions} of {now.key_groups}.",
                 action=f"Set spark.millpond.partitions to {before.partitions} and keyGroups to {before.key_groups}.",
                 file=self.files.locate(claim_name(before.number)),
             )

@@ -1,7 +1,8 @@
 """Sealed deltas on the local disk, from the seal until they are durable.
 
-Written, not synced: they outlive the slot's process, not the host. Each slot has a folder and holds a lock on it while
-it lives; a new slot on the host takes over the folders whose lock is free and uploads what their slots left behind.
+Written, not synced: they outlive the slot's process, not the host. Each use has a folder of its own, under a name that
+is never used again, and holds its lock from before the folder can be seen until it ends: nobody can be faster. What a
+use leaves is taken over by the next one on the host that finds the lock free, and uploaded.
 A file has the format of a commit object (`checkpoint/commit.py`), so one that is only half there is recognised.
 """
 
@@ -12,6 +13,7 @@ import mmap
 import os
 import shutil
 import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,15 +27,20 @@ from millpond.files.local import LocalFiles
 
 _LOCK = "lock"
 _SUFFIX = ".sealed"
+_UNSEEN = "."
+"""Names that begin so are folders that are being made: nobody else touches them."""
 
 
 class SealedFiles:
-    """The sealed files of one slot, in `<directory>/<slot>/`. Thread-safe as far as `remove` goes.
+    """The sealed files of one generation of a query in one slot. Thread-safe as far as `remove` goes.
 
     Args:
         directory: private to the query on this host; all its slots share it.
         slot: uuid of the slot.
-        open_folder: makes the file system of one slot's folder; tests inject faults here.
+        open_folder: makes the file system of one folder; tests inject faults here.
+
+    Attributes:
+        path: of the folder that is written to.
     """
 
     def __init__(self, directory: str, slot: str, open_folder: Callable[[str], FileSystem] = LocalFiles) -> None:
@@ -42,9 +49,8 @@ class SealedFiles:
         self._open_folder = open_folder
         self._lock = threading.Lock()
         self._folders: dict[str, _Folder] = {}
-        self._own = self._take(slot)
-        if self._own is None:
-            raise RuntimeError(f"Slot {slot} lives twice.")
+        self._own = self._make(f"{slot}-{uuid.uuid4().hex[:12]}")
+        self.path = self._own.path
 
     def write(self, sealed: Sealed, generation: int) -> Sealed:
         """Write a sealed delta, so that it survives the death of this process; not synced.
@@ -52,7 +58,6 @@ class SealedFiles:
         Returns:
             The same, its pieces now views of the file's pages: what was passed in may be freed.
         """
-        assert self._own is not None
         manifest = sealed.manifest
         empty = PartitionManifest(manifest.operator, manifest.partition, manifest.version - 1)
         pieces, header = encode_commit(generation, self.slot, [(sealed, empty)])
@@ -70,56 +75,79 @@ class SealedFiles:
                     self._drop(folder)
 
     def adopt(self, generation: int) -> list[Sealed]:
-        """What dead slots of this generation on this host sealed and may not have uploaded, oldest version first.
+        """What earlier uses of this generation on this host sealed and may not have uploaded, oldest version first.
 
-        To be called before the first `write`: what lies in this slot's own folder then is of an earlier use.
-        Files of other generations and broken ones are deleted. The folders are this slot's until it has removed
+        What is of an older generation, or broken, is deleted. The folders belong to this use until it has removed
         every one of the returned deltas, or ends.
         """
         found: list[Sealed] = []
-        for slot in sorted(entry.name for entry in os.scandir(self.directory) if entry.is_dir()):
-            folder = self._own if slot == self.slot else None if slot in self._folders else self._take(slot)
-            if folder is not None:
-                found += folder.read_all(generation)
-                if folder is not self._own and not folder.names():
-                    self._drop(folder)
+        names = sorted(entry.name for entry in os.scandir(self.directory) if entry.is_dir())
+        for name in names:
+            if name in self._folders or name.startswith(_UNSEEN):
+                continue
+            folder = self._take(name)
+            if folder is None:
+                continue
+            sealed = folder.read_all(generation)
+            found += sealed
+            if not folder.names():
+                self._drop(folder)
+            elif not sealed:
+                self._let_go(folder)  # a newer generation's: this run has been overtaken
         return sorted(found, key=lambda sealed: (sealed.manifest.version, sealed.key))
 
     def close(self) -> None:
-        """Give the locks back; what is still there can be adopted by another slot."""
+        """Give the locks back; what is still there can be adopted by the next use."""
         with self._lock:
             for folder in tuple(self._folders.values()):
                 if folder.names():
-                    os.close(self._folders.pop(folder.slot).lock)
+                    self._let_go(folder)
                 else:
                     self._drop(folder)
 
-    def _take(self, slot: str) -> _Folder | None:
-        path = os.path.join(self.directory, slot)
-        os.makedirs(path, exist_ok=True)
+    def _make(self, name: str) -> _Folder:
+        """A new folder: its lock is held before it has the name under which others find it."""
+        os.makedirs(self.directory, exist_ok=True)
+        path, unseen = (os.path.join(self.directory, mark + name) for mark in ("", _UNSEEN))
+        os.mkdir(unseen)
+        lock = os.open(os.path.join(unseen, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # another slot has just emptied and removed it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(unseen, path)
+        except BaseException:
+            os.close(lock)
+            raise
+        return self._folders.setdefault(name, _Folder(name, path, lock, self._open_folder(path)))
+
+    def _take(self, name: str) -> _Folder | None:
+        """A folder that nobody uses; None if somebody does, or has just removed it."""
+        path = os.path.join(self.directory, name)
+        try:
+            lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
             return None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), os.stat(os.path.join(path, _LOCK))):
-                return self._folders.setdefault(slot, _Folder(slot, path, lock, self._open_folder(path)))
-        except (BlockingIOError, FileNotFoundError):
+            if os.fstat(lock).st_nlink:
+                return self._folders.setdefault(name, _Folder(name, path, lock, self._open_folder(path)))
+        except BlockingIOError:
             pass
         os.close(lock)
         return None
 
+    def _let_go(self, folder: _Folder) -> None:
+        os.close(self._folders.pop(folder.name).lock)
+
     def _drop(self, folder: _Folder) -> None:
         shutil.rmtree(folder.path, ignore_errors=True)
-        os.close(self._folders.pop(folder.slot).lock)
+        self._let_go(folder)
 
 
 @dataclass
 class _Folder:
-    """A slot's folder whose lock this process holds."""
+    """A folder whose lock this process holds."""
 
-    slot: str
+    name: str
     path: str
     lock: int
     files: FileSystem
@@ -142,7 +170,7 @@ class _Folder:
                 continue
             if header.generation == generation:
                 found.append(sealed)
-            else:
+            elif header.generation < generation:
                 self.files.delete(name)
         return found
 

@@ -1,7 +1,8 @@
 """One of the demo's two engines, in a process of its own: `python -m millpond.demo.engine PLAN.json`.
 
-Runs NEXMark q17 until it has done its batches, or is killed. Every batch's rows go to `rows/batch=<id>/` (a batch that
-is run again overwrites its own rows: all that a sink needs for exactly-once), its figures to a file of JSON lines.
+Runs the job until it has done its batches, or is killed. Every batch's rows go to `rows/batch=<id>/` (a batch that is
+run again overwrites its own rows: all that a sink needs for exactly-once), its figures to `figures.jsonl`, what it runs
+on to `about.json`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millpond.workloads.nexmark import NexmarkConfig
+from millpond.demo.job import find
 from millpond.workloads.nexmark_spark import numbers
-from millpond.workloads.queries import QUERIES
+from millpond.workloads.peer import PEER_SETTINGS
+from millpond.workloads.process import die_with_parent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_STORE = "spark.sql.streaming.stateStore"
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -31,16 +31,19 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         engine: `spark` or `millpond`.
         folder: where checkpoint, rows and figures go.
+        job: the name of the job.
         rows_per_batch: events of a batch.
         batches: the query ends after so many, counted from the very first; 0 = never.
+        temporary: where the engine's temporary files go.
     """
 
     engine: str
     folder: str
+    job: str
     rows_per_batch: int
     batches: int
     cores: int
-    rate: int = 1_000
+    temporary: str
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -51,7 +54,6 @@ class Figures(msgspec.Struct, frozen=True):
         ms: how long the batch took.
         commit_ms: how long it waited for state to become durable (Spark: state commit, per partition; Millpond: the
             commit of the batch before).
-        hits: share of keys that were found in memory (Spark: RocksDB's block cache); None where nothing was sought.
     """
 
     batch: int
@@ -59,28 +61,46 @@ class Figures(msgspec.Struct, frozen=True):
     ms: float
     rows: int
     commit_ms: float
-    hits: float | None
+
+    @property
+    def end(self) -> float:
+        """Seconds since the epoch."""
+        return self.start + self.ms / 1000
+
+
+class About(msgspec.Struct, frozen=True):
+    """What an engine runs on, and where it runs the job's operators (empty for Spark, which runs them all)."""
+
+    versions: str
+    explained: str
+
+
+# The same for both engines.
+SETTINGS = {
+    **PEER_SETTINGS,
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.millpond.onUnsupported": "error",
+}
 
 
 def session(plan: Plan) -> SparkSession:
-    """Spark as its manual would set it up for this: RocksDB, changelog checkpoints, format 2."""
+    """A session with the settings of both engines; temporary files stay below the demo's folder."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{plan.cores},4]").appName(f"millpond-demo-{plan.engine}")
     for key, value in {
+        **SETTINGS,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "2g",
-        "spark.local.dir": str(Path(plan.folder) / "local"),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={plan.temporary}",
+        "spark.local.dir": plan.temporary,
         "spark.sql.warehouse.dir": str(Path(plan.folder) / "warehouse"),
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(plan.cores),
-        "spark.sql.streaming.numRecentProgressUpdates": "10000",
-        f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-        f"{_STORE}.checkpointFormatVersion": "2",
-        f"{_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
-        f"{_STORE}.rocksdb.trackTotalNumberOfRows": "false",
-        "spark.millpond.onUnsupported": "error",
+        "spark.sql.streaming.numRecentProgressUpdates": "100",
     }.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -88,39 +108,45 @@ def session(plan: Plan) -> SparkSession:
     return spark
 
 
-def figures(progress: dict[str, Any], cores: int) -> Figures:
+def figures(progress: dict[str, Any], cores: int, rows_per_batch: int) -> Figures:
     """A batch's figures from Spark's progress report, on either engine."""
     from datetime import datetime
 
-    rows = int(progress["numInputRows"])
     mine = progress.get("observedMetrics", {}).get("millpond", {})
-    hits: float | None = None
     if mine:
         commit = float(mine.get("commit_lag_ms") or 0)
-        sought = int(mine.get("input_rows") or 0)
-        hits = 1 - int(mine.get("cache_misses") or 0) / sought if sought else None
     else:
-        operators = progress["stateOperators"]
-        commit = sum(o["commitTimeMs"] for o in operators) / cores
-        found = sum(o["customMetrics"].get("rocksdbReadBlockCacheHitCount", 0) for o in operators)
-        missed = sum(o["customMetrics"].get("rocksdbReadBlockCacheMissCount", 0) for o in operators)
-        hits = found / (found + missed) if found + missed else None
+        commit = sum(o["commitTimeMs"] for o in progress["stateOperators"]) / cores
     start = datetime.fromisoformat(progress["timestamp"]).timestamp()
-    return Figures(
-        int(progress["batchId"]), start, float(progress["durationMs"]["triggerExecution"]), rows, commit, hits
-    )
+    # Spark counts a row as often as the query scans the source.
+    rows = min(int(progress["numInputRows"]), rows_per_batch)
+    return Figures(int(progress["batchId"]), start, float(progress["durationMs"]["triggerExecution"]), rows, commit)
+
+
+def about(spark: SparkSession, plan: Plan, results: DataFrame, mode: str) -> About:
+    """Versions, and where the job's operators run."""
+    from importlib.metadata import version
+
+    from millpond.plan.decide import decide
+    from millpond.plan.explain import as_text
+
+    jvm: Any = spark._jvm
+    versions = f"Spark {spark.version} · Java {jvm.System.getProperty('java.version')}"
+    if plan.engine != "millpond":
+        return About(versions, "")
+    return About(f"{versions} · Millpond {version('millpond')}", as_text(decide(results, mode)))
 
 
 def run(plan: Plan) -> None:
     """Run the query, until its batches are done."""
-    folder = Path(plan.folder)
+    folder, job = Path(plan.folder), find(plan.job, plan.rows_per_batch)
     spark = session(plan)
-    events = numbers(spark, plan.rows_per_batch, plan.cores)
-    results = QUERIES["q17"].over(events, NexmarkConfig(rate=plan.rate))
+    results = job.rows(numbers(spark, plan.rows_per_batch, plan.cores))
     rows = folder / "rows"
+    (folder / "about.json").write_bytes(msgspec.json.encode(about(spark, plan, results, job.mode)))
 
     def keep(batch: DataFrame, number: int) -> None:
-        batch.write.mode("overwrite").option("compression", "lz4").parquet(str(rows / f"batch={number:06d}"))
+        batch.write.mode("overwrite").parquet(str(rows / f"batch={number:06d}"))
 
     if plan.engine == "millpond":
         import millpond
@@ -130,7 +156,7 @@ def run(plan: Plan) -> None:
         writer = results.writeStream
     query = (
         writer.foreachBatch(keep)
-        .outputMode("update")
+        .outputMode(job.mode)
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(processingTime="0 seconds")
         .start()
@@ -142,7 +168,7 @@ def run(plan: Plan) -> None:
             for progress in (json.loads(p.json) for p in query.recentProgress):
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]
-                    out.write(msgspec.json.encode(figures(progress, plan.cores)) + b"\n")
+                    out.write(msgspec.json.encode(figures(progress, plan.cores, plan.rows_per_batch)) + b"\n")
             if plan.batches and reported + 1 >= plan.batches:
                 break
     if (failure := query.exception()) is not None:
@@ -152,5 +178,6 @@ def run(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan))

@@ -23,11 +23,25 @@ class Machine(msgspec.Struct, frozen=True):
     cores: int
     free_bytes: int
     problem: str = ""
+    cpu: str = ""
 
     def line(self) -> str:
         """All of it in one line."""
         free = f"{self.free_bytes / 1e9:.0f} GB of disk free"
         return f"Java {self.java} · Python {self.python} · {self.cores} cores · {free}"
+
+    def hardware(self) -> str:
+        """Processor and system in one line."""
+        return " · ".join(each for each in (self.cpu, f"{self.cores} cores", platform.platform(terse=True)) if each)
+
+
+def cpu_model() -> str:
+    """What the processor calls itself, or an empty string."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return platform.processor()
+    return found[1].strip() if found else platform.processor()
 
 
 def java_version() -> str:
@@ -52,4 +66,4 @@ def look(folder: Path) -> Machine:
         problem = f"Millpond needs Java {NEEDED_JAVA} or newer, as PySpark does; this is Java {java}."
     elif free < NEEDED_BYTES:
         problem = f"The demo needs {NEEDED_BYTES / 1e9:.0f} GB of disk at {folder}; {free / 1e9:.1f} GB are free."
-    return Machine(java or "missing", platform.python_version(), os.cpu_count() or 1, free, problem)
+    return Machine(java or "missing", platform.python_version(), os.cpu_count() or 1, free, problem, cpu_model())

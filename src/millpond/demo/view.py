@@ -1,127 +1,211 @@
-"""The demo's live view: both engines side by side, and its summary."""
+"""The demo in a terminal: both engines side by side while they run, and what came of it."""
 
 from __future__ import annotations
 
-import statistics
+import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
-from millpond.demo.engine import Figures
+from millpond.demo.figures import rate, rounded, shown, times
+from millpond.demo.job import Job
+from millpond.demo.report import Report
 from millpond.demo.side import Side
 
-_BARS = "▁▂▃▄▅▆▇█"
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_COLOURS = {"spark": "dark_orange", "millpond": "dodger_blue1"}
+_STATUS = {"waiting": "dim", "killed": "bold red", "restarting": "bold magenta", "done": "bold green"}
+_LEAST_WIDTH, _MOST_WIDTH = 76, 132
+_WIDEST_COLUMN = 4
+# A terminal of fewer lines than this gets no blank ones.
+_ROOMY = 28
+# Without a terminal: a line for each so many batches.
+_LINES = 14
 
 
-def steady(side: Side) -> list[Figures]:
-    """The batches that count: not the first three, when the JVM is cold, nor those after a kill."""
-    return [b for b in side.batches if b.batch >= 3 and not (side.kills and b.start > side.kills[0])]
+def columns(values: list[float | None], top: float, height: int, width: int) -> list[str]:
+    """A chart of block characters: a line of text for each of `height` rows, upper first; None leaves a gap.
 
-
-def rate(side: Side, last: int = 0) -> float | None:
-    """Rows per second over the steady batches, or over the last few of all."""
-    chosen = side.batches[-last:] if last else steady(side)
-    milliseconds = sum(b.ms for b in chosen)
-    return sum(b.rows for b in chosen) / milliseconds * 1000 if milliseconds else None
-
-
-def median(values: list[float]) -> float | None:
-    """The median; None of nothing."""
-    return statistics.median(values) if values else None
-
-
-def shown(value: float | None, unit: str = "", digits: int = 0) -> str:
-    """A figure, or a dash."""
-    return "–" if value is None else f"{value:,.{digits}f}{unit}"
-
-
-def spark_line(values: list[float], width: int = 24) -> str:
-    """The last values as small bars."""
-    recent = values[-width:]
-    top = max(recent, default=0) or 1
-    return "".join(_BARS[min(7, int(v / top * 7.99))] for v in recent)
-
-
-def live_table(sides: list[Side], title: str) -> Table:
-    """Both engines now."""
-    table = Table(title=title, title_justify="left", min_width=72)
-    table.add_column("")
-    for side in sides:
-        table.add_column(side.name, justify="right", min_width=26)
-    last = [side.batches[-1] if side.batches else None for side in sides]
-    lines: list[tuple[str, list[str]]] = [
-        ("", [side.status for side in sides]),
-        ("batches", [str(side.done) for side in sides]),
-        ("rows/s", [shown(rate(side, last=5)) for side in sides]),
-        ("batch time", [shown(b.ms if b else None, " ms") for b in last]),
-        ("", [spark_line([b.ms for b in side.batches]) for side in sides]),
-        ("state on disk", [shown(side.state_bytes / 1e6, " MB", 1) for side in sides]),
-        ("keys", [shown(side.keys) for side in sides]),
-        ("commit wait", [shown(b.commit_ms if b else None, " ms") for b in last]),
-        ("found in memory", [shown(b.hits * 100, " %", 1) if b and b.hits is not None else "–" for b in last]),
-    ]
-    for name, cells in lines:
-        table.add_row(name, *cells)
-    return table
+    Args:
+        top: the value that fills a column.
+        width: characters for each value, the last of them blank where there are several.
+    """
+    lines = []
+    for row in reversed(range(height)):
+        line = ""
+        for value in values:
+            eighths = 0 if value is None or top <= 0 else max(1, round(value / top * height * 8))
+            block = _BLOCKS[min(8, max(0, eighths - row * 8))]
+            line += block * max(1, width - 1) + " " * (width > 1)
+        lines.append(line)
+    return lines
 
 
 class View:
-    """The live table in a terminal; elsewhere a line now and then."""
+    """The live picture in a terminal; elsewhere a line now and then."""
 
-    def __init__(self, console: Console, sides: list[Side], title: str) -> None:
-        self._console, self._sides, self._title = console, sides, title
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._printed: dict[str, str] = {}
+    def __init__(self, console: Console, sides: list[Side], job: Job, total: int) -> None:
+        self._console, self._sides, self._job = console, sides, job
+        self.total = total
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._shown = 0.0
+        self._told: dict[str, int] = {}
+        self._said = ""
 
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.__enter__()
+        else:
+            self._console.print(f"{self._job.title}: {self._job.about}", soft_wrap=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
+            if kind is None:
+                self._live.transient = False  # the last picture stays
+                self._said = ""
+                self._live.update(self.picture(), refresh=True)
             self._live.__exit__(kind, error, trace)
 
-    def show(self) -> None:
-        """Show how things stand."""
-        if self._live is not None:
-            self._live.update(live_table(self._sides, self._title))
-            return
+    def say(self, line: str) -> None:
+        """Tell what has just happened."""
+        self._said = line
+        if self._live is None:
+            self._console.print(line, soft_wrap=True)
+        self.show(now=True)
+
+    def show(self, *, now: bool = False) -> None:
+        """Show how things stand, a few times a second at most."""
+        if self._live is None:
+            self._lines()
+        elif now or time.monotonic() - self._shown > 0.25:
+            self._live.update(self.picture(), refresh=True)
+            self._shown = time.monotonic()
+
+    def _lines(self) -> None:
+        every = max(1, self.total // _LINES)
         for side in self._sides:
-            line = f"{side.name}: {side.status}, {side.done // 5 * 5} batches"
-            if side.done and side.done % 5 == 0 and self._printed.get(side.engine) != line:
-                self._printed[side.engine] = line
-                self._console.print(f"{line}, {shown(rate(side))} rows/s, {side.keys:,} keys")
+            if side.done // every > self._told.get(side.name, 0):
+                self._told[side.name] = side.done // every
+                last = side.run.batches[-1]
+                line = (
+                    f"{side.name}: batch {side.done} of {self.total}, {rounded(rate([last]))} rows/s, {last.ms:,.0f} ms"
+                )
+                self._console.print(line, soft_wrap=True)
+
+    def picture(self) -> RenderableType:
+        """Both engines now."""
+        width = min(self._console.width, _MOST_WIDTH)
+        beside = width >= _LEAST_WIDTH
+        inner = (width - 6) // 2 - 4 if beside else width - 8
+        tops = (
+            max((b.rows / b.ms for s in self._sides for b in s.run.batches), default=1.0),
+            max((b.ms for s in self._sides for b in s.run.batches[1:]), default=1.0),
+        )
+        # Where there is no room for both, the one that works.
+        working = [side for side in self._sides if side.run.starts][-1:] or self._sides[:1]
+        panels = [self._panel(side, inner, tops) for side in (self._sides if beside else working)]
+        body: RenderableType
+        if beside:
+            body = Table.grid(expand=True, padding=(0, 1))
+            body.add_column(ratio=1)
+            body.add_column(ratio=1)
+            body.add_row(*panels)
+        else:
+            body = Group(*panels)
+        about = Text(self._job.about, style="dim")
+        said = Text(self._said or " ", style="italic", no_wrap=True, overflow="ellipsis")
+        return Panel(
+            Group(about, Text(), body, said),
+            title=f"[bold]{self._job.title}",
+            width=width,
+            border_style="dim",
+            padding=(0, 1),
+        )
+
+    def _panel(self, side: Side, width: int, tops: tuple[float, float]) -> Panel:
+        run, colour = side.run, _COLOURS[side.run.engine]
+        last = run.batches[-1] if run.batches else None
+        per_batch = max(1, min(_WIDEST_COLUMN, width // (self.total + 1)))
+        values: list[float | None] = [b.rows / b.ms for b in run.batches]
+        batch_times: list[float | None] = [min(b.ms, tops[1]) for b in run.batches]
+        if run.kills:
+            cut = len(run.before_kill())
+            values.insert(cut, None)
+            batch_times.insert(cut, None)
+        fit = max(1, width // per_batch)
+        gone = max(0, len(values) - fit)
+        killed = len(run.before_kill()) - gone if run.kills else None
+        gap = [Text()] if self._console.height >= _ROOMY else []
+        parts: list[RenderableType] = [
+            _ends(Text(f"batch {side.done} of {self.total}"), _status(side)),
+            _bar(self.total, side.done, width, colour),
+            *gap,
+            _ends(Text("rows/s"), Text(rounded(rate([last])) if last else "–", style=f"bold {colour}")),
+            _chart(columns(values[gone:], tops[0], 5, per_batch), killed, per_batch, colour),
+            *gap,
+            _ends(Text("batch time"), Text(shown(last.ms if last else None, " ms"), style=f"bold {colour}")),
+            _chart(columns(batch_times[gone:], tops[1], 3, per_batch), killed, per_batch, colour),
+            *gap,
+            _ends(Text("state on disk"), Text(shown(side.state_bytes / 1e6, " MB"))),
+            _ends(Text("commits behind"), Text(shown(side.behind))),
+            _ends(Text("back after SIGKILL"), Text(shown(run.back_seconds(), " s", 1))),
+        ]
+        return Panel(Group(*parts), title=f"[bold {colour}]{side.name}", border_style=colour, padding=(0, 1))
 
 
-def summary(sides: list[Side]) -> Table:
-    """Both runs, whole."""
-    table = Table(title="NEXMark q17", title_justify="left")
+def _ends(left: Text, right: Text) -> Table:
+    line = Table.grid(expand=True)
+    line.add_column()
+    line.add_column(justify="right")
+    line.add_row(left, right)
+    return line
+
+
+def _bar(total: int, done: int, width: int, colour: str) -> Table:
+    """A progress bar on a line of its own: by itself it ends without one."""
+    line = Table.grid()
+    line.add_row(ProgressBar(total, done, width=width, complete_style=colour, finished_style=colour))
+    return line
+
+
+def _status(side: Side) -> Text:
+    name = {"killed": "✕ SIGKILL", "restarting": "↻ restarting", "done": "✓ done"}.get(side.status, side.status)
+    return Text(name, style=_STATUS.get(side.status, "bold"))
+
+
+def _chart(lines: list[str], killed: int | None, per_batch: int, colour: str) -> Text:
+    """A chart, with the kill as a column of its own."""
+    found = Text(no_wrap=True, overflow="crop")
+    for number, line in enumerate(lines):
+        if killed is None or killed < 0:
+            found.append(line, style=colour)
+        else:
+            at = killed * per_batch
+            found.append(line[:at], style=colour)
+            found.append("✕" if number == len(lines) - 1 else "╎", style="bold red")
+            found.append(line[at + 1 :], style=colour)
+        found.append("\n" if number < len(lines) - 1 else "")
+    return found
+
+
+def summary(report: Report) -> RenderableType:
+    """Both runs, whole, and the figure that it ends with."""
+    table = Table(box=box.SIMPLE_HEAD, title=report.title, title_justify="left", title_style="bold")
     table.add_column("")
-    for side in sides:
-        table.add_column(side.name, justify="right")
-    table.add_row("rows/s", *(shown(rate(s)) for s in sides))
-    table.add_row("batch time, median", *(shown(median([b.ms for b in steady(s)]), " ms") for s in sides))
-    table.add_row("batch time, longest", *(shown(max((b.ms for b in steady(s)), default=None), " ms") for s in sides))
-    table.add_row("commit wait, median", *(shown(median([b.commit_ms for b in steady(s)]), " ms") for s in sides))
-    table.add_row("first batch after the kill", *(shown(first_after_kill(s), " ms") for s in sides))
-    table.add_row("from start to that batch's end", *(shown(back_after_kill(s), " s", 1) for s in sides))
-    table.add_row("keys", *(shown(s.keys) for s in sides))
-    table.add_row("state on disk", *(shown(s.state_bytes / 1e6, " MB", 1) for s in sides))
-    return table
-
-
-def first_after_kill(side: Side) -> float | None:
-    """Milliseconds of the first batch after the restart."""
-    return next((b.ms for b in side.batches if side.kills and b.start > side.kills[-1]), None)
-
-
-def back_after_kill(side: Side) -> float | None:
-    """Seconds from the restart to the end of the first batch after it."""
-    after = next((b for b in side.batches if side.kills and b.start > side.kills[-1]), None)
-    return None if after is None or side.restarted is None else after.start + after.ms / 1000 - side.restarted
+    table.add_column(report.spark.name, justify="right", style=_COLOURS["spark"])
+    table.add_column(report.millpond.name, justify="right", style=_COLOURS["millpond"])
+    for line in report.table():
+        table.add_row(*line)
+    verdict = Text(report.verdict(), style="green" if report.equal else "bold red", overflow="fold")
+    headline = Text(f"Millpond did {times(report.ratio)} times the rows per second of Spark's RocksDB", style="bold")
+    return Group(table, Text(report.counted(), style="dim"), Text(), verdict, headline)

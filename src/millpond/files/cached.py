@@ -39,7 +39,10 @@ class LocalCache:
         os.makedirs(path, exist_ok=True)
         found = []
         for entry in os.scandir(path):
-            status = entry.stat()
+            try:
+                status = entry.stat()
+            except FileNotFoundError:  # an earlier use of the directory is just ending
+                continue
             if entry.name.endswith(".run"):
                 found.append((status.st_mtime, entry.name, status.st_size))
             elif entry.name.endswith(".tmp") and status.st_mtime < time.time() - _STALE:

@@ -15,6 +15,7 @@ import numpy as np
 from numba import boolean, njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, FLOATS_IN, I64, INTS_IN, U64, WORDS, bits_float, float_bits
 
 Array = NDArray[Any]
@@ -23,7 +24,7 @@ _NONE = types.void
 _BLOCK = (WORDS, INTS_IN, I64, I64)
 
 
-@njit(_NONE(WORDS, INTS_IN, I64), cache=True, nogil=True)
+@kernel(_NONE(WORDS, INTS_IN, I64))
 def count_rows(words: Array, rows: Array, offset: int) -> None:
     """Add one for every row."""
     one = np.uint64(1)
@@ -31,14 +32,14 @@ def count_rows(words: Array, rows: Array, offset: int) -> None:
         words[rows[i], offset] += one
 
 
-@njit(_NONE(*_BLOCK, BYTES_IN), cache=True, nogil=True)
+@kernel(_NONE(*_BLOCK, BYTES_IN))
 def count_valid(words: Array, rows: Array, start: int, offset: int, valid: Array) -> None:
     """Add one for every valid row."""
     for i in range(rows.size):
         words[rows[i], offset] += np.uint64(valid[start + i])
 
 
-@njit(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN))
 def sum_ints(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> None:
@@ -53,7 +54,7 @@ def sum_ints(
         words[row, null_word] &= keep
 
 
-@njit(boolean(*_BLOCK, I64, U64, INTS_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(boolean(*_BLOCK, I64, U64, INTS_IN, BYTES_IN))
 def sum_ints_checked(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> bool:
@@ -74,7 +75,7 @@ def sum_ints_checked(
     return True
 
 
-@njit(_NONE(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(_NONE(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN))
 def sum_floats(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> None:
@@ -89,7 +90,7 @@ def sum_floats(
         words[row, null_word] &= keep
 
 
-@njit(_NONE(*_BLOCK, FLOATS_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(_NONE(*_BLOCK, FLOATS_IN, BYTES_IN))
 def moments(words: Array, rows: Array, start: int, offset: int, values: Array, valid: Array) -> None:
     """Count, mean and sum of squared deviations, in three consecutive words, updated one value at a time.
 
@@ -111,7 +112,7 @@ def moments(words: Array, rows: Array, start: int, offset: int, values: Array, v
         words[row, offset + 2] = float_bits(squares + delta * (delta - step))
 
 
-@njit(_NONE(WORDS, INTS_IN, I64, FLOATS_IN, FLOATS_IN, FLOATS_IN), cache=True, nogil=True)
+@kernel(_NONE(WORDS, INTS_IN, I64, FLOATS_IN, FLOATS_IN, FLOATS_IN))
 def combine_moments(words: Array, rows: Array, offset: int, counts: Array, means: Array, squares: Array) -> None:
     """Combine `moments` of two sets: Chan, Golub and LeVeque's formula in the order of operations that Spark uses."""
     for i in range(rows.size):
@@ -129,7 +130,7 @@ def combine_moments(words: Array, rows: Array, offset: int, counts: Array, means
         words[row, offset + 2] = float_bits(squared + squares[i] + delta * step * count * counts[i])
 
 
-@njit(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, boolean, boolean, BYTES), cache=True, nogil=True)
+@kernel(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, boolean, boolean, BYTES))
 def extreme_ints(
     words: Array,
     rows: Array,
@@ -179,7 +180,7 @@ def _before(left: float, right: float) -> bool:
     return bool(left < right or (right != right and left == left))
 
 
-@njit(_NONE(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN, boolean, boolean, BYTES), cache=True, nogil=True)
+@kernel(_NONE(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN, boolean, boolean, BYTES))
 def extreme_floats(
     words: Array,
     rows: Array,
@@ -218,7 +219,7 @@ def extreme_floats(
                 won[i] = 1
 
 
-@njit(_NONE(*_BLOCK, BYTES_IN, BYTES), cache=True, nogil=True)
+@kernel(_NONE(*_BLOCK, BYTES_IN, BYTES))
 def first_rows(words: Array, rows: Array, start: int, offset: int, counts: Array, won: Array) -> None:
     """Set `won` for the first row of each key that counts, ever; the word at `offset` remembers that there was one."""
     all_count = counts.size == 0
@@ -230,7 +231,7 @@ def first_rows(words: Array, rows: Array, start: int, offset: int, counts: Array
             won[i] = 1
 
 
-@njit(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, BYTES_IN))
 def assign_words(
     words: Array,
     rows: Array,

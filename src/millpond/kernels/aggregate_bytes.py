@@ -13,6 +13,7 @@ import numpy as np
 from numba import boolean, njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS, INTS_IN, U64, WORDS, WORDS_IN, load64
 
 Array = NDArray[Any]
@@ -85,13 +86,11 @@ def _compare(left_a: int, left_b: int, left_heap: Array, right_a: int, right_b: 
     return left_size - right_size
 
 
-@njit(
+@kernel(
     I64(
         *(WORDS, BYTES_IN, INTS_IN, I64, I64, I64, U64),
         *(WORDS_IN, BYTES_IN, BYTES_IN, boolean, boolean, BYTES, INTS, INTS, INTS),
     ),
-    cache=True,
-    nogil=True,
 )
 def extreme_bytes(
     words: Array,
@@ -154,7 +153,7 @@ def extreme_bytes(
     return count
 
 
-@njit(I64(WORDS, INTS_IN, I64, I64, U64, BYTES_IN, BYTES_IN, INTS, INTS, INTS), cache=True, nogil=True)
+@kernel(I64(WORDS, INTS_IN, I64, I64, U64, BYTES_IN, BYTES_IN, INTS, INTS, INTS))
 def assign_bytes(
     words: Array,
     rows: Array,
@@ -194,7 +193,7 @@ def assign_bytes(
     return count
 
 
-@njit(types.void(WORDS_IN, BYTES_IN, INTS_IN, WORDS), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, BYTES_IN, INTS_IN, WORDS))
 def take_pairs(values: Array, valid: Array, positions: Array, out: Array) -> None:
     """Gather the packed values at `positions`; nulls as empty strings."""
     nullable = valid.size != 0

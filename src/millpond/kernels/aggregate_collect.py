@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import (
     BYTES,
     BYTES_IN,
@@ -45,7 +46,7 @@ def _size(values: Array, i: int, width: int) -> int:
     return width if width > 0 else 4 + np.int64(values[i, 0] & _LENGTH)
 
 
-@njit(I64(WORDS, INTS_IN, I64, INTS, INTS), cache=True, nogil=True)
+@kernel(I64(WORDS, INTS_IN, I64, INTS, INTS))
 def _short(words: Array, rows: Array, offset: int, out_rows: Array, out_sizes: Array) -> int:
     """Find the rows whose blob has no room for what the upper half of the word of used bytes says, and clear that."""
     used_word = offset + 2
@@ -66,7 +67,7 @@ def _short(words: Array, rows: Array, offset: int, out_rows: Array, out_sizes: A
     return count
 
 
-@njit(I64(WORDS, INTS_IN, I64, I64, WORDS_IN, BYTES_IN, I64, INTS, INTS), cache=True, nogil=True)
+@kernel(I64(WORDS, INTS_IN, I64, I64, WORDS_IN, BYTES_IN, I64, INTS, INTS))
 def find_short(
     words: Array,
     rows: Array,
@@ -98,7 +99,7 @@ def find_short(
     return count
 
 
-@njit(I64(WORDS, INTS_IN, I64, INTS_IN, INTS, INTS), cache=True, nogil=True)
+@kernel(I64(WORDS, INTS_IN, I64, INTS_IN, INTS, INTS))
 def find_short_by(words: Array, rows: Array, offset: int, sizes: Array, out_rows: Array, out_sizes: Array) -> int:
     """As `find_short`, where so many bytes are to be added to the blob of each row of the block."""
     for i in range(rows.size):
@@ -107,7 +108,7 @@ def find_short_by(words: Array, rows: Array, offset: int, sizes: Array, out_rows
     return count
 
 
-@njit(types.void(WORDS_IN, BYTES_IN, INTS_IN, I64, INTS_IN, WORDS, BYTES), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, BYTES_IN, INTS_IN, I64, INTS_IN, WORDS, BYTES))
 def grow(words: Array, heap: Array, rows: Array, offset: int, sizes: Array, pairs: Array, out: Array) -> None:
     """Copy blobs, one after the other, into larger ones.
 
@@ -127,7 +128,7 @@ def grow(words: Array, heap: Array, rows: Array, offset: int, sizes: Array, pair
         at += sizes[i]
 
 
-@njit(types.void(WORDS, BYTES, INTS_IN, I64, I64, BYTES_IN, BYTES_IN, I64), cache=True, nogil=True)
+@kernel(types.void(WORDS, BYTES, INTS_IN, I64, I64, BYTES_IN, BYTES_IN, I64))
 def append_fixed(
     words: Array, heap: Array, rows: Array, start: int, offset: int, values: Array, valid: Array, width: int
 ) -> None:
@@ -142,7 +143,7 @@ def append_fixed(
         words[row, offset + 2] += np.uint64(width)
 
 
-@njit(types.void(WORDS, BYTES, INTS_IN, I64, I64, WORDS_IN, BYTES_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(types.void(WORDS, BYTES, INTS_IN, I64, I64, WORDS_IN, BYTES_IN, BYTES_IN))
 def append_bytes(
     words: Array, heap: Array, rows: Array, start: int, offset: int, values: Array, values_heap: Array, valid: Array
 ) -> None:
@@ -168,7 +169,7 @@ def append_bytes(
         words[row, offset + 2] += np.uint64(4 + length)
 
 
-@njit(types.void(WORDS, BYTES, INTS_IN, I64, INTS_IN, INTS_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(types.void(WORDS, BYTES, INTS_IN, I64, INTS_IN, INTS_IN, BYTES_IN))
 def append_blobs(
     words: Array, heap: Array, rows: Array, offset: int, sizes: Array, starts: Array, other_heap: Array
 ) -> None:
@@ -181,7 +182,7 @@ def append_blobs(
             words[row, offset + 2] += np.uint64(sizes[i])
 
 
-@njit(types.void(WORDS_IN, I64, I64, INTS), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, I64, I64, INTS))
 def list_offsets(words: Array, offset: int, width: int, offsets: Array) -> None:
     """Running total of the number of values in lists of fixed-width values."""
     total = np.int64(0)
@@ -191,7 +192,7 @@ def list_offsets(words: Array, offset: int, width: int, offsets: Array) -> None:
         offsets[i + 1] = total
 
 
-@njit(types.void(WORDS_IN, BYTES_IN, I64, INTS_IN, I64, BYTES), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, BYTES_IN, I64, INTS_IN, I64, BYTES))
 def read_fixed(words: Array, heap: Array, offset: int, offsets: Array, width: int, out: Array) -> None:
     """Copy the values of lists one after the other."""
     for i in range(words.shape[0]):
@@ -200,7 +201,7 @@ def read_fixed(words: Array, heap: Array, offset: int, offsets: Array, width: in
             copy_bytes(out, offsets[i] * width, heap, np.int64(words[i, offset + 1]) + HEADER, size)
 
 
-@njit(I64(WORDS_IN, BYTES_IN, I64, INTS), cache=True, nogil=True)
+@kernel(I64(WORDS_IN, BYTES_IN, I64, INTS))
 def bytes_list_offsets(words: Array, heap: Array, offset: int, offsets: Array) -> int:
     """As `list_offsets` for lists of byte strings; returns the length of all strings together."""
     count = np.int64(0)
@@ -218,7 +219,7 @@ def bytes_list_offsets(words: Array, heap: Array, offset: int, offsets: Array) -
     return total
 
 
-@njit(types.void(WORDS_IN, BYTES_IN, I64, INTS, BYTES), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, BYTES_IN, I64, INTS, BYTES))
 def read_bytes(words: Array, heap: Array, offset: int, ends: Array, out: Array) -> None:
     """Copy the strings of lists one after the other; `ends[j + 1]` receives where string j ends."""
     count = np.int64(0)
@@ -236,7 +237,7 @@ def read_bytes(words: Array, heap: Array, offset: int, ends: Array, out: Array) 
             at += 4 + length
 
 
-@njit(types.void(WORDS_IN, BYTES, INTS_IN, I64, I64, INTS_IN, BYTES_IN, I64), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, BYTES, INTS_IN, I64, I64, INTS_IN, BYTES_IN, I64))
 def sketch(
     words: Array, heap: Array, rows: Array, start: int, offset: int, hashes: Array, valid: Array, precision: int
 ) -> None:
@@ -261,7 +262,7 @@ def sketch(
             store64(heap, at, (word & ~(np.uint64(63) << shift)) | (zeros << shift))
 
 
-@njit(types.void(WORDS, BYTES, INTS_IN, I64, INTS_IN, BYTES_IN, I64), cache=True, nogil=True)
+@kernel(types.void(WORDS, BYTES, INTS_IN, I64, INTS_IN, BYTES_IN, I64))
 def combine_sketches(
     words: Array, heap: Array, rows: Array, offset: int, starts: Array, other_heap: Array, size: int
 ) -> None:
@@ -279,7 +280,7 @@ def combine_sketches(
             store64(heap, base + at, merged)
 
 
-@njit(types.void(WORDS_IN, BYTES_IN, I64, I64, types.float64[::1], types.float64[::1]), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, BYTES_IN, I64, I64, types.float64[::1], types.float64[::1]))
 def read_sketch(words: Array, heap: Array, offset: int, precision: int, inverse: Array, empty: Array) -> None:
     """For each row the sum of 2^−register, in register order, and the number of registers that are zero."""
     registers = np.int64(1) << precision

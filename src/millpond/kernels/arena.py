@@ -11,7 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.kernels.hot_state import HEAP, HEAP_FREE, HEAP_TOP, SLAB, STRIDE, helper, kernel
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.hot_state import (
+    HEAP,
+    HEAP_FREE,
+    HEAP_TOP,
+    SLAB,
+    STRIDE,
+)
 from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word, word_at
 
 CLASSES = 192

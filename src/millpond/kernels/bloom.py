@@ -10,9 +10,9 @@ Space-Efficient Bloom Filters.)
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import prefetch, word
 
 LINE = 64
@@ -27,25 +27,25 @@ def lines_for(rows: NDArray[np.int64]) -> NDArray[np.int32]:
     return np.maximum(1, -(-rows * BITS_PER_KEY // (8 * LINE))).astype(np.int32)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _mix(h: int) -> int:
     # Hashes of one block share their top bits: multiply so that every bit of them reaches the top.
     x = (h ^ (h >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
     return (x ^ (x >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _line(mixed: int, lines: int) -> int:
     return np.int64(((mixed >> np.uint64(40)) * np.uint64(lines)) >> np.uint64(24))
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _spread(mixed: int) -> int:
     # The 54 bits that choose the six probes must not follow from those that chose the line.
     return (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB) >> np.uint64(8)
 
 
-@njit("void(uint64, int64, int64, int64, uint64[::1], int64)", cache=True, nogil=True)
+@kernel("void(uint64, int64, int64, int64, uint64[::1], int64)")
 def build_filter(rows_at: int, stride: int, count: int, lines: int, target: NDArray[np.uint64], start: int) -> None:
     """Enter `count` rows (address of the first, words a row) into `lines` zeroed lines at word `start` of `target`."""
     for i in range(count):
@@ -58,10 +58,8 @@ def build_filter(rows_at: int, stride: int, count: int, lines: int, target: NDAr
             bits >>= np.uint64(9)
 
 
-@njit(
+@kernel(
     "int64(uint64[::1], int32[::1], int64, int32[::1], uint64[::1], int32[::1], uint64[::1], int32[::1])",
-    cache=True,
-    nogil=True,
 )
 def admit(
     hashes: NDArray[np.uint64],

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import bits_float
 from millpond.kernels.pointers import byte_at, step, word, word_at
 
@@ -37,7 +38,7 @@ def _swapped(bits):
     return (bits << _32) | (bits >> _32)
 
 
-@njit("int64(uint64, uint64, uint64, uint64, uint64, uint64)", cache=True, nogil=True)
+@kernel("int64(uint64, uint64, uint64, uint64, uint64, uint64)")
 def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
     """Order of two packed byte strings: negative, zero or positive."""
     a = _swapped(left >> _32)
@@ -79,7 +80,7 @@ def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
     return left_size - right_size
 
 
-@njit("int64(uint64, uint64, uint64, uint64, uint64, int64, int64)", cache=True, nogil=True)
+@kernel("int64(uint64, uint64, uint64, uint64, uint64, int64, int64)")
 def compare_rows(left, left_heap, right, right_heap, columns, first, last):
     """Order of two rows by columns `first` to `last` (excluded) of a descriptor: negative, zero or positive.
 
@@ -127,7 +128,7 @@ def compare_rows(left, left_heap, right, right_heap, columns, first, last):
     return 0
 
 
-@njit("void(int64[::1], int64, int64, int64[::1], uint64, int64, uint64, uint64, int64)", cache=True, nogil=True)
+@kernel("void(int64[::1], int64, int64, int64[::1], uint64, int64, uint64, uint64, int64)")
 def sort_rows(positions, low, high, spare, rows, stride, heap, columns, count):
     """Order `positions[low:high]`, row numbers, by all `count` columns of a descriptor (stable: a merge sort).
 

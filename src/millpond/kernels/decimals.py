@@ -10,6 +10,7 @@ import numpy as np
 from numba import boolean, njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS_IN, U64, WORDS, WORDS_IN
 
 Array = NDArray[Any]
@@ -37,6 +38,12 @@ def _within(low: int, high: int, limit_low: int, limit_high: int) -> bool:
 
 
 @njit(inline="always")
+def _signs(high: int) -> int:
+    """32 bits like the first of a word."""
+    return _LOW32 if high & _TOP else _ZERO
+
+
+@njit(inline="always")
 def _add(words: Array, row: int, offset: int, low: int, high: int, limit_low: int, limit_high: int) -> bool:
     """Add to the sum of a row; False if it has left (or had left) its precision."""
     old_low = words[row, offset]
@@ -58,7 +65,7 @@ def _add(words: Array, row: int, offset: int, low: int, high: int, limit_low: in
     return True
 
 
-@njit(boolean(WORDS, INTS_IN, I64, I64, I64, U64, INTS_IN, BYTES_IN, U64, U64), cache=True, nogil=True)
+@kernel(boolean(WORDS, INTS_IN, I64, I64, I64, U64, INTS_IN, BYTES_IN, U64, U64))
 def sum_short(
     words: Array,
     rows: Array,
@@ -92,7 +99,7 @@ def sum_short(
     return fine
 
 
-@njit(boolean(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, U64, U64), cache=True, nogil=True)
+@kernel(boolean(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, U64, U64))
 def sum_long(
     words: Array,
     rows: Array,
@@ -117,9 +124,69 @@ def sum_long(
     return fine
 
 
-@njit(
-    types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, boolean, boolean, BYTES), cache=True, nogil=True
-)
+@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, WORDS_IN, BYTES_IN, U64, U64, U64))
+def sum_beyond(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    excesses: Array,
+    valid: Array,
+    limit_low: int,
+    limit_high: int,
+    batch: int,
+) -> None:
+    """As `sum_long`, of sums that may leave their precision and come back within a batch.
+
+    Behind the two words of a sum stands its *excess*: 0 while the sum is within its precision; else its next 32 bits,
+    and the batch in which it left it. A sum that is beyond its precision when a batch ends becomes `OVERFLOWN`.
+
+    Args:
+        excesses: uint64[n, 1], where the values are such sums; else of no rows.
+        batch: a number from 1 to 2³² − 1.
+    """
+    nullable = valid.size != 0
+    sums = excesses.shape[0] != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        words[row, null_word] &= ~null_bit
+        old_low = words[row, offset]
+        old_high = words[row, offset + 1]
+        excess = words[row, offset + 2]
+        if excess == _ZERO and old_high == _TOP and old_low == _ZERO:
+            continue
+        low = values[start + i, 0]
+        high = values[start + i, 1]
+        more = excesses[start + i, 0] if sums else _ZERO
+        stale = (excess != _ZERO and excess & _LOW32 != batch) or (more != _ZERO and more & _LOW32 != batch)
+        if stale or (sums and more == _ZERO and high == _TOP and low == _ZERO):
+            words[row, offset] = _ZERO
+            words[row, offset + 1] = _TOP
+            words[row, offset + 2] = _ZERO
+            continue
+        new_low = old_low + low
+        carry = _ONE if new_low < low else _ZERO
+        new_high = old_high + high
+        above = _ONE if new_high < high else _ZERO
+        new_high += carry
+        above += _ONE if new_high < carry else _ZERO
+        above += excess >> _32 if excess != _ZERO else _signs(old_high)
+        above += more >> _32 if more != _ZERO else _signs(high)
+        above &= _LOW32
+        words[row, offset] = new_low
+        words[row, offset + 1] = new_high
+        if above == _signs(new_high) and _within(new_low, new_high, limit_low, limit_high):
+            words[row, offset + 2] = _ZERO
+        else:
+            words[row, offset + 2] = (above << _32) | batch
+
+
+@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, boolean, boolean, BYTES))
 def extreme_pairs(
     words: Array,
     rows: Array,
@@ -157,7 +224,7 @@ def extreme_pairs(
                 won[i] = 1
 
 
-@njit(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, BYTES_IN))
 def assign_pairs(
     words: Array,
     rows: Array,
@@ -206,7 +273,7 @@ def _divide(limbs: Array, size: int, divisor: int) -> int:
     return remainder
 
 
-@njit(types.void(WORDS_IN, INTS_IN, I64, U64, U64, WORDS, BYTES), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, INTS_IN, I64, U64, U64, WORDS, BYTES))
 def average(sums: Array, counts: Array, shift: int, limit_low: int, limit_high: int, out: Array, state: Array) -> None:
     """Divide 128-bit sums by counts, half up, as Spark divides decimals.
 

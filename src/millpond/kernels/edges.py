@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import (
     BYTES,
     BYTES_IN,
@@ -37,7 +38,7 @@ _LENGTH = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
 
-@njit(types.void(WORDS, INTS_IN, I64), cache=True, nogil=True)
+@kernel(types.void(WORDS, INTS_IN, I64))
 def put_header(words: Array, hashes: Array, start: int) -> None:
     """Fill the hash words and clear the words between them and column word `start`."""
     for i in range(words.shape[0]):
@@ -46,7 +47,7 @@ def put_header(words: Array, hashes: Array, start: int) -> None:
             words[i, w] = _ZERO
 
 
-@njit(types.void(WORDS, I64, I64, U64, INTS_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(types.void(WORDS, I64, I64, U64, INTS_IN, BYTES_IN))
 def put_ints(words: Array, offset: int, null_word: int, null_bit: int, values: Array, valid: Array) -> None:
     """Write a column of integers; rows with `valid` 0 become null (an empty `valid` means no nulls)."""
     if valid.size == 0:
@@ -61,7 +62,7 @@ def put_ints(words: Array, offset: int, null_word: int, null_bit: int, values: A
             words[i, null_word] |= null_bit
 
 
-@njit(types.void(WORDS, I64, I64, U64, FLOATS_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(types.void(WORDS, I64, I64, U64, FLOATS_IN, BYTES_IN))
 def put_floats(words: Array, offset: int, null_word: int, null_bit: int, values: Array, valid: Array) -> None:
     """Write a column of doubles as a key: −0.0 becomes 0.0 and every NaN the same NaN."""
     nullable = valid.size != 0
@@ -77,7 +78,7 @@ def put_floats(words: Array, offset: int, null_word: int, null_bit: int, values:
             words[i, offset] = float_bits(value + 0.0)
 
 
-@njit(types.void(WORDS, I64, I64, U64, WORDS_IN, BYTES_IN), cache=True, nogil=True)
+@kernel(types.void(WORDS, I64, I64, U64, WORDS_IN, BYTES_IN))
 def put_pairs(words: Array, offset: int, null_word: int, null_bit: int, values: Array, valid: Array) -> None:
     """Write a column of word pairs (128-bit decimals, packed byte strings)."""
     nullable = valid.size != 0
@@ -103,13 +104,9 @@ def _pack(words: Array, i: int, offset: int, data: Array, start: int, length: in
         words[i, offset + 1] = _ZERO
 
 
-@njit(
-    [
-        types.void(WORDS, I64, I64, U64, _OFFSETS32_IN, BYTES_IN, I64, BYTES_IN),
-        types.void(WORDS, I64, I64, U64, INTS_IN, BYTES_IN, I64, BYTES_IN),
-    ],
-    cache=True,
-    nogil=True,
+@kernel(
+    types.void(WORDS, I64, I64, U64, _OFFSETS32_IN, BYTES_IN, I64, BYTES_IN),
+    types.void(WORDS, I64, I64, U64, INTS_IN, BYTES_IN, I64, BYTES_IN),
 )
 def pack_bytes(
     words: Array, offset: int, null_word: int, null_bit: int, offsets: Array, data: Array, base: int, valid: Array
@@ -126,7 +123,7 @@ def pack_bytes(
         _pack(words, i, offset, data, start, np.int64(offsets[i + 1]) - start, base)
 
 
-@njit(types.void(WORDS_IN, I64, INTS), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, I64, INTS))
 def byte_offsets(words: Array, offset: int, offsets: Array) -> None:
     """Running total of the lengths of a bytes column: `offsets[i + 1] - offsets[i]` is the length of row i."""
     total = np.int64(0)
@@ -136,7 +133,7 @@ def byte_offsets(words: Array, offset: int, offsets: Array) -> None:
         offsets[i + 1] = total
 
 
-@njit(types.void(WORDS_IN, I64, BYTES_IN, INTS_IN, BYTES), cache=True, nogil=True)
+@kernel(types.void(WORDS_IN, I64, BYTES_IN, INTS_IN, BYTES))
 def unpack_bytes(words: Array, offset: int, heap: Array, offsets: Array, out: Array) -> None:
     """Copy the values of a bytes column to the places that `byte_offsets` gave; `out` has 8 bytes to spare."""
     for i in range(words.shape[0]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.hot_state import (
     EXPIRY,
     FILED,
@@ -20,8 +21,6 @@ from millpond.kernels.hot_state import (
     STAMP_SHIFT,
     STRIDE,
     TOMBSTONE,
-    helper,
-    kernel,
 )
 from millpond.kernels.index import fingerprint, seek
 from millpond.kernels.pointers import prefetch, put_word, step, word

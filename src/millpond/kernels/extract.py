@@ -6,8 +6,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.expiry import stamp_of
-from millpond.kernels.hot_state import EXPIRY, FLAGS, SLAB, STAMP_SHIFT, STRIDE, WIDTH, kernel
+from millpond.kernels.hot_state import (
+    EXPIRY,
+    FLAGS,
+    SLAB,
+    STAMP_SHIFT,
+    STRIDE,
+    WIDTH,
+)
 from millpond.kernels.pointers import prefetch, put_word, step, word
 
 _AHEAD = 48

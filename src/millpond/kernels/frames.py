@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compare import compare_rows
-from millpond.kernels.hot_state import helper, kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.pointers import step, word
 from millpond.kernels.rank_changes import DELETE, INSERT, REPLACED, UPDATE
 from millpond.kernels.slots import BORN, GONE

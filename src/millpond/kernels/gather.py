@@ -8,13 +8,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import address, copy_bytes, prefetch, put_word, step, word
 
 _AHEAD = 12
 _INLINE = 12
 
 
-@njit("int64(uint64[::1], int64, int64[::1])", cache=True, nogil=True)
+@kernel("int64(uint64[::1], int64, int64[::1])")
 def heap_bytes(rows_at: NDArray[np.uint64], count: int, blobs: NDArray[np.int64]) -> int:
     """Bytes that the long values of the first `count` rows (addresses) take; `blobs`: first words of bytes columns."""
     total = 0
@@ -43,7 +44,7 @@ def _copy(
     return used
 
 
-@njit("int64(uint64[::1], uint64[::1], int64, int64, int64[::1], uint64, uint64, int64)", cache=True, nogil=True)
+@kernel("int64(uint64[::1], uint64[::1], int64, int64, int64[::1], uint64, uint64, int64)")
 def gather(
     rows_at: NDArray[np.uint64],
     heaps_at: NDArray[np.uint64],
@@ -73,10 +74,8 @@ def gather(
     return used
 
 
-@njit(
+@kernel(
     "int64(uint64[::1], uint64[::1], int64[::1], int64, int64, int64[::1], uint64, uint64, int64)",
-    cache=True,
-    nogil=True,
 )
 def gather_to(
     rows_at: NDArray[np.uint64],
@@ -95,7 +94,7 @@ def gather_to(
     return used
 
 
-@njit("int64(int64[::1], int64[::1], int64[::1], int64, int64, int64, int64[::1], int64[::1])", cache=True, nogil=True)
+@kernel("int64(int64[::1], int64[::1], int64[::1], int64, int64, int64, int64[::1], int64[::1])")
 def spread_ranges(
     starts: NDArray[np.int64],
     counts: NDArray[np.int64],
@@ -126,7 +125,7 @@ def spread_ranges(
     return found
 
 
-@njit("int64(uint64, int64, int64, int64[::1], uint64)", cache=True, nogil=True)
+@kernel("int64(uint64, int64, int64, int64[::1], uint64)")
 def stray(rows: int, count: int, width: int, blobs: NDArray[np.int64], limit: int) -> int:
     """The first of `count` rows with a long value beyond `limit` bytes of heap, or -1."""
     for i in range(count):
@@ -139,7 +138,7 @@ def stray(rows: int, count: int, width: int, blobs: NDArray[np.int64], limit: in
     return -1
 
 
-@njit("void(uint64, int64, int64, int64[::1], int64)", cache=True, nogil=True)
+@kernel("void(uint64, int64, int64, int64[::1], int64)")
 def rebase(rows: int, count: int, width: int, blobs: NDArray[np.int64], shift: int) -> None:
     """Add `shift` to the heap offsets of `count` rows in place, for a heap that was appended to another."""
     for i in range(count):
@@ -148,7 +147,7 @@ def rebase(rows: int, count: int, width: int, blobs: NDArray[np.int64], shift: i
                 put_word(rows, i * width + blobs[c] + 1, word(rows, i * width + blobs[c] + 1) + np.uint64(shift))
 
 
-@njit("int64(uint64, int64, int64, int64[::1], int64, int64, int64[::1])", cache=True, nogil=True)
+@kernel("int64(uint64, int64, int64, int64[::1], int64, int64, int64[::1])")
 def cut(
     rows: int,
     count: int,

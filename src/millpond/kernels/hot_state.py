@@ -7,10 +7,6 @@ takes few arguments.
 
 from __future__ import annotations
 
-from typing import Any
-
-from numba import njit
-
 # The slab: row `i` stands at SLAB + i * STRIDE.
 SLAB = 0
 STRIDE = 1  # bytes
@@ -59,13 +55,3 @@ FRESH = 8  # made ahead of the upsert that is to find it new
 FILED = 16  # in the list of rows that expire soon
 FLAGS = 0xFFFF
 STAMP_SHIFT = 16
-
-
-def helper(function: Any) -> Any:
-    """Compile a function to be built into the kernels that call it."""
-    return njit(forceinline=True, nogil=True, no_cpython_wrapper=True)(function)
-
-
-def kernel(signature: str) -> Any:
-    """Compile a function for one signature at once, keep the machine code on disk, release the GIL while it runs."""
-    return njit(signature, cache=True, nogil=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.hot_state import (
     CURSOR,
     ENTRIES,
@@ -31,8 +32,6 @@ from millpond.kernels.hot_state import (
     SLOTS,
     STRIDE,
     WALK,
-    helper,
-    kernel,
 )
 from millpond.kernels.pointers import put_word, step, word, word_at
 from millpond.layout import INLINE as _INLINE

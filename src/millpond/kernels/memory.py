@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from millpond.kernels.compiled import kernel
 
 WORDS = types.Array(types.uint64, 2, "C")
 """A slab of rows that is written to."""
@@ -75,7 +77,7 @@ def bits_float(typingctx: Any, value: Any) -> Any:
     return types.float64(types.uint64), codegen
 
 
-@njit(U64(BYTES_IN, I64, I64), inline="never", cache=True, nogil=True)
+@kernel(U64(BYTES_IN, I64, I64))
 def load_up_to_8(data: Any, start: int, length: int) -> int:
     """The `length` ≤ 8 bytes from `start` on as a little-endian word, the rest zero; reads nothing beyond `data`."""
     if start + 8 <= data.size:
@@ -89,7 +91,7 @@ def load_up_to_8(data: Any, start: int, length: int) -> int:
     return word
 
 
-@njit(types.void(BYTES, I64, BYTES_IN, I64, I64), cache=True, nogil=True)
+@kernel(types.void(BYTES, I64, BYTES_IN, I64, I64))
 def copy_bytes(target: Any, at: int, source: Any, start: int, length: int) -> None:
     """Copy bytes between arrays that do not overlap."""
     k = 0

@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import same_key, step, word
 from millpond.kernels.search import lower_bound
 
 _END = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _settle(
     s: int,
     first: NDArray[np.int64],
@@ -42,11 +42,9 @@ def _settle(
     live[s] = 1 if head[s] <= highest else 0
 
 
-@njit(
+@kernel(
     "int64(int64[::1], int64[::1], uint64[::1], uint64[::1], uint64, uint64, int64, uint64, int64, int64, uint64,"
     "boolean, uint64[::1], uint64[::1])",
-    cache=True,
-    nogil=True,
 )
 def merge_order(
     first: NDArray[np.int64],

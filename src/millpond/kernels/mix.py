@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import BYTES_IN, I64, WORDS, load64, load_up_to_8
 
 Array = NDArray[Any]
@@ -28,7 +29,7 @@ def _step(state: int, word: int) -> int:
     return state ^ (state >> _32)
 
 
-@njit(types.void(WORDS, BYTES_IN, I64, I64, BYTES_IN), cache=True, nogil=True)
+@kernel(types.void(WORDS, BYTES_IN, I64, I64, BYTES_IN))
 def mix_rows(words: Array, heap: Array, start: int, stop: int, references: Array) -> None:
     """Replace each row's hash by its mix with the null bits and the columns in words `start` to `stop`.
 

@@ -10,6 +10,8 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
+
 Array = NDArray[Any]
 _I64 = types.Array(types.int64, 1, "C")
 _U64 = types.Array(types.uint64, 1, "C")
@@ -33,7 +35,7 @@ def _at(totals: Array, begin: int, end: int, count: int) -> int:
     return low
 
 
-@njit(types.void(_I64, _I64, types.float64, types.boolean, types.int64, _I64, _I64, _F64), cache=True, nogil=True)
+@kernel(types.void(_I64, _I64, types.float64, types.boolean, types.int64, _I64, _I64, _F64))
 def percentile(
     starts: Array,
     totals: Array,
@@ -75,7 +77,7 @@ def percentile(
         upper[group] = _at(totals, begin, end, high + 1)
 
 
-@njit(types.void(_I64, _I64, types.boolean, _I64), cache=True, nogil=True)
+@kernel(types.void(_I64, _I64, types.boolean, _I64))
 def mode(starts: Array, runs: Array, greatest: bool, out: Array) -> None:
     """The first row of the longest run of equal values of each group; of equally long ones the first, or the last.
 

@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import I64, INTS_IN, WORDS
 from millpond.kernels.pointers import byte_at, prefetch, same_bytes, step, word
 
@@ -31,7 +32,7 @@ _NEAR = 8  # rows within which walking beats guessing
 _AHEAD = 8
 
 
-@njit(types.void(WORDS, INTS_IN, I64, I64, I64), cache=True, nogil=True)
+@kernel(types.void(WORDS, INTS_IN, I64, I64, I64))
 def put_times(words: NDArray[np.uint64], times: NDArray[np.int64], time_word: int, seq_word: int, first: int) -> None:
     """Fill the time and stamp of each row, and its number (from `first` on) unless `seq_word` is 0."""
     for i in range(words.shape[0]):
@@ -43,7 +44,7 @@ def put_times(words: NDArray[np.uint64], times: NDArray[np.int64], time_word: in
             words[i, seq_word] = np.uint64(first + i)
 
 
-@njit("void(uint64[::1], int64[::1], int64[::1])", cache=True, nogil=True)
+@kernel("void(uint64[::1], int64[::1], int64[::1])")
 def order_times(hashes: NDArray[np.uint64], order: NDArray[np.int64], times: NDArray[np.int64]) -> None:
     """Put `order`, which sorts rows by hash, in the order of their times within each hash (stable).
 
@@ -80,7 +81,7 @@ def _before(row: int, time_word: int, h: int, t: int) -> bool:
     return own < h or (own == h and np.int64(word(row, time_word)) < t)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _seek(
     words_at: NDArray[np.uint64],
     starts: NDArray[np.int64],
@@ -167,12 +168,10 @@ def _same_key(
     return True
 
 
-@njit(
+@kernel(
     "int64(uint64, uint64, int64, int64, int64, int64[::1], int64[::1],"
     "uint64[::1], uint64[::1], int64[::1], int64[::1], uint64[::1], int64, int64, int64, float64,"
     "int64, uint64, uint64, int64[::1], int64[::1], uint64[::1], uint64[::1], int64[::1])",
-    cache=True,
-    nogil=True,
 )
 def match(
     probes: int,
@@ -287,11 +286,9 @@ def match(
     return found
 
 
-@njit(
+@kernel(
     "int64(uint64[::1], int64[::1], int64[::1], int64,"
     "uint64[::1], int64[::1], int64[::1], uint64[::1], int64, int64, int64, float64, uint64[::1], int64[::1])",
-    cache=True,
-    nogil=True,
 )
 def mark_named(
     hashes: NDArray[np.uint64],

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.ordered import MATCHED
 from millpond.kernels.pointers import prefetch, put_word, step, word
 
 
-@njit("int64(uint64[::1], int64[::1], int64, uint64[::1], boolean, uint8[::1], int64[::1])", cache=True, nogil=True)
+@kernel("int64(uint64[::1], int64[::1], int64, uint64[::1], boolean, uint8[::1], int64[::1])")
 def mark(
     rows_at: NDArray[np.uint64],
     positions: NDArray[np.int64],
@@ -50,7 +50,7 @@ def mark(
     return new
 
 
-@njit("void(uint64, int64, int64, uint64[::1])", cache=True, nogil=True)
+@kernel("void(uint64, int64, int64, uint64[::1])")
 def burn(rows: int, count: int, stride: int, marks: NDArray[np.uint64]) -> None:
     """Move marks into the meta words of rows that lie one after another, and clear them."""
     for i in range(count):
@@ -60,7 +60,7 @@ def burn(rows: int, count: int, stride: int, marks: NDArray[np.uint64]) -> None:
     marks[:] = np.uint64(0)
 
 
-@njit("void(uint64, int64, int64, int64[::1])", cache=True, nogil=True)
+@kernel("void(uint64, int64, int64, int64[::1])")
 def flag(rows: int, count: int, stride: int, positions: NDArray[np.int64]) -> None:
     """Set the flag of matched rows at some positions, in rows that lie one after another."""
     for i in range(count):
@@ -68,10 +68,8 @@ def flag(rows: int, count: int, stride: int, positions: NDArray[np.int64]) -> No
         put_word(row, 1, word(row, 1) | np.uint64(MATCHED))
 
 
-@njit(
+@kernel(
     "int64(uint64, int64, int64, int64, uint64[::1], int64, int64, int64, boolean, uint64, uint64, int64[::1])",
-    cache=True,
-    nogil=True,
 )
 def between(
     rows: int,
@@ -117,11 +115,9 @@ def between(
     return found
 
 
-@njit(
+@kernel(
     "int64(int64[::1], int64[::1], int64[::1], uint64[::1], uint64[::1], uint64[::1],"
     "uint64, uint64, int64, int64, int64, int64, int64, boolean, uint64[::1], uint64[::1], int64[::1])",
-    cache=True,
-    nogil=True,
 )
 def merge_parts(
     first: NDArray[np.int64],

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import step
 
 PAGE = mmap.PAGESIZE
@@ -38,7 +39,7 @@ def _will_need(typing_context: Any, start: Any, size: Any) -> Any:
     return types.void(types.uint64, types.int64), generate
 
 
-@njit("void(uint64, int64)", cache=True, nogil=True)
+@kernel("void(uint64, int64)")
 def ask_for_range(start: int, size: int) -> None:
     """Ask for all pages of a range of addresses in mapped files, without waiting for them."""
     at = np.uint64(start) & ~_PAGE_MASK
@@ -48,7 +49,7 @@ def ask_for_range(start: int, size: int) -> None:
         at = step(at, _REQUEST)
 
 
-@njit("int64(uint64[::1], int64, int64, int64)", cache=True, nogil=True)
+@kernel("int64(uint64[::1], int64, int64, int64)")
 def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
     """Ask for the pages around some addresses, without waiting for them.
 

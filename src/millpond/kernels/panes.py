@@ -5,17 +5,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import same_key
 
 
-@njit(
+@kernel(
     "int64(uint64[::1], int64[::1], int64[::1], uint64[::1], uint64[::1], uint64, int64, int64, int64, uint64,"
     "int64[::1])",
-    cache=True,
-    nogil=True,
 )
 def order_panes(
     ordered: NDArray[np.uint64],
@@ -72,11 +70,9 @@ def order_panes(
     return keys
 
 
-@njit(
+@kernel(
     "int64(int64[::1], int64[::1], int64[::1], int64, int64, int64, int64, int64, int64[::1],"
     "int64[::1], int64[::1], int64[::1])",
-    cache=True,
-    nogil=True,
 )
 def span(
     order: NDArray[np.int64],
@@ -141,7 +137,7 @@ def span(
     return found
 
 
-@njit("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])", cache=True, nogil=True)
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
 def following(
     order: NDArray[np.int64],
     firsts: NDArray[np.int64],

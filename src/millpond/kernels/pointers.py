@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from millpond.kernels.compiled import kernel
 
 _BYTE = ir.IntType(8)
 _WORD = ir.IntType(64)
@@ -130,7 +132,7 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
     return types.void(types.uint64, types.uint64, types.int64), generate
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def same_bytes(left: int, right: int, size: int) -> bool:
     """Whether `size` > 8 bytes at two addresses are equal."""
     whole = size >> 3
@@ -140,7 +142,7 @@ def same_bytes(left: int, right: int, size: int) -> bool:
     return bool(word_at(left, size - 8) == word_at(right, size - 8))
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def same_key(
     left: int,
     left_heap: int,

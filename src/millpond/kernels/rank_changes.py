@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compare import compare_rows
-from millpond.kernels.hot_state import helper, kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.pointers import step, word
 from millpond.kernels.ranking import DENSE_RANK, ROW_NUMBER
 from millpond.kernels.slots import visible

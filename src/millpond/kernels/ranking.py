@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compare import compare_rows, sort_rows
-from millpond.kernels.hot_state import helper, kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.pointers import prefetch, put_word, step, word
 from millpond.kernels.slots import BORN, GOES, GONE, RETURNS, STAYS, long_bytes
 

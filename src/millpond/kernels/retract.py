@@ -1,4 +1,4 @@
-"""Aggregates from which rows can be taken back: signed counts, wide sums, compensated sums; and images from before."""
+"""Aggregates from which rows can be taken back: signed counts and wide sums; and images from before."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.kernels.hot_state import helper, kernel
-from millpond.kernels.memory import bits_float, float_bits
+from millpond.kernels.compiled import helper, kernel
 
 _FIRST = "void(uint64[:, ::1], int64[::1], int64, int64, "
 _REST = "Array(uint8, 1, 'C', readonly=True), int8[::1])"
@@ -22,22 +21,19 @@ def count(words, rows, start, offset, valid, signs):
 
 
 @helper
-def _add(words, row, offset, low, high):
-    """Add a 128-bit number to the one in two words."""
-    total = words[row, offset] + low
-    carry = np.uint64(1) if total < low else np.uint64(0)
-    words[row, offset] = total
-    words[row, offset + 1] = words[row, offset + 1] + high + carry
-
-
-@helper
-def _signed(low, high, sign):
-    """A 128-bit number, or its negative."""
-    if sign > 0:
-        return low, high
-    low = ~low + np.uint64(1)
-    high = ~high + (np.uint64(1) if low == np.uint64(0) else np.uint64(0))
-    return low, high
+def _add(words, row, offset, limbs, low, high, sign):
+    """Add a 128-bit number, or take it back, from so many words."""
+    above = np.uint64(np.int64(high) >> 63)
+    carry = np.uint64(0)
+    if sign < 0:
+        low, high, above, carry = ~low, ~high, ~above, np.uint64(1)
+    for k in range(limbs):
+        part = low if k == 0 else high if k == 1 else above
+        old = words[row, offset + k]
+        total = old + part
+        over = np.uint64(1) if total < part else np.uint64(0)
+        words[row, offset + k] = total + carry
+        carry = over + (np.uint64(1) if total + carry < carry else np.uint64(0))
 
 
 @kernel(_FIRST + "Array(int64, 1, 'C', readonly=True), " + _REST)
@@ -47,50 +43,33 @@ def sum_words(words, rows, start, offset, values, valid, signs):
         if len(valid) != 0 and valid[start + i] == 0:
             continue
         sign = np.int64(signs[start + i])
-        low, high = _signed(np.uint64(values[start + i]), np.uint64(values[start + i] >> 63), sign)
-        _add(words, rows[i], offset, low, high)
+        _add(words, rows[i], offset, 2, np.uint64(values[start + i]), np.uint64(values[start + i] >> 63), sign)
         words[rows[i], offset + 2] += np.uint64(sign)
 
 
 @kernel(_FIRST + "Array(uint64, 2, 'C', readonly=True), " + _REST)
 def sum_pairs(words, rows, start, offset, values, valid, signs):
-    """As `sum_words` for 128-bit numbers."""
+    """Add or take back 128-bit numbers: a 192-bit sum in three words, the number of values in the fourth."""
     for i in range(len(rows)):
         if len(valid) != 0 and valid[start + i] == 0:
             continue
         sign = np.int64(signs[start + i])
-        low, high = _signed(values[start + i, 0], values[start + i, 1], sign)
-        _add(words, rows[i], offset, low, high)
-        words[rows[i], offset + 2] += np.uint64(sign)
+        _add(words, rows[i], offset, 3, values[start + i, 0], values[start + i, 1], sign)
+        words[rows[i], offset + 3] += np.uint64(sign)
 
 
-@kernel(_FIRST + "Array(float64, 1, 'C', readonly=True), " + _REST)
-def sum_floats(words, rows, start, offset, values, valid, signs):
-    """Add or take back doubles, in six words: sum, compensation, number of values, of NaNs, of ∞ and of −∞.
-
-    The sum is compensated as Neumaier has it, so that what was added and taken back leaves next to nothing.
-    """
+@kernel("void(uint64[:, ::1], int64[::1], int64, uint64[:, ::1])")
+def add_numbers(words, rows, offset, numbers):
+    """Add numbers of as many words as `numbers` has columns, the least first, in two's complement."""
     for i in range(len(rows)):
-        if len(valid) != 0 and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        sign = np.uint64(np.int64(signs[start + i]))
-        value = values[start + i]
-        words[row, offset + 2] += sign
-        if value != value:
-            words[row, offset + 3] += sign
-        elif value == np.inf:
-            words[row, offset + 4] += sign
-        elif value == -np.inf:
-            words[row, offset + 5] += sign
-        else:
-            if signs[start + i] < 0:
-                value = -value
-            old = bits_float(words[row, offset])
-            total = old + value
-            lost = (old - total) + value if abs(old) >= abs(value) else (value - total) + old
-            words[row, offset] = float_bits(total)
-            words[row, offset + 1] = float_bits(bits_float(words[row, offset + 1]) + lost)
+        carry = np.uint64(0)
+        for k in range(numbers.shape[1]):
+            part = numbers[i, k]
+            total = words[rows[i], offset + k] + part
+            over = np.uint64(1) if total < part else np.uint64(0)
+            total += carry
+            words[rows[i], offset + k] = total
+            carry = over + (np.uint64(1) if total < carry else np.uint64(0))
 
 
 @kernel("int64(uint64[:, ::1], int64[::1], int64, uint64, int64[:, ::1], int64[::1])")

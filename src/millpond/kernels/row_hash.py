@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import byte_at, word, word_at
 
 _STATE = types.Array(types.uint64, 1, "C")
@@ -39,7 +40,7 @@ def _is_null(validity: int, index: int) -> bool:
     return validity != np.uint64(0) and (byte_at(validity, index >> 3) >> np.uint8(index & 7)) & np.uint8(1) == 0
 
 
-@njit(types.void(_STATE, _U64, _I64, _U64, _I64), cache=True, nogil=True)
+@kernel(types.void(_STATE, _U64, _I64, _U64, _I64))
 def mix_fixed(state: NDArray[np.uint64], values: int, size: int, validity: int, offset: int) -> None:
     """Mix in a column of `size`-byte values (1, 2, 4, or a multiple of 8); row 0 is value number `offset`."""
     words = size >> 3
@@ -59,7 +60,7 @@ def mix_fixed(state: NDArray[np.uint64], values: int, size: int, validity: int, 
             state[i] = _mix(state[i], value)
 
 
-@njit(types.void(_STATE, _U64, _U64, _I64), cache=True, nogil=True)
+@kernel(types.void(_STATE, _U64, _U64, _I64))
 def mix_bits(state: NDArray[np.uint64], values: int, validity: int, offset: int) -> None:
     """Mix in a column of bits; row 0 is bit number `offset`."""
     for i in range(state.size):
@@ -81,7 +82,7 @@ def _offset(offsets: int, wide: bool, index: int) -> np.int64:
     )
 
 
-@njit(types.void(_STATE, _U64, types.boolean, _U64, _U64, _I64), cache=True, nogil=True)
+@kernel(types.void(_STATE, _U64, types.boolean, _U64, _U64, _I64))
 def mix_bytes(state: NDArray[np.uint64], offsets: int, wide: bool, data: int, validity: int, offset: int) -> None:
     """Mix in a column of byte strings with 32-bit or (`wide`) 64-bit offsets; row 0 is string number `offset`."""
     for i in range(state.size):
@@ -106,7 +107,7 @@ def mix_bytes(state: NDArray[np.uint64], offsets: int, wide: bool, data: int, va
         state[i] = mixed
 
 
-@njit(types.void(_STATE, _U64, types.boolean, _STATE, _I64, _U64, _I64), cache=True, nogil=True)
+@kernel(types.void(_STATE, _U64, types.boolean, _STATE, _I64, _U64, _I64))
 def mix_lists(
     state: NDArray[np.uint64],
     offsets: int,
@@ -130,14 +131,14 @@ def mix_lists(
         state[i] = mixed
 
 
-@njit(types.void(_STATE, _U64, _I64), cache=True, nogil=True)
+@kernel(types.void(_STATE, _U64, _I64))
 def mix_validity(state: NDArray[np.uint64], validity: int, offset: int) -> None:
     """Mix in whether each row is null (structs, whose fields are mixed in for themselves)."""
     for i in range(state.size):
         state[i] = _mix(state[i], _NULL if _is_null(validity, i + offset) else _ONE)
 
 
-@njit(_U64(_STATE), cache=True, nogil=True)
+@kernel(_U64(_STATE))
 def total(state: NDArray[np.uint64]) -> np.uint64:
     """The sum of all rows' digests, each scrambled first: whatever order the rows come in."""
     result = np.uint64(0)

@@ -9,9 +9,9 @@ work on groups of keys and ask for the lines that they will need before they nee
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import prefetch, same_key, step, word
 
 DELETED = np.uint64(1)
@@ -22,7 +22,7 @@ _REFINEMENTS = 2
 _AHEAD = 8
 
 
-@njit("void(uint64[::1], int32[::1], int64, uint64[::1], int32[::1])", cache=True, nogil=True)
+@kernel("void(uint64[::1], int32[::1], int64, uint64[::1], int32[::1])")
 def locate(
     hashes: NDArray[np.uint64],
     select: NDArray[np.int32],
@@ -56,7 +56,7 @@ def locate(
         blocks[i] = block
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def lower_bound(rows_at: int, width: int, count: int, guess: int, h: int) -> int:
     """The first of `count` rows at an address whose hash is not below `h`, sought from a guess outwards."""
     if count == 0:
@@ -84,7 +84,7 @@ def lower_bound(rows_at: int, width: int, count: int, guess: int, h: int) -> int
     return high
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _match(
     h: int,
     rows_at: int,
@@ -110,12 +110,10 @@ def _match(
     return row
 
 
-@njit(
+@kernel(
     "int64(uint64[::1], int32[::1], int32[::1], int32[::1], int64, uint64[::1], int64[::1], uint64[::1], uint64[::1],"
     "uint64, int64[::1], uint64, int64, uint64, uint64, int64, int64, int64, uint64, uint64[::1], uint64[::1],"
     "uint8[::1])",
-    cache=True,
-    nogil=True,
 )
 def probe(
     hashes: NDArray[np.uint64],
@@ -239,12 +237,10 @@ def probe(
     return hits
 
 
-@njit(
+@kernel(
     "int64(uint64[::1], int32[::1], int32[::1], int32[::1], int64, uint64[::1], int64[::1], uint64[::1], uint64[::1],"
     "uint64, int64[::1], uint64, int64, uint64, uint64, int64, int64, int64, uint64, uint64[::1], uint64[::1],"
     "uint8[::1])",
-    cache=True,
-    nogil=True,
 )
 def walk(
     hashes: NDArray[np.uint64],
@@ -323,11 +319,9 @@ def walk(
     return hits
 
 
-@njit(
+@kernel(
     "void(uint64[::1], int32[::1], int32[::1], int32[::1], int64, uint64[::1], int64[::1], uint64[::1], uint64, int64,"
     "uint64[::1])",
-    cache=True,
-    nogil=True,
 )
 def likely_places(
     hashes: NDArray[np.uint64],
@@ -357,7 +351,7 @@ def likely_places(
         places[j] = step(words_at[block], guess * width * 8)
 
 
-@njit("int64(int32[::1], int64, uint8[::1], int32[::1])", cache=True, nogil=True)
+@kernel("int64(int32[::1], int64, uint8[::1], int32[::1])")
 def remaining(select: NDArray[np.int32], count: int, done: NDArray[np.uint8], left: NDArray[np.int32]) -> int:
     """Copy those of the first `count` selected positions that are not done to `left` (which may be `select`)."""
     kept = 0

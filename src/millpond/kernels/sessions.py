@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit, types
 
 from millpond.conf import KEY_GROUP_BITS
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import I64, INTS, INTS_IN, U64
 from millpond.kernels.pointers import same_key, step
 
@@ -28,7 +29,7 @@ def _row(words_at, stride, row):
     return step(words_at, row * stride * 8)
 
 
-@njit(types.void(INTS, I64, I64, INTS_IN), cache=True, nogil=True)
+@kernel(types.void(INTS, I64, I64, INTS_IN))
 def _by_start(order, begin, stop, starts):
     """Put rows `begin` to `stop` of an order in the order of their starts (stable)."""
     if stop - begin > _FEW:
@@ -47,10 +48,8 @@ def _by_start(order, begin, stop, starts):
         order[j] = row
 
 
-@njit(
+@kernel(
     "int64(int64[::1], int64, int64, uint64, int64, uint64, uint64, int64, int64, uint64, int64[::1])",
-    cache=True,
-    nogil=True,
 )
 def _by_key(order, begin, stop, words_at, stride, heap, null_mask, key_start, key_stop, references, spare):
     """Bring the rows of one hash that have the key of the first together, in their order; returns where they end."""
@@ -70,13 +69,11 @@ def _by_key(order, begin, stop, words_at, stride, heap, null_mask, key_start, ke
     return to
 
 
-@njit(
+@kernel(
     types.void(
         *(types.uint64[::1], INTS, INTS_IN, INTS_IN, U64, I64, U64, U64, I64, I64, U64),
         *(INTS, INTS, INTS, INTS, INTS),
     ),
-    cache=True,
-    nogil=True,
 )
 def arrange(
     hashes,
@@ -142,10 +139,8 @@ def arrange(
     counts[1] = pieces
 
 
-@njit(
+@kernel(
     "void(uint64[:, ::1], int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1])",
-    cache=True,
-    nogil=True,
 )
 def classify(words, rows, keys, offset, key_pieces, piece_starts, piece_ends, stored, simple):
     """See which keys have one session, before and after.
@@ -178,7 +173,7 @@ def _put(words, row, offset, start, end):
     words[row, offset + 2] = np.uint64(-((-end) // 1000))
 
 
-@njit("void(uint64[:, ::1], int64[::1], int64, int64[::1], int64[::1])", cache=True, nogil=True)
+@kernel("void(uint64[:, ::1], int64[::1], int64, int64[::1], int64[::1])")
 def extend(words, rows, offset, starts, ends):
     """Make a session of each piece, or extend the one that is there."""
     for i in range(len(rows)):
@@ -191,14 +186,14 @@ def extend(words, rows, offset, starts, ends):
             _put(words, row, offset, start, max(ends[i], np.int64(words[row, offset + 1])))
 
 
-@njit("void(uint64[:, ::1], int64[::1], int64, int64[::1], int64[::1])", cache=True, nogil=True)
+@kernel("void(uint64[:, ::1], int64[::1], int64, int64[::1], int64[::1])")
 def put_sessions(words, rows, offset, starts, ends):
     """Write the times of sessions."""
     for i in range(len(rows)):
         _put(words, rows[i], offset, starts[i], ends[i])
 
 
-@njit("int64(uint64[:, ::1], int64[::1], int64, int64, uint8[::1])", cache=True, nogil=True)
+@kernel("int64(uint64[:, ::1], int64[::1], int64, int64, uint8[::1])")
 def mark_closed(words, rows, offset, ordinal, alone):
     """Mark sessions as closed where their key has others; fills `alone` for those of which it has not."""
     marked = 0
@@ -213,7 +208,7 @@ def mark_closed(words, rows, offset, ordinal, alone):
     return marked
 
 
-@njit("void(uint64[:, ::1], int64[::1], int64[::1], int64, uint64[:, ::1])", cache=True, nogil=True)
+@kernel("void(uint64[:, ::1], int64[::1], int64[::1], int64, uint64[:, ::1])")
 def number_rows(heads, which, ordinals, offset, out):
     """Key rows of sessions: those of the first sessions of their keys, given another ordinal.
 
@@ -233,7 +228,7 @@ def number_rows(heads, which, ordinals, offset, out):
         out[i, offset] = np.uint64(ordinals[i])
 
 
-@njit("void(uint64[:, ::1], int64)", cache=True, nogil=True)
+@kernel("void(uint64[:, ::1], int64)")
 def head_rows(keys, offset):
     """Make the key rows of sessions those of the first sessions of their keys."""
     low = (np.uint64(1) << _GROUP_BITS) - np.uint64(1)
@@ -243,11 +238,9 @@ def head_rows(keys, offset):
         keys[i, offset] = np.uint64(0)
 
 
-@njit(
+@kernel(
     "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
     " int64[::1], int64[::1], uint8[::1], int64[::1], uint8[::1], int64[::1])",
-    cache=True,
-    nogil=True,
 )
 def merge_sessions(
     key_stored,

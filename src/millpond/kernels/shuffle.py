@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import byte_at, put_byte_at, put_word_at, word, word_at
 
 _Eight = tuple[int, int, int, int, int, int, int, int]
@@ -18,7 +18,7 @@ _16 = np.uint64(16)
 _8 = np.uint64(8)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _transpose(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> _Eight:
     # An 8 × 8 matrix of bytes in eight words, by swapping ever smaller halves (Hacker's Delight, 7-3).
     a, e = (a & _LOW32) | (e << _32), (a >> _32) | (e & ~_LOW32)
@@ -36,7 +36,7 @@ def _transpose(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -
     return a, b, c, d, e, f, g, h
 
 
-@njit("void(uint64, int64, int64, uint64)", cache=True, nogil=True)
+@kernel("void(uint64, int64, int64, uint64)")
 def shuffle(rows: int, count: int, width: int, planes: int) -> None:
     """Write `count` rows of `width` words as `8 × width` planes of `count` bytes, from one address to another."""
     whole = count & ~7
@@ -67,7 +67,7 @@ def shuffle(rows: int, count: int, width: int, planes: int) -> None:
                 put_byte_at(planes, p + k * count + i, byte_at(rows, (i * width + w) * 8 + k))
 
 
-@njit("void(uint64, int64, int64, uint64)", cache=True, nogil=True)
+@kernel("void(uint64, int64, int64, uint64)")
 def unshuffle(planes: int, count: int, width: int, rows: int) -> None:
     """Undo `shuffle`, from one address to another."""
     whole = count & ~7

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import I64, INTS, INTS_IN
 
 Array = NDArray[Any]
@@ -21,7 +22,7 @@ _SECOND = np.uint64(0xC4CEB9FE1A85EC53)
 _33 = np.uint64(33)
 
 
-@njit(I64(INTS_IN, INTS_IN, INTS_IN, _SHORTS), cache=True, nogil=True)
+@kernel(I64(INTS_IN, INTS_IN, INTS_IN, _SHORTS))
 def assign(times: Array, lows: Array, lasts: Array, out: Array) -> int:
     """The slice of each row, -1 without one.
 
@@ -50,7 +51,7 @@ def assign(times: Array, lows: Array, lasts: Array, out: Array) -> int:
     return missing
 
 
-@njit(types.void(_SHORTS_IN, INTS, INTS), cache=True, nogil=True)
+@kernel(types.void(_SHORTS_IN, INTS, INTS))
 def group(slices: Array, starts: Array, order: Array) -> None:
     """Positions of the rows slice by slice, in their order within each.
 
@@ -73,7 +74,7 @@ def group(slices: Array, starts: Array, order: Array) -> None:
     starts[0] = 0
 
 
-@njit(types.void(INTS_IN, INTS_IN, I64, INTS), cache=True, nogil=True)
+@kernel(types.void(INTS_IN, INTS_IN, I64, INTS))
 def spread(hashes: Array, times: Array, bits: int, out: Array) -> None:
     """Hashes whose lower bits also depend on a time; doing it twice gives the hash back.
 

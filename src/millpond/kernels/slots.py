@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.kernels.hot_state import helper, kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
 
 STAYS, GOES, RETURNS = 0, 1, 2

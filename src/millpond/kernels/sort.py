@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from millpond.kernels.compiled import kernel
 
 _DIGIT = 11
 _SIZE = 1 << _DIGIT
 _PASSES = 3
 
 
-@njit("int64(uint64[::1], uint64[::1], int64[::1])", cache=True, nogil=True)
+@kernel("int64(uint64[::1], uint64[::1], int64[::1])")
 def sort_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64], order: NDArray[np.int64]) -> int:
     """Fill `ordered` with the hashes in ascending order and `order` with the positions they come from (stable).
 

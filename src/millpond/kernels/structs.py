@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, INTS, INTS_IN, WORDS, copy_bytes, load64, store64
 from millpond.layout import INLINE, NULLS
 
@@ -18,7 +19,7 @@ Array = NDArray[Any]
 _LENGTH = np.uint64(0xFFFFFFFF)
 
 
-@njit(types.void(WORDS, INTS_IN, INTS), cache=True, nogil=True)
+@kernel(types.void(WORDS, INTS_IN, INTS))
 def packed_ends(words: Array, blobs: Array, ends: Array) -> None:
     """Where the byte strings of rows end (`ends[i + 1]`), one after the other; `blobs`: first words of byte columns."""
     fixed = 8 * (words.shape[1] - NULLS)
@@ -32,7 +33,7 @@ def packed_ends(words: Array, blobs: Array, ends: Array) -> None:
         ends[i + 1] = ends[i] + size
 
 
-@njit(types.void(WORDS, BYTES_IN, INTS_IN, INTS_IN, BYTES), cache=True, nogil=True)
+@kernel(types.void(WORDS, BYTES_IN, INTS_IN, INTS_IN, BYTES))
 def pack(words: Array, heap: Array, blobs: Array, ends: Array, out: Array) -> None:
     """Write the byte strings of rows, whose long values lie in `heap`; `out` has 8 bytes to spare."""
     fixed = 8 * (words.shape[1] - NULLS)
@@ -49,7 +50,7 @@ def pack(words: Array, heap: Array, blobs: Array, ends: Array, out: Array) -> No
                 at += length
 
 
-@njit(types.void(BYTES_IN, INTS_IN, INTS_IN, WORDS), cache=True, nogil=True)
+@kernel(types.void(BYTES_IN, INTS_IN, INTS_IN, WORDS))
 def unpack(data: Array, ends: Array, blobs: Array, words: Array) -> None:
     """The rows of byte strings; their long values stay in `data`, which has 8 bytes to spare."""
     for i in range(words.shape[0]):

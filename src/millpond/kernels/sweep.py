@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.arena import chunk_of, give_back
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.expiry import stamp_of
 from millpond.kernels.hot_state import (
     COPIED,
@@ -32,8 +33,6 @@ from millpond.kernels.hot_state import (
     TOUCHED,
     WALK,
     WIDTH,
-    helper,
-    kernel,
 )
 from millpond.kernels.index import BITS, EMPTY, ROW_MASK
 from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word

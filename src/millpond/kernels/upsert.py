@@ -10,9 +10,10 @@ instead of following each other.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from millpond.kernels.arena import give_back, keep
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.hot_state import (
     COUNT,
     DEAD,
@@ -35,8 +36,6 @@ from millpond.kernels.hot_state import (
     TOUCHED,
     TOUCHED_ROWS,
     WIDTH,
-    helper,
-    kernel,
 )
 from millpond.kernels.index import BITS, EMPTY, ROW_MASK, fingerprint, holds, home, place, seek
 from millpond.kernels.pointers import prefetch, put_word, step, word
@@ -53,12 +52,9 @@ _INLINE = np.uint64(12)
 _AHEAD = 12
 
 
-@njit(
-    [
-        types.uint64(types.Array(types.uint64, 2, "A", readonly=True)),
-        types.uint64(types.Array(types.uint8, 1, "A", readonly=True)),
-    ],
-    cache=True,
+@kernel(
+    types.uint64(types.Array(types.uint64, 2, "A", readonly=True)),
+    types.uint64(types.Array(types.uint8, 1, "A", readonly=True)),
 )
 def data_of(array):
     """The address of the first item of key words or of a heap; several times faster than asking NumPy."""

@@ -14,6 +14,7 @@ import numpy as np
 from numba import from_dtype, njit, types
 from numpy.typing import NDArray
 
+from millpond.kernels.compiled import kernel
 from millpond.kernels.pointers import prefetch, step
 
 WINDOW = np.dtype(
@@ -45,7 +46,7 @@ _U8 = types.Array(types.uint8, 1, "C")
 _L = types.int64
 
 
-@njit(types.void(types.Array(types.uint64, 1, "A"), types.Array(types.uint64, 1, "A"), _U64), cache=True, nogil=True)
+@kernel(types.void(types.Array(types.uint64, 1, "A"), types.Array(types.uint64, 1, "A"), _U64))
 def window_ids(hashes: Array, windows: Array, out: Array) -> None:
     """The ids of windows: their key's hash and initial boundary, mixed; never 0."""
     for i in range(len(hashes)):
@@ -72,7 +73,7 @@ def _slot(table: Array, id_: int) -> int:
         at = (at + np.uint64(1)) & mask
 
 
-@njit(_L(_TABLE, _TABLE), cache=True, nogil=True)
+@kernel(_L(_TABLE, _TABLE))
 def move(old: Array, new: Array) -> int:
     """Fill a larger, empty table."""
     count = 0
@@ -83,7 +84,7 @@ def move(old: Array, new: Array) -> int:
     return count
 
 
-@njit(_L(_TABLE, _U64, _I64, _L, _L, _I32, _I32), cache=True, nogil=True)
+@kernel(_L(_TABLE, _U64, _I64, _L, _L, _I32, _I32))
 def append(table: Array, ids: Array, times: Array, first: int, born: int, following: Array, evicted: Array) -> int:
     """Note rows that were put into the write buffer, from its row `first` on.
 
@@ -125,7 +126,7 @@ def append(table: Array, ids: Array, times: Array, first: int, born: int, follow
     return new
 
 
-@njit(types.void(_TABLE, _U64, _I64, _I32), cache=True, nogil=True)
+@kernel(types.void(_TABLE, _U64, _I64, _I32))
 def postpone(table: Array, ids: Array, times: Array, evicted: Array) -> None:
     """Note that windows are expected to be triggered later than was thought; `evicted` as for `append`."""
     for i in range(len(ids)):
@@ -137,7 +138,7 @@ def postpone(table: Array, ids: Array, times: Array, evicted: Array) -> None:
                 table[at].chunk = NOWHERE
 
 
-@njit(_L(_TABLE, _U64, _U64, _I64, _L), cache=True, nogil=True)
+@kernel(_L(_TABLE, _U64, _U64, _I64, _L))
 def add_entries(table: Array, ids: Array, places: Array, times: Array, seq: int) -> int:
     """Note the entries of a segment's index, when a store is opened; returns how many windows are new."""
     new = 0
@@ -158,7 +159,7 @@ def add_entries(table: Array, ids: Array, places: Array, times: Array, seq: int)
     return new
 
 
-@njit(types.void(_TABLE, _U64, _TABLE), cache=True, nogil=True)
+@kernel(types.void(_TABLE, _U64, _TABLE))
 def look(table: Array, ids: Array, out: Array) -> None:
     """Copy the records of some windows; those that are not there have the id 0."""
     for i in range(len(ids)):
@@ -166,7 +167,7 @@ def look(table: Array, ids: Array, out: Array) -> None:
         out[i] = table[at]
 
 
-@njit(_L(_TABLE, _U64, _I32), cache=True, nogil=True)
+@kernel(_L(_TABLE, _U64, _I32))
 def remove(table: Array, ids: Array, left: Array) -> int:
     """Remove windows; `left` is added to as `evicted` in `append`. Returns how many were there."""
     mask = len(table) - 1
@@ -190,7 +191,7 @@ def remove(table: Array, ids: Array, left: Array) -> int:
     return count
 
 
-@njit(_L(_TABLE, _L, _L, _U64), cache=True, nogil=True)
+@kernel(_L(_TABLE, _L, _L, _U64))
 def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
     """The windows nearest to their trigger time that have rows in segments and none in the prefetch buffer.
 
@@ -253,7 +254,7 @@ def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
     return found
 
 
-@njit(_L(_TABLE, _U64, _I64), cache=True, nogil=True)
+@kernel(_L(_TABLE, _U64, _I64))
 def want(table: Array, ids: Array, rows: Array) -> int:
     """Mark windows that are about to be brought in, `rows` being filled; returns their latest trigger time."""
     latest = np.int64(0)
@@ -266,7 +267,7 @@ def want(table: Array, ids: Array, rows: Array) -> int:
     return latest
 
 
-@njit(types.void(_TABLE, _U64, _I64, _L), cache=True, nogil=True)
+@kernel(types.void(_TABLE, _U64, _I64, _L))
 def arrived(table: Array, ids: Array, starts: Array, chunk: int) -> None:
     """The rows of wanted windows are in a chunk (or, if it is negative, nowhere), from these rows on."""
     for i in range(len(ids)):
@@ -275,10 +276,8 @@ def arrived(table: Array, ids: Array, starts: Array, chunk: int) -> None:
         table[at].at = starts[i]
 
 
-@njit(
+@kernel(
     _L(_TABLE, _U64S, _I64, _L, _I64, _I64, _U8, _I64, _I64, _I64),
-    cache=True,
-    nogil=True,
 )
 def scan(
     table: Array,
@@ -327,7 +326,7 @@ def scan(
     return found
 
 
-@njit(_L(_TABLE, _U64, _U64, types.uint64, types.uint64, _L, _I32, _U64, _U64), cache=True, nogil=True)
+@kernel(_L(_TABLE, _U64, _U64, types.uint64, types.uint64, _L, _I32, _U64, _U64))
 def collect(
     records: Array,
     chunk_words: Array,
@@ -371,7 +370,7 @@ def collect(
     return found
 
 
-@njit(_L(_TABLE), cache=True, nogil=True)
+@kernel(_L(_TABLE))
 def count_lists(table: Array) -> int:
     """How many windows have rows in the write buffer."""
     found = 0
@@ -381,7 +380,7 @@ def count_lists(table: Array) -> int:
     return found
 
 
-@njit(types.void(_TABLE, _I64, _U64), cache=True, nogil=True)
+@kernel(types.void(_TABLE, _I64, _U64))
 def list_slots(table: Array, slots: Array, axis: Array) -> None:
     """The slots of the windows that have rows in the write buffer, and where each goes on the axis of time."""
     found = 0
@@ -392,7 +391,7 @@ def list_slots(table: Array, slots: Array, axis: Array) -> None:
             found += 1
 
 
-@njit(_L(_TABLE, _I64, _U64, types.uint64, _L, _I32, _I32, _U64, _U64, _U64S), cache=True, nogil=True)
+@kernel(_L(_TABLE, _I64, _U64, types.uint64, _L, _I32, _I32, _U64, _U64, _U64S))
 def unlist(
     table: Array,
     slots: Array,

@@ -1,9 +1,9 @@
-"""Accumulators over numbers: count, sum, average, variance. Each call of an aggregate keeps a few words per key.
+"""Accumulators over integers and doubles: count, sum, average, variance. Each call keeps a few words per key.
 
-The life of an `Accumulator`: made from the call, told where its state columns stand (`bind`), then for every Arrow
-batch `load` followed by `update` for each block of rows just located, and `result` for rows to be shown. Partial
-states of one key that were folded apart, as panes of a window or sessions that grow together, come into one by
-`combine`.
+The life of an `Accumulator`: made from the call, told where its state columns stand (`bind`) and when a batch begins
+(`begin`), then for every Arrow batch `load` followed by `update` for each block of rows just located, and `result` for
+rows to be shown. Partial states of one key that were folded apart, as panes of a window or sessions that grow
+together, come into one by `combine`.
 """
 
 # ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.errors import ArithmeticOverflowError, NumericRangeError
-from millpond.kernels import aggregate, decimals
+from millpond.errors import ArithmeticOverflowError
+from millpond.kernels import aggregate
 from millpond.layout import Kind, Rows
-from millpond.operators.decode import floats, ints, not_null, to_arrow, wide
+from millpond.operators.decode import floats, ints, not_null, to_arrow
 from millpond.operators.encode import ALL, Mask, Operand, Place, both
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType, parse_type
@@ -60,6 +60,9 @@ class Accumulator(ABC):
     def bind(self, places: Sequence[Place]) -> None:
         """Learn where the state columns stand."""
         self.places = tuple(places)
+
+    def begin(self, version: int) -> None:  # noqa: B027 (most have nothing to do)
+        """Start the batch that reads state `version`. Not told, an accumulator takes all batches for one."""
 
     @abstractmethod
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
@@ -111,7 +114,7 @@ class Count(Accumulator):
             aggregate.count_rows(table.words, rows, self.places[0].offset)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        _add_counts(table, rows, source, self.places[0])
+        add_counts(table, rows, source, self.places[0])
 
     def result(self, rows: Rows) -> pa.Array:
         return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
@@ -173,86 +176,24 @@ class SumFloats(Accumulator):
         return to_arrow(floats(rows, place.offset), not_null(rows, place), self.type)
 
 
-class SumDecimals(Accumulator):
-    """`sum` of decimals: two words; a sum beyond its precision is null, or an error in ANSI mode."""
-
-    columns: tuple[StateColumn, ...] = (StateColumn("wide", null=True),)
-
-    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
-        super().__init__(call, inputs)
-        self._limit = words_of(10 ** sum_precision(inputs[0]))
-
-    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        self._values = operands[0].values
-        self._valid = both(counts, operands[0].valid)
-
-    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        self._add(table, rows, start, self._values, self._valid)
-
-    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        self._add(table, rows, 0, wide(source, self.places[0].offset), not_null(source, self.places[0]))
-
-    def _add(self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[Any], valid: Mask) -> None:
-        place = self.places[0]
-        kernel = decimals.sum_long if values.ndim == 2 else decimals.sum_short
-        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
-        if not kernel(*at, *self._limit) and self.ansi:
-            raise overflow_in_sum()
-
-    def result(self, rows: Rows) -> pa.Array:
-        place = self.places[0]
-        sums = rows.words[:, place.offset : place.offset + 2]
-        fine = (sums[:, 1] != decimals.OVERFLOWN) | (sums[:, 0] != 0)
-        return to_arrow(sums, both(not_null(rows, place), fine.view(np.uint8)), self.type)
-
-
 class Average(SumFloats):
-    """`avg` of anything but decimals: a sum of doubles and a count."""
+    """`avg` of integers, floats and doubles: a sum of doubles and a count."""
 
     columns = (StateColumn("word"), StateColumn("word"))
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         super().update(table, rows, start)
-        _count(table, rows, start, self.places[1], self._valid)
+        count_valid(table, rows, start, self.places[1], self._valid)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         super()._combine(table, rows, source)
-        _add_counts(table, rows, source, self.places[1])
+        add_counts(table, rows, source, self.places[1])
 
     def result(self, rows: Rows) -> pa.Array:
         counts = ints(rows, self.places[1].offset)
         with np.errstate(divide="ignore", invalid="ignore"):
             quotients = floats(rows, self.places[0].offset) / counts
         return to_arrow(quotients, (counts != 0).view(np.uint8), self.type)
-
-
-class AverageDecimals(SumDecimals):
-    """`avg` of decimals: a 128-bit sum and a count, divided half up."""
-
-    columns = (StateColumn("wide"), StateColumn("word"))
-
-    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        super().update(table, rows, start)
-        _count(table, rows, start, self.places[1], self._valid)
-
-    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        super()._combine(table, rows, source)
-        _add_counts(table, rows, source, self.places[1])
-
-    def result(self, rows: Rows) -> pa.Array:
-        offset = self.places[0].offset
-        sums = np.ascontiguousarray(rows.words[:, offset : offset + 2])
-        out = np.empty_like(sums)
-        state = np.empty(rows.count, dtype=np.uint8)
-        counts = ints(rows, self.places[1].offset)
-        limit = words_of(10**self.type.precision)
-        decimals.average(sums, counts, self.type.scale - self.inputs[0].scale, *limit, out, state)
-        if self.ansi and (state == 2).any():
-            raise NumericRangeError(
-                f"an average cannot be represented as {self.call.type}.",
-                action="Use 'try_avg', or set spark.sql.ansi.enabled to false (it is then null). SQLSTATE: 22003",
-            )
-        return to_arrow(out, (state == 1).view(np.uint8), self.type)
 
 
 class Moments(Accumulator):
@@ -287,11 +228,6 @@ class Moments(Accumulator):
         return to_arrow(values, valid.view(np.uint8), self.type)
 
 
-def sum_precision(dtype: DataType) -> int:
-    """Digits of the sum of decimals: ten more than the input's, 38 at most."""
-    return min(38, dtype.precision + 10)
-
-
 def overflow_in_integers() -> ArithmeticOverflowError:
     """The error for an integer sum beyond its type."""
     return ArithmeticOverflowError(
@@ -301,27 +237,15 @@ def overflow_in_integers() -> ArithmeticOverflowError:
     )
 
 
-def overflow_in_sum() -> ArithmeticOverflowError:
-    """The error for a decimal sum beyond its precision."""
-    return ArithmeticOverflowError(
-        "overflow in a sum of decimals.",
-        action="Use 'try_sum', or set spark.sql.ansi.enabled to false (it is then null), and start again. "
-        "SQLSTATE: 22003",
-    )
-
-
-def words_of(value: int) -> tuple[np.uint64, np.uint64]:
-    """A number up to 2¹²⁸ as two words, the low one first."""
-    return np.uint64(value & (2**64 - 1)), np.uint64(value >> 64)
-
-
-def _count(table: Writable, rows: NDArray[np.int64], start: int, place: Place, valid: Mask) -> None:
+def count_valid(table: Writable, rows: NDArray[np.int64], start: int, place: Place, valid: Mask) -> None:
+    """Add one to the count of every row of a block that is valid."""
     if valid.size:
         aggregate.count_valid(table.words, rows, start, place.offset, valid)
     else:
         aggregate.count_rows(table.words, rows, place.offset)
 
 
-def _add_counts(table: Writable, rows: NDArray[np.int64], source: Rows, place: Place) -> None:
+def add_counts(table: Writable, rows: NDArray[np.int64], source: Rows, place: Place) -> None:
+    """Add the counts of other rows of the table's layout."""
     counts = ints(source, place.offset)
     aggregate.sum_ints(table.words, rows, 0, place.offset, place.null_word, place.null_bit, counts, ALL)

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from millpond.operators.accumulators import (
     Accumulator,
     Average,
-    AverageDecimals,
     Count,
     Moments,
-    SumDecimals,
     SumFloats,
     SumInts,
 )
 from millpond.operators.blobs import Collect, Sketch
 from millpond.operators.catalogue import ROWS, is_distinct
+from millpond.operators.decimal_sums import AverageDecimals, SumDecimals
 from millpond.operators.extremes import Extreme, ExtremeBy, FirstLast
 from millpond.operators.order_statistics import Mode, Percentile
 from millpond.operators.spec import AggregateCall

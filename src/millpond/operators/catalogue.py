@@ -70,6 +70,9 @@ ROWS = "rows"
 HOLISTIC = frozenset(["percentile", "mode", ROWS])
 """Functions that need all values of a group at once."""
 
+IN_ORDER = frozenset(["first", "last", "any_value", "min_by", "max_by", "collect_list", ROWS])
+"""Functions whose results depend on the order in which rows come."""
+
 FUNCTIONS: dict[str, Function] = {
     "count": Function((ATOMIC,), variadic=True),
     "count_if": Function((("boolean",),)),
@@ -160,6 +163,12 @@ def whole_sessions(spec: OperatorSpec) -> bool:
     if not isinstance(spec, SessionSpec) or spec.lag_ms is None or spec.output_mode != "append":
         return False
     return _needs_rows(spec) or any(map(is_distinct, spec.calls))
+
+
+def in_order(spec: AggregateSpec) -> bool:
+    """Whether rows have to reach overlapping windows in the order in which they come."""
+    windows = None if spec.time is None else spec.time.windows
+    return windows is not None and windows.overlap > 1 and any(call.function in IN_ORDER for call in spec.calls)
 
 
 def elements(calls: Iterable[AggregateCall]) -> set[int]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.kernels import aggregate, mix
 from millpond.layout import HashRange, Rows
 from millpond.operators.accumulators import BLOCK
-from millpond.operators.catalogue import elements
+from millpond.operators.catalogue import elements, observed
 from millpond.operators.encode import (
     ALL,
     NO_HEAP,
@@ -27,7 +27,7 @@ from millpond.operators.encode import (
     portions,
 )
 from millpond.operators.protocol import MAIN, MakeTable
-from millpond.operators.retractable import Retractable
+from millpond.operators.retractable import Count, Retractable
 from millpond.operators.spec import GLOBAL_HASH, AggregateSpec
 from millpond.operators.structs import element
 from millpond.operators.tables import Distinct, Keyed, before_images, distincts, images, main_table
@@ -73,11 +73,15 @@ class Groups:
             self._mask_of |= dict.fromkeys(calls, side)
         self.images = images(spec, self.main)
         self.before = before_images(spec, self.images) if self.images is not None and spec.changes else []
+        self._counts = [call.places[0].offset for call in self.calls if isinstance(call, Count)]
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         loaded = [call for call, made in zip(spec.calls, self.calls, strict=True) if not isinstance(made, Gathered)]
         self._used = {position for call in loaded for position in call.inputs}
         self._elements = elements(loaded)
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
+        # Partial states that are put together only when they are shown are not final when a batch ends.
+        windows = None if spec.time is None else spec.time.windows
+        self._settles = not (windows is not None and windows.shared) and not observed(spec)
         self._version = 0
 
     def begin(self, version: int) -> None:
@@ -85,6 +89,9 @@ class Groups:
         self._version = version
         for table in self.tables.values():
             table.begin(version)
+        if self._settles:
+            for call in self.calls:
+                call.begin(version)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""
@@ -154,7 +161,14 @@ class Groups:
         return np.ones(batch.num_rows if self.images is not None else 0, dtype=np.int8)
 
     def seal(self) -> dict[str, TableDelta]:
-        """End the batch: seal all tables."""
+        """End the batch: seal all tables.
+
+        Raises:
+            StateDamagedError: a row was taken back that was never there.
+        """
+        if self.images is not None and self._spec.retracts:
+            for rows in self.table.touched():
+                self.images.check(rows, self._counts)
         return {name: table.seal() for name, table in self.tables.items()}
 
     def touched(self) -> Iterator[Rows]:

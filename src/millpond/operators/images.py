@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.errors import StateDamagedError
 from millpond.kernels import retract
 from millpond.kernels.rank_changes import DELETE, INSERT, REPLACED, UPDATE
 from millpond.layout import Column, Rows
@@ -98,6 +99,22 @@ class Images:
             pairs = np.ascontiguousarray(table.words[ids, at : at + 2])
             table.put_bytes(ids, self.before[index].offset, pairs, table.heap.data)
 
+    def check(self, rows: Rows, counts: Sequence[int]) -> None:
+        """See that no group has lost more rows than it had.
+
+        Args:
+            rows: groups that the batch has changed. counts: words in which they count some of their rows.
+
+        Raises:
+            StateDamagedError: a row was taken back that was never there.
+        """
+        held = ints(rows, self._rows.offset)
+        for count in (ints(rows, offset) for offset in counts):
+            if ((count < 0) | (count > held)).any():
+                raise never_there()
+        if (held < 0).any():
+            raise never_there()
+
     def there(self, rows: Rows) -> Rows:
         """The rows of groups that are there."""
         return rows if self._always else _select(rows, ints(rows, self._rows.offset) != 0)
@@ -130,6 +147,15 @@ class Images:
             nulls = (rows.words[:, null_word] >> np.uint64(null_bit)) & one
             same &= nulls == (rows.words[:, new_null_word] >> np.uint64(new_null_bit)) & one
         return same
+
+
+def never_there() -> StateDamagedError:
+    """The error of an operator that is told to take back a row that it does not have."""
+    return StateDamagedError(
+        "A row is to be taken back that was never there.",
+        action="See that functions of yours between the query's stateful operators always give the same for the same "
+        "row, and start with a new checkpointLocation.",
+    )
 
 
 def _null(place: Place) -> tuple[int, int]:

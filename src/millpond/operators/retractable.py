@@ -1,4 +1,8 @@
-"""Accumulators from which rows can be taken back: `count`, `sum` and `avg`, exact for integers and decimals."""
+"""Accumulators from which rows can be taken back: `count`, `sum` and `avg`.
+
+Sums are exact, and wide enough never to overflow: what exceeds the result's type does so when it is shown, and no more
+once rows that made it so are taken back.
+"""
 
 # ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
 
@@ -11,18 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.errors import NumericRangeError
-from millpond.kernels import decimals, retract
+from millpond.kernels import fixed_point, retract
 from millpond.layout import Rows, Words
-from millpond.operators.accumulators import (
-    Accumulator,
-    StateColumn,
-    overflow_in_integers,
-    overflow_in_sum,
-    sum_precision,
-    words_of,
-)
-from millpond.operators.decode import floats, ints, to_arrow
+from millpond.operators.accumulators import Accumulator, StateColumn, overflow_in_integers
+from millpond.operators.decimal_sums import averages, overflow_in_sum, sum_precision, words_of
+from millpond.operators.decode import ints, to_arrow, widen
 from millpond.operators.encode import ALL, Mask, Operand, both
 from millpond.operators.spec import AggregateCall
 from millpond.operators.types import DataType
@@ -65,33 +62,42 @@ class Count(Retractable):
         return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
 
 
-class _Wide(Retractable):
-    """A 128-bit sum and the number of values."""
+class _Summing(Retractable):
+    """A sum of some words, in two's complement, and behind it the number of values."""
 
-    columns = (StateColumn("wide"), StateColumn("word"))
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], size: int, *, more: int = 0) -> None:
+        super().__init__(call, inputs)
+        self._size = size
+        self.columns = (StateColumn("word"),) * (size + 1 + more)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        kernel = retract.sum_pairs if self._values.ndim == 2 else retract.sum_words
-        kernel(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
-
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        at = self.places[0].offset
-        retract.sum_pairs(table.words, rows, 0, at, self._sums(source), ALL, np.ones(len(rows), dtype=np.int8))
-        _add(table, rows, at + 2, source.words[:, at + 2] - np.uint64(1))  # a sum was counted as one value
+        retract.add_numbers(table.words, rows, self.places[0].offset, self._sums(source))
+        for place in self.places[self._size :]:
+            _add(table, rows, place.offset, source.words[:, place.offset])
 
     def _sums(self, rows: Rows) -> Words:
         offset = self.places[0].offset
-        return np.ascontiguousarray(rows.words[:, offset : offset + 2])
+        return np.ascontiguousarray(rows.words[:, offset : offset + self._size])
 
     def _numbers(self, rows: Rows) -> NDArray[np.int64]:
-        return ints(rows, self.places[1].offset)
+        return ints(rows, self.places[self._size].offset)
 
 
-class SumInts(_Wide):
+class _SummingInts(_Summing):
+    """A sum of numbers of 64 bits, in 128."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, 2)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        retract.sum_words(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+
+
+class SumInts(_SummingInts):
     """`sum` of integers: what leaves the range of its type wraps, or is an error in ANSI mode."""
 
     def result(self, rows: Rows) -> pa.Array:
@@ -102,18 +108,7 @@ class SumInts(_Wide):
         return to_arrow(low, there.view(np.uint8), self.type)
 
 
-class SumDecimals(_Wide):
-    """`sum` of decimals: what exceeds its precision is null, or an error in ANSI mode."""
-
-    def result(self, rows: Rows) -> pa.Array:
-        sums, there = self._sums(rows), self._numbers(rows) != 0
-        fits = _within(sums, 10 ** sum_precision(self.inputs[0]))
-        if self.ansi and (there & ~fits).any():
-            raise overflow_in_sum()
-        return to_arrow(sums, (there & fits).view(np.uint8), self.type)
-
-
-class AverageInts(_Wide):
+class AverageInts(_SummingInts):
     """`avg` of integers."""
 
     def result(self, rows: Rows) -> pa.Array:
@@ -126,50 +121,66 @@ class AverageInts(_Wide):
             return to_arrow(total / numbers, (numbers != 0).view(np.uint8), self.type)
 
 
-class AverageDecimals(_Wide):
+class SumDecimals(_Summing):
+    """`sum` of decimals, in 192 bits: what exceeds its precision is null, or an error in ANSI mode."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, 3)
+        self._limit = 10 ** sum_precision(inputs[0])
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        super().load(operands, counts)
+        if self._values.ndim == 1:
+            self._values = widen(self._values)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        retract.sum_pairs(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+
+    def result(self, rows: Rows) -> pa.Array:
+        sums, fits = self._checked(rows)
+        return to_arrow(sums[:, :2], ((self._numbers(rows) != 0) & fits).view(np.uint8), self.type)
+
+    def _checked(self, rows: Rows) -> tuple[Words, NDArray[np.bool_]]:
+        """The sums, and which of them are within their precision.
+
+        Raises:
+            ArithmeticOverflowError: not all are, in ANSI mode.
+        """
+        sums = self._sums(rows)
+        fits = _within(sums, self._limit)
+        if self.ansi and not fits.all():
+            raise overflow_in_sum(self.call)
+        return sums, fits
+
+
+class AverageDecimals(SumDecimals):
     """`avg` of decimals, divided half up."""
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, numbers = self._sums(rows), self._numbers(rows)
-        beyond = ~_within(sums, 10 ** sum_precision(self.inputs[0]))
-        out, state = np.empty_like(sums), np.empty(rows.count, dtype=np.uint8)
-        limit = words_of(10**self.type.precision)
-        decimals.average(sums, numbers, self.type.scale - self.inputs[0].scale, *limit, out, state)
-        there = numbers != 0
-        if self.ansi and (there & beyond).any():
-            raise overflow_in_sum()
-        if self.ansi and (there & (state == 2)).any():
-            raise NumericRangeError(
-                f"an average cannot be represented as {self.call.type}.",
-                action="Use 'try_avg', or set spark.sql.ansi.enabled to false (it is then null). SQLSTATE: 22003",
-            )
-        return to_arrow(out, ((state == 1) & there & ~beyond).view(np.uint8), self.type)
+        sums, fits = self._checked(rows)
+        sums = np.ascontiguousarray(sums[:, :2])
+        return averages(self.inputs[0], self.type, sums, self._numbers(rows), fits, ansi=self.ansi)
 
 
-class SumFloats(Retractable):
-    """`sum` and `avg` of floats and doubles: a compensated sum; NaNs and infinities are counted beside it."""
+class SumFloats(_Summing):
+    """`sum` and `avg` of floats and doubles: an exact sum of those that are finite; NaNs and infinities are counted."""
 
-    columns = (StateColumn("word"),) * 6
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        self._width = fixed_point.FLOATS if inputs[0].name == "float" else fixed_point.DOUBLES
+        super().__init__(call, inputs, self._width.words, more=3)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        self._values = operands[0].values.astype(np.float64, copy=False)
-        self._valid = both(counts, operands[0].valid)
+        super().load(operands, counts)
+        self._values = self._values.astype(np.float64, copy=False)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        retract.sum_floats(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
-
-    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        at, ones = self.places[0].offset, np.ones(len(rows), dtype=np.int8)
-        for part in (at, at + 1):
-            retract.sum_floats(table.words, rows, 0, at, floats(source, part), ALL, ones)
-        _add(table, rows, at + 2, source.words[:, at + 2] - np.uint64(2))  # two sums were counted as two values
-        for counter in range(at + 3, at + 6):
-            _add(table, rows, counter, source.words[:, counter])
+        at = (table.words, rows, start, self.places[0].offset, *self._width)
+        fixed_point.sum_floats(*at, self._values, self._valid, self.signs)
 
     def result(self, rows: Rows) -> pa.Array:
-        offset = self.places[0].offset
-        numbers, nans, above, below = (ints(rows, offset + 2 + number) for number in range(4))
-        finite = floats(rows, offset) + floats(rows, offset + 1)
+        numbers, nans, above, below = (ints(rows, place.offset) for place in self.places[self._size :])
+        finite = np.empty(rows.count)
+        fixed_point.nearest(self._sums(rows), self._width.base, finite)
         with np.errstate(divide="ignore", invalid="ignore"):
             total = np.where(above != 0, np.inf, np.where(below != 0, -np.inf, finite))
             total = np.where((nans != 0) | ((above != 0) & (below != 0)), np.nan, total)
@@ -184,14 +195,15 @@ def _add(table: Writable, rows: NDArray[np.int64], offset: int, numbers: NDArray
 
 
 def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
-    """Whether |sum| < limit, for 128-bit numbers."""
-    low, high = np.ascontiguousarray(sums[:, 0]), np.ascontiguousarray(sums[:, 1])
+    """Whether |sum| < limit, for 192-bit numbers."""
+    low, high, above = (np.ascontiguousarray(sums[:, word]) for word in range(3))
+    small = above.view(np.int64) == high.view(np.int64) >> 63
     negative = high >> np.uint64(63) != 0
     flipped = ~low + np.uint64(1)
     high = np.where(negative, ~high + (flipped == 0), high)
     low = np.where(negative, flipped, low)
     limit_low, limit_high = words_of(limit)
-    fits: NDArray[np.bool_] = (high < limit_high) | ((high == limit_high) & (low < limit_low))
+    fits: NDArray[np.bool_] = small & ((high < limit_high) | ((high == limit_high) & (low < limit_low)))
     return fits
 
 

@@ -73,6 +73,8 @@ class SessionOperator:
         self._early = None
         self.late_rows = 0
         self._table.begin(version)
+        for call in self._calls:
+            call.begin(version)
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""

@@ -75,6 +75,8 @@ def _read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.Record
         yield read_side(spec, table, rows)
     elif table == MAIN:
         main, made = main_table(spec)
+        for each in made:
+            each.ansi = False  # what would be an error in the query is null here
         found = images(spec, main) if isinstance(spec, AggregateSpec) else None
         rows = rows if found is None else found.there(rows)
         if isinstance(spec, AggregateSpec) and observed(spec):

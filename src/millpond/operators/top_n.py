@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.errors import StateDamagedError
 from millpond.kernels import rank_changes, ranking
 from millpond.kernels.pointers import address
 from millpond.kernels.slots import BORN, long_slots, read_slots, write_slots
 from millpond.layout import HashRange, Rows
 from millpond.operators.encode import flatten, hashes_of, key_rows, portions
+from millpond.operators.images import never_there
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.ranked_rows import RankedRows
 from millpond.operators.spec import RankSpec, output_fields
@@ -147,9 +147,7 @@ class TopNOperator:
             *(sources, fates, ends, sizes, spare),
         )
         if found < 0:
-            raise StateDamagedError(
-                "A row is to be taken back that was never there.", action="Restart the query from its last batch."
-            )
+            raise never_there()
         if not found:
             return
         changed = np.flatnonzero(sizes)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Rows
+from millpond.operators.catalogue import in_order
 from millpond.operators.encode import hashes_of
 from millpond.operators.groups import Groups
 from millpond.operators.panes import combined, spread_by
@@ -22,6 +23,9 @@ from millpond.operators.types import DataType, leaves, parse_type
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
     from millpond.stores.rmw import RmwTable
+
+_COPIES = 1 << 17
+"""Rows that are in several windows, counted in each, that are folded together, at most, where their order matters."""
 
 
 class WindowedAggregate:
@@ -48,6 +52,7 @@ class WindowedAggregate:
         self._parts = self._sliced(make_table, existing)
         self._sliding = self._windows is not None and self._windows.overlap > 1
         self._shared = self._windows is not None and self._windows.shared
+        self._in_order = in_order(spec)
         self.late_rows = 0
 
     def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[Groups]:
@@ -75,14 +80,31 @@ class WindowedAggregate:
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
         times = times_of(batch.column(self._column), self._type)
+        if self._in_order and not self._shared:
+            self._on_time(batch, times, count=True)
+            self._process_in_order(batch, times)
+            return
         copies = 1 if self._windows is None or self._shared else self._windows.overlap
         for number in range(copies):
             begins = times if self._windows is None else times - number * self._windows.slide
-            kept, begins = self._on_time(batch, begins, count=number == 0)
-            if self._sliding:
-                kept = in_windows(kept, self._column, begins)
-            for part, rows in self._parts.divide(kept, begins):
-                part.fold(rows)
+            self._fold(*self._on_time(batch, begins, count=number == 0))
+
+    def _process_in_order(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
+        """Fold rows into all their windows, one row after the other."""
+        assert self._windows is not None
+        overlap = self._windows.overlap
+        rows = max(1, _COPIES // overlap)
+        lags = np.arange(overlap) * self._windows.slide
+        for start in range(0, len(times), rows):
+            some = times[start : start + rows]
+            copies = batch.take(pa.array(np.repeat(np.arange(start, start + len(some)), overlap)))
+            self._fold(*self._on_time(copies, (some[:, None] - lags).ravel(), count=False))
+
+    def _fold(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> None:
+        if self._sliding:
+            batch = in_windows(batch, self._column, begins)
+        for part, rows in self._parts.divide(batch, begins):
+            part.fold(rows)
 
     def _on_time(
         self, batch: pa.RecordBatch, times: NDArray[np.int64], *, count: bool

@@ -18,6 +18,7 @@ from millpond.operators.spec import (
     WithinSpec,
     lag_of,
 )
+from millpond.words import counted
 
 _GROWING = frozenset({"collect_list", "collect_set"})
 
@@ -55,7 +56,8 @@ def _inferred(spec: OperatorSpec) -> AccessPattern:
             return AccessPattern(
                 "read-modify-write", "all rows of a key, since rows go again, in order, replaced whole"
             )
-        return AccessPattern("read-modify-write", f"the last {max(spec.preceding)} rows of a key, replaced whole")
+        last = counted(max(spec.preceding), "row")
+        return AccessPattern("read-modify-write", f"the last {last} of a key, replaced whole")
     if isinstance(spec, JoinSpec):
         why = "rows of both sides are kept by key and event time, and read by intervals of time"
         return AccessPattern("ordered", why + ("; they expire with the watermark" if spec.expires else ""))

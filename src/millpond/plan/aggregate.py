@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from millpond.operators.catalogue import (
+    IN_ORDER,
     KEY_COLUMNS,
     MAX_KEY_COLUMNS,
     is_distinct,
@@ -94,6 +95,13 @@ class Reading:
         """The pipe's input columns."""
         return self.keys + self.bounds + self.inputs
 
+    def function_name(self, number: int) -> str:
+        """What the query calls the function of a call; the user's own are called together, by the last call."""
+        theirs = [one for one in self.aggregates if not calls_user(one)]
+        if number >= len(theirs):
+            return self.users.functions[0].name
+        return str(theirs[number].children[0].get("prettyName") or self.calls[number].function)
+
     def results(self, groupings: list[Expression]) -> list[tuple[str, Expression]]:
         """The columns that stand before the calls in the pipe's output: their names, and which groupings they are."""
         names = [key.field.name for key in self.keys]
@@ -111,8 +119,10 @@ class Reading:
         keys, time = [key.field for key in self.keys], self.time
         if self.assigned is not None and time is not None:
             keys[time.column] = Field(keys[time.column].name, self.assigned.type)
-            # What counts distinct inputs only would count those of two panes twice.
-            shared = self.assigned.expanded and output_mode == "append" and not any(map(is_distinct, self.calls))
+            # What counts distinct inputs only would count those of two panes twice, and between rows of two panes it
+            # is not known which came first.
+            by_window = any(is_distinct(call) or call.function in IN_ORDER for call in self.calls)
+            shared = self.assigned.expanded and output_mode == "append" and not by_window
             time = replace(time, windows=replace(self.assigned.windows, shared=shared))
         inputs = tuple(column.field for column in self.inputs)
         return AggregateSpec(tuple(keys), inputs, tuple(self.calls), output_mode, time)
@@ -265,11 +275,16 @@ def metadata(expression: Expression) -> dict[str, Any]:
     return expression.metadata if expression.kind in ("AttributeReference", "Alias") else {}
 
 
+def calls_user(expression: Expression) -> bool:
+    """Whether an `AggregateExpression` is of a function of the user."""
+    return expression.children[0].kind == AGGREGATE
+
+
 def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> None:
     """Read one `AggregateExpression`, of Spark's functions or the user's."""
     function = expression.expression("aggregateFunction")
     assert function is not None
-    if function.kind != AGGREGATE:
+    if not calls_user(expression):
         shown = len(reading.keys) + (reading.session is not None)
         reading.users.order.append(shown + len(reading.calls))
         reading.calls.append(read_function(catalyst, reading, expression))

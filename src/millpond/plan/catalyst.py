@@ -7,13 +7,12 @@ on these wrappers, so that another plan reader (Spark Connect's protobuf plans) 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from py4j.java_gateway import get_field
+from py4j.java_gateway import JavaClass, get_field
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
@@ -27,8 +26,11 @@ from millpond.plan.ddl import PLAIN_NAME, ddl
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _DAY = 86_400_000_000
+_BETWEEN = "\x1e\n"
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+"""Names of integral types, from narrow to wide."""
 TIME_WINDOW = "spark.timeWindow"
 SESSION_WINDOW = "spark.sessionWindow"
 
@@ -56,6 +58,18 @@ def sketch_tables(precision: int) -> dict[str, Any]:
         "biases": numbers(helper.BIAS_DATA()[precision - 4]),
         "threshold": float(helper.THRESHOLDS()[precision - 4]),
     }
+
+
+def _field_names(type_: Any) -> Iterator[str]:
+    """The names of all fields in a data type, as Spark's JSON has it."""
+    if isinstance(type_, str):
+        return
+    for field in type_["fields"] if type_["type"] == "struct" else ():
+        yield field["name"]
+        yield from _field_names(field["type"])
+    for part in ("elementType", "keyType", "valueType", "sqlType"):
+        if part in type_:
+            yield from _field_names(type_[part])
 
 
 class Interval(NamedTuple):
@@ -93,7 +107,7 @@ class Expression(_Tree):
     def type(self) -> str:
         """The data type as DDL, e.g. `decimal(10,2)`; names of fields are quoted where they have to be."""
         type_ = str(self.java.dataType().catalogString())
-        names = re.findall(r'"name":"((?:[^"\\]|\\.)*)"', self.java.dataType().json()) if "struct<" in type_ else []
+        names = _field_names(json.loads(self.java.dataType().json())) if "struct<" in type_ else ()
         return type_ if all(map(PLAIN_NAME.fullmatch, names)) else ddl(self.data_type)
 
     @cached_property
@@ -143,14 +157,27 @@ class Expression(_Tree):
         """A JVM object that equals that of every expression with the same meaning over the same attributes."""
         return self.java.canonicalized()
 
+    @cached_property
+    def meaning(self) -> int:
+        """A hash of `canonical`: of many expressions, most are told apart without asking the JVM about each pair."""
+        return int(self.canonical.hashCode())
+
     def means(self, other: Expression) -> bool:
         """Whether both compute the same thing from the same attributes."""
-        return bool(self.canonical.equals(other.canonical))
+        return self.meaning == other.meaning and bool(self.canonical.equals(other.canonical))
 
     @property
     def constant(self) -> Any:
         """The value of a constant expression, as the JVM has it."""
         return self.java.eval(None)
+
+    @property
+    def known(self) -> Any:
+        """The value of a constant expression, as the JVM has it; None where it has none before the query runs."""
+        try:
+            return self.constant
+        except (Py4JJavaError, PySparkException):  # as the current time, and what is an error
+            return None
 
     @property
     def interval(self) -> Interval | None:
@@ -264,10 +291,10 @@ class Catalyst:
     spark: SparkSession
 
     def _class(self, name: str) -> Any:
-        found: Any = self.spark._jvm
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found
+        """A class by its full name. (By way of its packages, py4j would ask the JVM about each of them every time.)"""
+        context = self.spark.sparkContext
+        assert context._gateway is not None
+        return JavaClass(name, context._gateway._gateway_client)
 
     def _seq(self, items: Sequence[Any], *, indexed: bool = False) -> Any:
         array = self._class("java.util.ArrayList")()
@@ -280,6 +307,13 @@ class Catalyst:
     def session_id(self) -> str:
         """What tells this session from others of the application."""
         return str(self.spark._jsparkSession.sessionUUID())
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the session's settings have been set to, asked for at once (PySpark asks for each)."""
+        text = str(self.spark._jsparkSession.conf().getAll().mkString(_BETWEEN))
+        name_and_value = (one.partition(" -> ") for one in text.split(_BETWEEN) if one)
+        return {name: value for name, _, value in name_and_value}
 
     @property
     def process_id(self) -> int:
@@ -392,8 +426,9 @@ class Catalyst:
     def streaming_rows(self, values: Sequence[int], name: str) -> DataFrame:
         """A bigint column of constant rows that takes part in every micro-batch (a streaming `LocalRelation`)."""
         rows = self.spark.sql("VALUES " + ", ".join(f"({value}L)" for value in values) + f" AS t({name})")
-        optimized = Node(rows._jdf.queryExecution().optimizedPlan())
-        (local,) = (node.java for node in optimized.walk() if node.kind == "LocalRelation")
+        execution = rows._jdf.queryExecution()
+        plans = (Node(plan()) for plan in (execution.analyzed, execution.optimizedPlan))  # the versions differ in which
+        local = next(node.java for plan in plans for node in plan.walk() if node.kind == "LocalRelation")
         relation = self._class(f"{_LOGICAL}.LocalRelation")
         return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
 

@@ -34,8 +34,6 @@ def changing(decided: Decided) -> Operator | None:
     """
     found = decided
     while found.operator is None and found.node.kind in THROUGH:
-        if not all(expression.deterministic for expression in found.node.expressions):
-            break
         (found,) = found.children
     if found.operator is not None and found.operator.spec is not None:
         spec = found.operator.spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 
 from pyspark.sql import DataFrame
@@ -11,7 +12,6 @@ from pyspark.sql import DataFrame
 from millpond.errors import UnsupportedError, UsageError
 from millpond.operators.catalogue import (
     HOLISTIC,
-    ROWS,
     SESSION_DISTINCT,
     WHOLE_WINDOWS,
     is_distinct,
@@ -30,6 +30,7 @@ from millpond.operators.spec import (
 )
 from millpond.operators.types import parse_type
 from millpond.plan.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
+from millpond.plan.between import unstable_between
 from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst_conditions import (
     with_plain_conditions,
@@ -52,6 +53,8 @@ _OTHER_STATE = {
     "TransformWithState": "transformWithState",
     "TransformWithStateInPySpark": "transformWithState",
     "TransformWithStateInPandas": "transformWithStateInPandas",
+    "Intersect": "intersect",  # Spark's optimiser makes joins and aggregates of these
+    "Except": "except",
 }
 """Nodes that hold state on streams and are always left to Spark → how to call them."""
 
@@ -96,15 +99,21 @@ def decide(
     plan = without_repeated_groupings(catalyst, plan)
     needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
     mode = output_mode.lower()
-    root = settled(_Decider(catalyst, mode, map_groups, needed, shared=shared).visit(plan), mode, pattern)
-    every = changes == "all" and mode == "update" and _changes(root)
+    decider = _Decider(catalyst, analyzed, mode, map_groups, needed, shared=shared)
+    root = settled(decider.visit(plan), mode, pattern)
+    every = changes == "all" and mode == "update" and _changes(root, analyzed)
     return Decision(numbered(emitting(root) if every else root), mode, analyzed, every)
 
 
-def _changes(root: Decided) -> bool:
+def _changes(root: Decided, analyzed: Node) -> bool:
     """Whether rows that the query has shown may change later."""
     try:
-        return changing(root) is not None
+        if changing(root) is None:
+            return False
+        what = unstable_between(analyzed, top=True)
+        if what is not None:
+            raise Unsupported(Reason("MP-BETWEEN", what))
+        return True
     except Unsupported as error:
         raise UnsupportedError(
             f"The query cannot show all changes. {error.reason}.",
@@ -113,12 +122,27 @@ def _changes(root: Decided) -> bool:
 
 
 class _Decider:
-    def __init__(self, catalyst: Catalyst, output_mode: str, map_groups: str, needed: Needed, *, shared: bool) -> None:
+    def __init__(
+        self,
+        catalyst: Catalyst,
+        analyzed: Node,
+        output_mode: str,
+        map_groups: str,
+        needed: Needed,
+        *,
+        shared: bool,
+    ) -> None:
         self.catalyst = catalyst
+        self.analyzed = analyzed
         self.output_mode = output_mode
         self.map_groups = map_groups
         self.needed = needed
         self.shared = shared
+
+    @cached_property
+    def unstable(self) -> str | None:
+        """What between two operators may give something else for a row when it is taken back."""
+        return unstable_between(self.analyzed)
 
     def visit(self, node: Node, limits: Limits = MappingProxyType({})) -> Decided:
         below = limits_of(node, limits)
@@ -132,6 +156,8 @@ class _Decider:
                     isinstance(s, AggregateSpec) for s in updated
                 )
                 if updated and not plain:
+                    if self.unstable is not None:
+                        raise Unsupported(Reason("MP-BETWEEN", self.unstable))
                     operator = replace(operator, spec=consuming(operator.spec))
                     children = tuple(emitting(child) for child in children)
             except Unsupported as unsupported:
@@ -174,6 +200,8 @@ class _Decider:
         if self.shared:
             return Operator(title, reason=Reason("MP-CTE"))
         try:
+            if node.join_type == "LeftSemi" and any(_passes_semi_joins(below) for below in node.children[0].walk()):
+                raise Unsupported(Reason("MP-OPERATOR", "a left semi join that Spark moves below its left side"))
             reading = read_join(self.catalyst, node)
             self._check_watermarks(lag_of(reading.spec) is not None)
         except Unsupported as unsupported:
@@ -193,12 +221,11 @@ class _Decider:
         self._check_watermarks(timed)
         spec = reading.spec(self.output_mode)
         if not whole_windows(spec) and not whole_sessions(spec):
-            for call in spec.calls:
+            for number, call in enumerate(spec.calls):
                 if call.function in HOLISTIC:
-                    names = [function.name for function in reading.users.functions]
-                    raise Unsupported(Reason(WHOLE_WINDOWS, names[0] if call.function == ROWS else call.function))
+                    raise Unsupported(Reason(WHOLE_WINDOWS, reading.function_name(number)))
                 if reading.session is not None and is_distinct(call):
-                    raise Unsupported(Reason(SESSION_DISTINCT, call.function))
+                    raise Unsupported(Reason(SESSION_DISTINCT, reading.function_name(number)))
         return reading, spec
 
     def _map_groups(self, node: Node) -> tuple[Reading, OperatorSpec]:
@@ -281,6 +308,11 @@ def _check_key(attribute: Expression) -> None:
 
 def _joins_streams(node: Node) -> bool:
     return node.kind == "Join" and all(child.streaming for child in node.children)
+
+
+def _passes_semi_joins(node: Node) -> bool:
+    """Whether it holds state, and Spark's optimiser moves semi joins below it, where rows meet at other times."""
+    return _joins_streams(node) or (node.streaming and node.kind in ("Aggregate", "Distinct", "Window"))
 
 
 def _filters_state(node: Node) -> bool:

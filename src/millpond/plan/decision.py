@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from millpond.operators.spec import OperatorSpec, closes
-from millpond.plan.aggregate import Reading
+from millpond.plan.aggregate import Reading, calls_user
 from millpond.plan.catalyst import Node
 from millpond.plan.join import JoinReading, join_title
 from millpond.plan.map_groups import MAPS, title_of
+from millpond.plan.ranking import partitioned_by
 from millpond.plan.reasons import Reason, nameless
 
 
@@ -35,6 +36,13 @@ class Operator:
     def closes(self) -> bool:
         """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
         return self.spec is not None and closes(self.spec)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The aggregate functions that a slot computes, in the words of the query and the order of the spec's calls."""
+        if not isinstance(self.reading, Reading):
+            return ()
+        return tuple(nameless(one.name) for one in self.reading.aggregates if not calls_user(one))
 
     def left(self, reason: Reason) -> Operator:
         """The same operator, left to Spark."""
@@ -120,7 +128,7 @@ def describe(node: Node) -> str:
         return f"aggregate by {nameless(keys)}" if keys else "aggregate"
     if node.kind == "Window":
         results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
-        keys = ", ".join(key.name for key in node.list("partitionSpec"))
+        keys = ", ".join(key.name for key in partitioned_by(node))
         return nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
     if node.kind == "Join":
         return f"{join_title(node)} join"

@@ -8,6 +8,7 @@ from millpond.operators.catalogue import ROWS
 from millpond.operators.spec import (
     AggregateCall,
     AggregateSpec,
+    Field,
     OperatorSpec,
     OverSpec,
     RankSpec,
@@ -18,6 +19,7 @@ from millpond.plan.access_pattern import access_pattern
 from millpond.plan.aggregate import Reading
 from millpond.plan.decision import Decision, Operator
 from millpond.plan.repeatable import needs_sync
+from millpond.words import counted
 
 
 def as_dict(decision: Decision) -> dict[str, Any]:
@@ -49,9 +51,14 @@ def _operator(operator: Operator) -> dict[str, Any]:
         "index": operator.index,
         "store": pattern.store,
         "why": pattern.why,
-        "keys": [f"{field.name}: {field.type}" for field in key_fields(operator.spec)],
+        "keys": [f"{field.name}: {field.type}" for field in _keys(operator.spec)],
         "functions": _functions(operator.spec) + _user_functions(operator),
     }
+
+
+def _keys(spec: OperatorSpec) -> tuple[Field, ...]:
+    """The key's columns as the query shows them: windows arrive and are stored as numbers."""
+    return spec.keys if isinstance(spec, AggregateSpec) else key_fields(spec)
 
 
 def _functions(spec: OperatorSpec) -> list[str]:
@@ -85,7 +92,7 @@ def as_text(decision: Decision) -> str:
     operators = data["operators"]
     if not operators:
         return "no stateful operators: the query runs on Spark as it is"
-    lines = [f"{len(operators)} stateful operator{'s' if len(operators) > 1 else ''}, {data['output_mode']} mode"]
+    lines = [f"{counted(len(operators), 'stateful operator')}, {data['output_mode']} mode"]
     for operator in operators:
         if operator["engine"] == "spark":
             lines += [f"  [spark] {operator['title']}", f"      {operator['reason']['text']}"]

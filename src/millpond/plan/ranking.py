@@ -8,7 +8,7 @@ from millpond.errors import UsageError
 from millpond.operators.spec import AggregateCall, Field, Order, OverSpec, RankSpec
 from millpond.operators.types import leaves, parse_type
 from millpond.plan.aggregate import Derived, Reading, check_key, read_function, unique
-from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst import INTEGERS, WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst_windows import Needed
 from millpond.plan.reasons import Reason, Unsupported
 
@@ -91,7 +91,7 @@ def _comparison(condition: Expression) -> tuple[str, int, int] | None:
         left, right, kind = right, left, _FLIPPED[kind]
     if left.kind != "AttributeReference" or not right.foldable:
         return None
-    value = right.constant
+    value = right.known if right.type in INTEGERS else None
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return kind, left.expr_id, value
@@ -141,6 +141,7 @@ def read_over(catalyst: Catalyst, node: Node, needed: Needed) -> tuple[Reading, 
         if call.distinct or call.function not in OVER or any(dtype.machine == "bytes" for dtype in types):
             raise Unsupported(Reason("MP-FUNCTION", f"{call.function} over rows"))
         calls.append(call)
+        reading.aggregates.append(aggregate)
         preceding.append(before)
     columns = tuple(column.field for column in reading.inputs)
     return reading, OverSpec(columns, keys, order, tuple(calls), tuple(preceding))
@@ -179,12 +180,14 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
         reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
         check_travels(attribute)
     keys = []
-    for key in node.list("partitionSpec"):
+    for key in partitioned_by(node):
         check_key(key)
         keys.append(_position(columns, key))
     order: list[Order] = []
     for each in node.list("orderSpec"):
         by = each.children[0]
+        if by.foldable:  # no row comes before another by it
+            continue
         if not parse_type(by.type).atomic:
             raise Unsupported(Reason("MP-INPUT-TYPE", f"{by.name} ({by.type})"))
         descending = str(each.get("direction").toString()) == "Descending"
@@ -194,6 +197,11 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
             order.append(Order(position, descending, nulls_last))
     reading.set_hash([reading.inputs[position].field.name for position in keys])
     return reading, tuple(column.field for column in reading.inputs), tuple(keys), tuple(order)
+
+
+def partitioned_by(node: Node) -> list[Expression]:
+    """The columns by which a window's rows are partitioned: constants, which Spark leaves in place, part none."""
+    return [key for key in node.list("partitionSpec") if not key.foldable]
 
 
 def _carried(node: Node, needed: Needed) -> list[Expression]:

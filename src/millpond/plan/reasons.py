@@ -26,6 +26,7 @@ REASONS = {
     "MP-WINDOW": "the window function {detail} is not supported on streams",
     "MP-UNBOUNDED": "no filter above bounds {detail} by a constant, so that all rows would have to be kept",
     "MP-CHANGES": "rows below it change, and their changes do not pass {detail}",
+    "MP-BETWEEN": "rows below it change, and when one is taken back {detail} may not be what it was",
     "MP-RETRACT": "rows below it change, and {detail} cannot take rows back",
     "MP-TRIGGER": "the trigger {detail} runs without micro-batch commits",
     "MP-OFF": "spark.millpond.enabled is false",
@@ -43,6 +44,7 @@ _ADVICE = {
     "MP-UNBOUNDED": "Filter by it with a constant, as in WHERE rank <= 3",
     "MP-ABOVE": "Change the operator above it",
     "MP-BESIDE": "Change the operator beside it",
+    "MP-BETWEEN": "Compute it below the lowest stateful operator, or above the topmost",
     "MP-CTE": "Write the common table expression out where it is read",
     "MP-SINGLE": "Set spark.sql.streaming.statefulOperator.allowMultiple to true",
 }

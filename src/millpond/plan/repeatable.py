@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millpond.plan.catalyst import Expression, Node
+from millpond.plan.catalyst_text import subquery
 from millpond.plan.decision import Decided, Decision
 from millpond.plan.join import JoinReading
 
@@ -30,8 +31,14 @@ def _search(decided: Decided, *, below: bool) -> str | None:
         if reason is not None:
             return reason
     below = below or (decided.operator is not None and decided.operator.spec is not None)
-    if below and any(not expression.deterministic for expression in _computed(node, decided)):
-        return f"'{node.kind}' below a stateful operator computes something that is not deterministic"
+    for expression in _computed(node, decided) if below else ():
+        if not expression.deterministic:
+            return f"'{node.kind}' below a stateful operator computes something that is not deterministic"
+        for part in expression.walk():
+            plan = subquery(part)
+            reason = next((reason for one in plan.walk() if (reason := _forgets(one))), None) if plan else None
+            if reason is not None:
+                return reason
     return next((reason for child in decided.children if (reason := _search(child, below=below))), None)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,11 @@ from millpond.slot.rows import last_first
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
+def _same_python(one: str, other: str) -> bool:
+    """Whether two programs are one Python of one environment, whatever each is called."""
+    return os.path.dirname(one) == os.path.dirname(other) and os.path.realpath(one) == os.path.realpath(other)
+
+
 def on_one_host(context: SparkContext) -> bool:
     """Whether all tasks run on the driver's host, in its JVM: the master is `local` or `local[…]`."""
     master: str = context.master
@@ -27,8 +33,31 @@ def on_one_host(context: SparkContext) -> bool:
 
 
 def run_this_python(context: SparkContext) -> bool:
-    """Whether the workers of this context run the driver's own Python, on its host."""
-    return on_one_host(context) and (not _chosen(context) or shutil.which(context.pythonExec) == sys.executable)
+    """Whether Millpond's functions run in the driver's own Python, on its host."""
+    return on_one_host(context) and (not _chosen(context) or _all_run_this_python(context))
+
+
+def _all_run_this_python(context: SparkContext) -> bool:
+    """Whether all workers, those of the user's functions too, would run the driver's own Python on its host."""
+    theirs = shutil.which(context.pythonExec)
+    return theirs is not None and _same_python(theirs, sys.executable)
+
+
+_DAEMON = "spark.python.daemon.module"
+
+
+def load_ahead(context: SparkContext) -> None:
+    """Have Spark fork its Python workers from a process that has loaded what pipes need, where all run this Python.
+
+    Left alone are a daemon that the user has chosen, and a Millpond that only this process can find.
+    """
+    if not on_one_host(context) or not _all_run_this_python(context):
+        return
+    if Path(__file__).parents[2] in (Path(sys.path[0]).absolute(), Path.cwd()):
+        return
+    conf = context._jsc.sc().conf()
+    if not conf.contains(_DAEMON):
+        conf.set(_DAEMON, "millpond.slot.daemon")
 
 
 @dataclass(frozen=True, eq=False)

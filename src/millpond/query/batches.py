@@ -2,6 +2,10 @@
 
 A partition that the user's function never asked for (`first()`, `limit(1)`) has not applied the batch. Spark fails such
 a batch for its own state stores (SPARK-52008); this runs what is left.
+
+A query that is stopped while the function runs interrupts it. Spark looks for that in the text of the function's error,
+by a regular expression that needs stack for every character: an error of usual length overflows it, and the query
+neither ends nor goes on. It is given a short text.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
@@ -21,6 +26,18 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
 BatchFunction = Callable[[DataFrame, int], Any]
+
+_INTERRUPTED = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+    "SPARK_JOB_CANCELLED",
+)
+"""What errors of a JVM call say that a stop of the query has ended."""
+
+
+class BatchInterruptedError(Exception):
+    """The user's function was ended by a stop of the query, in words that Spark recognises."""
 
 
 class CompleteBatch:
@@ -54,7 +71,21 @@ class CompleteBatch:
 
         Raises:
             UsageError: even reading the whole batch leaves partitions out; names the operator and partition.
+            BatchInterruptedError: the query is being stopped.
         """
+        try:
+            self._run(df, batch)
+        except Py4JJavaError as error:
+            text = str(error)
+            if not any(sign in text for sign in _INTERRUPTED):
+                raise
+            first = text.partition("\n\tat ")[0].replace("\n", " ")[:300]
+            raise BatchInterruptedError(
+                f"py4j.protocol.Py4JJavaError: An error occurred while calling the function ({first}): "
+                f"{_INTERRUPTED[0]}"
+            ) from None
+
+    def _run(self, df: DataFrame, batch: int) -> None:
         with changed(df.sparkSession, self.outside, self.inside):
             self.function(df, batch)
         if self._missing(batch):

@@ -187,6 +187,15 @@ class RollBack:
         self._files.delete(journal)
 
 
+def is_rolled_back(files: FileSystem) -> bool:
+    """Whether entries of the ledger have been taken out and not put back, by a start that did not end.
+
+    Args:
+        files: the checkpoint.
+    """
+    return any(info.name.startswith(_PENDING) for info in files.list(_FOLDER))
+
+
 def batch_time(entry: bytes) -> int:
     """The `batchTimestampMs` of an entry of `offsets/`: milliseconds since the epoch."""
     return int(json.loads(entry.decode().splitlines()[1])["batchTimestampMs"])

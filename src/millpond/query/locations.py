@@ -1,8 +1,9 @@
-"""Where a query's checkpoint lies when the user did not say: where Spark would put it."""
+"""Where a query's checkpoint lies when the user did not say: where Spark would put it; what its sink has."""
 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
+from millpond.files.filesystem import open_filesystem
 from millpond.plan.catalyst import Catalyst
 from millpond.query.start import DRAIN_SECONDS
 from millpond.slot.client import drain
@@ -23,6 +25,35 @@ log = logging.getLogger("millpond")
 
 _WITHOUT_CHECKPOINT = frozenset({"memory", "foreach", "foreachBatch", "console", "noop"})
 """Sinks that Spark lets run in a temporary checkpoint."""
+
+
+_REPEATING = frozenset({"foreach", "foreachBatch", "console", "noop", "kafka"})
+"""Sinks that run a planned batch again after a crash, whatever they have of it."""
+
+_LOGGING = frozenset({"parquet", "orc", "json", "csv", "text"})
+"""Sinks that note the batches that they have below `_spark_metadata/` of their path, and skip those."""
+
+_LOGGED = re.compile(r"_spark_metadata/(\d+)(\.compact)?")
+
+
+def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -> bool:
+    """Whether the sink is sure to run a batch that was planned and not committed, and not to skip it.
+
+    Args:
+        spark: the query's session.
+        sink: the sink's format, or `foreach`/`foreachBatch`.
+        path: where a file sink writes.
+        batch: the planned batch.
+    """
+    if sink in _REPEATING:
+        return True
+    if sink not in _LOGGING or path is None:
+        return False
+    try:
+        names = [info.name for info in open_filesystem(Catalyst(spark).qualified(path)).list("_spark_metadata/")]
+    except (MillpondError, OSError):  # what only Spark can read
+        return False
+    return max((int(found[1]) for name in names if (found := _LOGGED.fullmatch(name))), default=-1) < batch
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from millpond.conf import Settings
 from millpond.operators.spec import OperatorSpec, closes, input_fields, output_fields
 from millpond.operators.types import leaves, parse_type
+from millpond.plan.catalyst import Catalyst
 
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED = str((1 << 31) - 1)
@@ -73,7 +74,7 @@ def outside(around: Mapping[str, str], given: Mapping[str, str]) -> dict[str, st
 def starting(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Change a session's settings while a query starts, and put back what was there."""
     with _STARTING:
-        before = spark.conf.getAll
+        before = Catalyst(spark).settings
         with changed(spark, wanted, {name: before.get(name) for name in wanted}):
             yield
 

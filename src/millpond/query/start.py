@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.generation import claim, newest_claim
 from millpond.checkpoint.pinned import NAME as PINNED
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain, read_pinned
+from millpond.checkpoint.pinned import repin
 from millpond.checkpoint.recovery import Recovery
 from millpond.conf import Settings
 from millpond.errors import (
@@ -33,17 +34,18 @@ from millpond.errors import (
     TransientError,
 )
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
-from millpond.operators.tables import table_schemas
 from millpond.plan.catalyst import Catalyst
 from millpond.plan.decision import Decision
 from millpond.plan.fingerprint import fingerprint
-from millpond.plan.workers import on_one_host, run_this_python
+from millpond.plan.workers import load_ahead, on_one_host, run_this_python
 from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack
 from millpond.query.ownership import SOON, Ownership, state_of_last_run
+from millpond.query.pinning import may_begin_anew, pinned_query
 from millpond.slot.client import drain, start_ahead
 from millpond.slot.processes import identify
 from millpond.slot.task import PipeTask, SlotSettings
+from millpond.words import counted
 
 log = logging.getLogger("millpond")
 
@@ -68,6 +70,7 @@ class Start:
         sync_reason: why commits may not lag, None if they may.
         transplant: makes the rewritten query.
         around: session settings that the rewritten query is planned and started under.
+        runs_planned: whether the sink is sure to run this batch, planned and not committed, when the query starts.
     """
 
     spark: SparkSession
@@ -77,6 +80,7 @@ class Start:
     sync_reason: str | None
     transplant: Transplant
     around: dict[str, str]
+    runs_planned: Callable[[int], bool]
 
     def run(self, launch: Callable[[DataFrame], StreamingQuery]) -> StreamingQuery:
         """Recover, then start the rewritten query with `launch`.
@@ -99,24 +103,34 @@ class Start:
             owner.check()
         catalyst.stop_active_run(ledger.query_id())
 
-        task = self._first_task(location, checkpoint, files)
+        task = self._first_task(location, checkpoint, files, ledger)
         try:
             drain(task, DRAIN_SECONDS)
         except MillpondError as error:
             log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
+        load_ahead(self.spark.sparkContext)
         if run_this_python(self.spark.sparkContext):
             start_ahead(task, identify(catalyst.process_id))
         ledger.forget_interrupted_start()
-        self._pin(files, ledger, ledger_files)
+        pinned = pinned_query(self.decision, self.settings.key_groups, catalyst)
+        anew = may_begin_anew(files, ledger, ledger_files, pinned)
 
-        recovery, task = self._claim(files, task, owner)
+        recovery, task = self._claim(files, task, owner, anew=anew)
         roll_back = RollBack(ledger_files, ledger, files, task.generation)
         roll_back.undo_interrupted()
         entries = ledger.last("commits"), ledger.last("offsets")
+        if anew and entries[0] >= 0:
+            raise TransientError(
+                "An earlier run of the query was still going on, and has committed its first batch meanwhile.",
+                action="See that it has ended (only one program may run a query), and start the query again.",
+                file=checkpoint,
+            )
         plan = fingerprint(self.decision)
         # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
         tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
-        again = begin(recovery, ledger, plan, even_if_changed=tolerant)
+        again = begin(recovery, ledger, plan, even_if_changed=tolerant, runs_planned=self.runs_planned)
+        if anew:
+            repin(files, pinned)  # behind the base: a start that ends here leaves nothing of either query to the other
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
@@ -138,7 +152,9 @@ class Start:
         collect_garbage(query, files, task.generation, ledger, self._retained_batches())
         return query
 
-    def _claim(self, files: FileSystem, task: PipeTask, owner: Ownership | None) -> tuple[Recovery, PipeTask]:
+    def _claim(
+        self, files: FileSystem, task: PipeTask, owner: Ownership | None, *, anew: bool = False
+    ) -> tuple[Recovery, PipeTask]:
         generation = claim(
             files,
             run=task.run,
@@ -148,13 +164,13 @@ class Start:
         )
         if owner is not None:
             owner.note(generation.number)
-        recovery = Recovery(files, generation, operators=len(self.decision.specs))
+        recovery = Recovery(files, generation, operators=len(self.decision.specs), anew=anew)
         return recovery, msgspec.structs.replace(task, generation=generation.number)
 
     def _retained_batches(self) -> int:
         return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
 
-    def _first_task(self, location: str, checkpoint: str, files: FileSystem) -> PipeTask:
+    def _first_task(self, location: str, checkpoint: str, files: FileSystem, ledger: Ledger) -> PipeTask:
         settings = self.settings
         application = self.spark.sparkContext.applicationId
         warn_of_other_memory(application, settings.slot_memory)
@@ -165,7 +181,7 @@ class Start:
             run=uuid.uuid4().hex,
             operator=0,
             spec=self.decision.specs[0],
-            partitions=self._partitions(files),
+            partitions=self._partitions(files, ledger),
             slots=settings.slots or _cores(self.spark),
             location=location,
             generation=0,
@@ -173,6 +189,8 @@ class Start:
             exchange=self._exchange(),
             settings=SlotSettings(
                 memory=settings.slot_memory,
+                # One answer for all of this host: a process that finds the folder full would choose another.
+                directory=tempfile.gettempdir() if on_one_host(self.spark.sparkContext) else "",
                 commit_mode=mode,
                 cache_disk=settings.cache_disk,
                 read_batch_ratio=settings.read_batch_ratio,
@@ -192,11 +210,12 @@ class Start:
             )
         return self.settings.exchange
 
-    def _partitions(self, files: FileSystem) -> int:
+    def _partitions(self, files: FileSystem, ledger: Ledger) -> int:
         if self.settings.partitions is not None:
             return self.settings.partitions
         claimed = newest_claim(files)
-        if claimed is not None:  # as in Spark, `spark.sql.shuffle.partitions` counts at the first start only
+        # As in Spark, `spark.sql.shuffle.partitions` counts until the first batch is planned, and never again.
+        if claimed is not None and ledger.last("offsets") >= 0:
             return claimed.partitions
         return int(self.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
 
@@ -204,34 +223,6 @@ class Start:
         return [
             msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(self.decision.specs)
         ]
-
-    def _pin(self, files: FileSystem, ledger: Ledger, ledger_files: FileSystem) -> None:
-        operators = tuple(
-            PinnedOperator(
-                name=operator.title,
-                spec=_lasting(plain(operator.spec)),
-                tables={name: plain(schema) for name, (schema, _) in table_schemas(operator.spec).items()},
-            )
-            for operator in self.decision.ours
-            if operator.spec is not None
-        )
-        if read_pinned(files) is None and ledger.last("commits") >= 0:
-            done = (
-                f"Spark's ledger at {self.checkpoint} has {ledger.last('commits') + 1} batches, but there is no state"
-            )
-            elsewhere = state_of_last_run(ledger_files)
-            if elsewhere is not None:
-                raise StateIncompatibleError(
-                    f"{done} here: the last run had it at {elsewhere}.",
-                    action="Set spark.millpond.state.location as it was, or to where that folder lies now.",
-                    file=files.locate(PINNED),
-                )
-            raise StateIncompatibleError(
-                f"{done} of Millpond's: the checkpoint was made by Spark's own state store.",
-                action="Start with a new checkpointLocation, or go on with spark.millpond.enabled=false.",
-                file=files.locate(PINNED),
-            )
-        pin(files, PinnedQuery(self.settings.key_groups, operators))
 
     def _replay(self, catalyst: Catalyst, task: PipeTask, ledger: Ledger, batch: int) -> None:
         """Have Spark run the planned batch into nothing; returns when its state is durable.
@@ -300,21 +291,21 @@ def _state_location(settings: Settings, checkpoint: str, query_id: str | None) -
     return join_url(settings.state_location, query_id)
 
 
-def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
-    """What of a spec must not change between starts: what happens on overflow may, and how far sessions reach."""
-    spec.pop("gap", None)
-    for call in spec.get("calls", ()):
-        call["options"].pop("eval_mode", None)
-    return spec
-
-
-def begin(recovery: Recovery, ledger: Ledger, plan: str = "", *, even_if_changed: bool = True) -> list[int]:
+def begin(
+    recovery: Recovery,
+    ledger: Ledger,
+    plan: str = "",
+    *,
+    even_if_changed: bool = True,
+    runs_planned: Callable[[int], bool] = lambda batch: False,
+) -> list[int]:
     """Name what the generation builds on; returns the batches that Spark has to run again, in order.
 
     Args:
         recovery: with a generation just claimed. ledger: Spark's.
         plan: a digest of what the run computes up to its operators.
         even_if_changed: whether a batch that the sink has may be repeated by a run that computes something else.
+        runs_planned: whether the sink is sure to run a batch that is planned and not committed.
     """
     planned = ledger.last("offsets")
     committed = max(ledger.last("commits"), planned - 1)  # Spark plans a batch when the one before is committed
@@ -324,8 +315,8 @@ def begin(recovery: Recovery, ledger: Ledger, plan: str = "", *, even_if_changed
         if missing:
             operator, partition = missing[0]
             raise StateDamagedError(
-                f"Spark has committed batch {committed}, but {len(missing)} partitions "
-                f"have no durable state of version {committed} or {committed + 1}"
+                f"Spark has committed batch {committed}, but {counted(len(missing), 'partition')} "
+                f"{'has' if len(missing) == 1 else 'have'} no durable state of version {committed} or {committed + 1}"
                 + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
                 + ".",
                 action="Restore the missing files below millpond/, or start with a new checkpointLocation.",
@@ -348,7 +339,7 @@ def begin(recovery: Recovery, ledger: Ledger, plan: str = "", *, even_if_changed
         # A sink that has the planned batch already will skip it, and the state must not depend on that.
         if not again and recovery.durable(planned + 1):
             built_on.append(planned + 1)
-        else:
+        elif not runs_planned(planned):
             again.append(planned)
     recovery.begin(built_on, plan)
     return again

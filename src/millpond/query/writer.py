@@ -18,6 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
+from millpond.plan.catalyst import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.decision import Decision, Operator
 from millpond.plan.explain import as_text
@@ -26,7 +27,7 @@ from millpond.plan.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
 from millpond.query.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
-from millpond.query.locations import choose_checkpoint, delete_when_stopped, named_checkpoint
+from millpond.query.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
 from millpond.query.session import outside, running_settings, starting
 from millpond.query.start import Start, refuse_own_state
 from millpond.slot.exchange import ExchangeWrite
@@ -64,6 +65,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         check_session(df)
         super().__init__(df)
         self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._path: str | None = None
+        self._table = False
 
     outputMode = _recorded("outputMode")
     format = _recorded("format")
@@ -93,6 +96,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             UsageError: the query is set up in a way that would break its state.
         """
         self._apply(format, outputMode, partitionBy, queryName, options)
+        self._path = path
         return self._launch(lambda writer: DataStreamWriter.start(writer, path))
 
     def toTable(
@@ -106,6 +110,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
     ) -> StreamingQuery:
         """Start the query into a table, as `DataStreamWriter.toTable` does; raises what `start` raises."""
         self._apply(format, outputMode, partitionBy, queryName, options)
+        self._table = True
         return self._launch(lambda writer: DataStreamWriter.toTable(writer, tableName))
 
     def _apply(self, format_: Any, output_mode: Any, partition_by: Any, query_name: Any, options: Any) -> None:
@@ -120,7 +125,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 method(value)
 
     def _launch(self, launch: Callable[[DataStreamWriter], StreamingQuery]) -> StreamingQuery:
-        settings = read_settings(self._spark.conf.getAll)
+        settings = read_settings(Catalyst(self._spark).settings)
         if not settings.enabled:
             return self._launch_natively(launch, settings)
         mode = self._said("outputMode") or "append"
@@ -158,7 +163,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         if checkpoint is None:
             return launch(self)  # Spark asks for a checkpoint location in its own words
         coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._given("foreachBatch") else None
-        given = self._spark.conf.getAll
+        given = Catalyst(self._spark).settings
         around = running_settings(settings, decision.specs, given)
         theirs = outside(around, given)
         started: list[PipeTask] = []
@@ -181,7 +186,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             with starting(self._spark, around):
                 return launch(writer)
 
-        start = Start(self._spark, decision, settings, checkpoint.path, needs_sync(decision), rewritten, around)
+        def planned(batch: int) -> bool:
+            return runs_planned(self._spark, self._sink(), self._path or self._option("path"), batch)
+
+        start = Start(
+            self._spark, decision, settings, checkpoint.path, needs_sync(decision), rewritten, around, planned
+        )
         query = start.run(begin)
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
@@ -196,6 +206,15 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         return launch(self)
 
     def _report(self, decision: Decision, nowhere: list[Operator], settings: Settings) -> None:
+        if settings.changes == "all" and decision.ours and not decision.all_changes:
+            log.warning(
+                "spark.millpond.changes=all has no effect on this query, whose rows have no column _op: in output mode "
+                "%s, %s",
+                decision.output_mode,
+                "no row that it shows changes later"
+                if decision.output_mode != "complete"
+                else "every batch shows all rows",
+            )
         if settings.explain == "all":
             log.warning("%s", as_text(decision))
         for operator in nowhere or decision.theirs:  # if some run nowhere, it does not matter where the others would
@@ -219,7 +238,9 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         return next((name for name in ("continuous", "realTime") if kwargs.get(name) is not None), None)
 
     def _sink(self) -> str:
-        """The sink's format, by which Spark chooses what may do without a checkpoint location."""
+        """The sink's format; empty for a table, or where the user has not said it."""
+        if self._table:
+            return ""
         names = [name for name, _, _ in self._calls if name in ("format", "foreach", "foreachBatch")]
         if not names:
             return ""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from millpond.errors import TransientError
 from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.processes import Process, identify, owner
+from millpond.slot.processes import NO_THREADS, Process, identify, owner
 from millpond.slot.protocol import (
     Answered,
     Ask,
@@ -23,6 +23,7 @@ from millpond.slot.protocol import (
     Drained,
     Granted,
     Hello,
+    PeerGone,
     PeerSilent,
     Status,
     Welcome,
@@ -34,10 +35,10 @@ log = logging.getLogger(__name__)
 _A = TypeVar("_A")
 
 _LONGEST_LOADING = 600.0
-"""Seconds that a template may take to import everything, and compile it on a machine's first run."""
+"""Seconds that a template may take to import everything, on a machine where others are busy."""
 _PAUSE = 0.002
-_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""NumPy and Arrow start threads when they are imported unless told otherwise, and the template must have none."""
+_TELL = 10.0
+"""Seconds between two lines on how far the kernels are."""
 
 
 class SlotFinder:
@@ -63,8 +64,7 @@ class SlotFinder:
         """
         settings = self.task.settings
         deadline = time.monotonic() + settings.start_timeout + settings.silence_timeout
-        self.directory.create()
-        self.directory.register(self.user)
+        self.directory.enter(self.user)
         name = f"slot-{number}"
         while True:
             hung = False
@@ -101,6 +101,7 @@ class SlotFinder:
         latest = deadline + _LONGEST_LOADING
         reason: object = None
         while time.monotonic() < deadline:
+            asked = self.directory.noted("template")
             try:
                 connection = self._open("template", settings.start_timeout)
             except OSError as error:
@@ -114,12 +115,11 @@ class SlotFinder:
             except PeerSilent as error:
                 reason = error
                 if self.directory.loading() and time.monotonic() < latest:
-                    log.warning("slots are not ready: on a machine's first run, their kernels are compiled for minutes")
+                    log.warning("slots are not ready: what they need is still being loaded")
                     deadline = time.monotonic() + patience
                     continue
-                hung = self.directory.noted("template")
-                if hung is not None:
-                    hung.kill()
+                if asked is not None and asked == self.directory.noted("template"):  # not one that has just come up
+                    asked.kill()
             except OSError as error:
                 reason = error
             finally:
@@ -142,7 +142,6 @@ class SlotFinder:
                 return
             except OSError:
                 pass
-            self.directory.register(self.user)
             # The socket exists before the process does: whoever asks from now on waits in its queue.
             listener = self.directory.listen("template")
             try:
@@ -152,7 +151,7 @@ class SlotFinder:
                 listener.close()
 
     def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **_NO_THREADS, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment = {**os.environ, **NO_THREADS, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         output = os.open(self.directory.path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
             return subprocess.Popen(
@@ -183,10 +182,26 @@ def start_ahead(task: PipeTask, user: Process) -> Thread:
         with contextlib.suppress(OSError, TransientError):
             for number in range(min(task.slots, task.partitions)):
                 finder.find(number)[0].close()
+            _tell_compiling(finder.directory)
 
     thread = Thread(target=start, name="millpond-start-slots", daemon=True)
     thread.start()
     return thread
+
+
+def _tell_compiling(directory: SlotDirectory) -> None:
+    """Say how far the kernels are, while they are compiled."""
+    last = ""
+    while True:
+        try:
+            done = directory.compiling.read_text()
+        except OSError:
+            return
+        if done == last:
+            return  # whatever compiled them is gone, or has no time
+        last = done
+        log.warning("Millpond compiles its kernels on this machine, once; a batch may wait for one: %s", done)
+        time.sleep(_TELL)
 
 
 def drain(task: PipeTask, timeout: float) -> dict[tuple[int, int], int]:
@@ -214,18 +229,21 @@ def answered_batches(task: PipeTask) -> dict[tuple[int, int], int]:
 
 def _ask_all(task: PipeTask, message: Drain | Status, answer: type[_A], silence: float) -> list[_A]:
     directory = SlotDirectory.of(task)
-    connections = []
+    asked: dict[str, Connection] = {}
     try:
         for name in sorted(directory.running()):
             if name == "template":
                 continue
             try:
-                connection = Connection(directory.connect(name, silence), silence)
-                connections.append(connection)
-                connection.send(message)
-            except ConnectionError:
+                asked[name] = Connection(directory.connect(name, silence), silence)
+                asked[name].send(message)
+            except (ConnectionError, FileNotFoundError, PeerGone):
                 continue  # it has just ended, having finished its commits
-        return [connection.expect(answer) for connection in connections]
+        return [connection.expect(answer) for connection in asked.values()]
+    except OSError as error:
+        raise TransientError(
+            f"A slot does not answer ({error}).", action=directory.last_words(), query=task.query
+        ) from error
     finally:
-        for connection in connections:
+        for connection in asked.values():
             connection.close()

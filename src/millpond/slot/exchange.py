@@ -65,8 +65,7 @@ class ExchangeWrite:
         number = context.getLocalProperty("streaming.sql.batchId") if context else None
         batch = latest_batch(self.task) if number is None else int(number)
         directory = SlotDirectory.of(self.task)
-        directory.create()
-        directory.register(owner())
+        directory.enter(owner())
         folder = exchange_folder(directory.path, self.task) / str(batch)
         path = folder / f"{self.task.operator}-{context.taskAttemptId() if context else os.getpid()}.arrow"
         try:

@@ -2,21 +2,26 @@
 
 ```
 <directory>/millpond-<uid>/<host>-<application>/      mode 0700
-    lock                 held while the template is started or the directory is swept
+    lock                 held while a user registers, the template is started, or the directory is swept
     template.sock, template.pid
     slot-<i>.sock, slot-<i>.pid
     owners/<pid>-<start> one empty file per JVM that uses the slots
+    compiling            on a machine's first run: how many kernels are compiled
     sealed/…, cache/…    sealed deltas not yet durable; cached files
     log                  what template and slots say
 ```
 
 Whoever runs here looks at `owners/` twice a second and ends when none of them is alive. Names hold the host and its
 process namespace, so that directories shared between containers are never misjudged.
+
+A user registers with the lock held, and with the lock held a directory without users is renamed, then removed: so no
+registration is lost, and what was found under the name stays until its users are gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -24,11 +29,13 @@ import shutil
 import socket
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from millpond.errors import SettingError
 from millpond.slot.processes import Process, identify, namespace
 from millpond.slot.task import PipeTask
 
@@ -39,6 +46,10 @@ PATIENCE = 10.0
 """Seconds for which the last to leave waits for the directory's lock."""
 
 _ADDRESS_LIMIT = 100
+_SWEPT = 100
+"""How often a directory may be swept while somebody registers: each time it takes another application's sweep."""
+_REMOVED = ".removed-"
+"""What the names of directories that nobody uses any more begin with."""
 _LAST_LINES = 20
 
 
@@ -58,12 +69,30 @@ class SlotDirectory:
         """The directory of an application below a host-local directory."""
         return cls(Path(directory) / f"millpond-{os.getuid()}" / f"{_short(namespace())}-{_short(application)}")
 
-    def create(self) -> None:
-        """Make the directory, private to this user.
+    def enter(self, user: Process) -> None:
+        """Make the directory, private to this user, and keep the slots alive as long as this process lives.
 
         Raises:
-            PermissionError: it belongs to somebody else, or others may enter it.
+            SettingError: it cannot be made, belongs to somebody else, or others may enter it.
         """
+        registration = self.path / "owners" / f"{user.pid}-{user.start}"
+        try:
+            for _ in range(_SWEPT):
+                with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+                    self._create()
+                    if not registration.exists():
+                        with self.locked():
+                            registration.touch(0o600)
+                    return
+            raise TimeoutError("it is removed again and again")
+        except OSError as error:
+            raise SettingError(
+                f"The directory for the slots of this host cannot be used: {error.strerror or error}.",
+                action="Point TMPDIR to a directory on a local disk that this user may write, and start again.",
+                file=str(self.path),
+            ) from error
+
+    def _create(self) -> None:
         for path in (self.path.parent, self.path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             stat = path.lstat()
@@ -73,20 +102,18 @@ class SlotDirectory:
 
     # who needs it ---------------------------------------------------------------------------------------------
 
-    def register(self, process: Process) -> None:
-        """Keep the slots alive as long as this process lives."""
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(self.path / "owners" / f"{process.pid}-{process.start}", os.O_CREAT | os.O_EXCL, 0o600))
-
     def needed(self) -> bool:
         """Whether a registered process still lives; forgets the dead."""
         alive = False
-        for entry in self._entries("owners"):
-            pid, _, start = entry.name.partition("-")
-            if Process(int(pid), int(start)).alive():
-                alive = True
-            else:
-                entry.unlink(missing_ok=True)
+        try:
+            for entry in self._entries("owners"):
+                pid, _, start = entry.name.partition("-")
+                if Process(int(pid), int(start)).alive():
+                    alive = True
+                else:
+                    entry.unlink(missing_ok=True)
+        except OSError:  # no more files may be opened, say: nobody knows, so nothing ends
+            return True
         return alive
 
     # who runs here --------------------------------------------------------------------------------------------
@@ -104,7 +131,7 @@ class SlotDirectory:
         self._write("loading", process)
 
     def loading(self) -> bool:
-        """Whether a template has been started that has not noted itself yet: it imports, or compiles for minutes."""
+        """Whether a template has been started that has not noted itself yet: it still imports."""
         process = self._read("loading")
         return process is not None and process.alive() and process != self.noted("template")
 
@@ -132,8 +159,13 @@ class SlotDirectory:
     def _entries(self, folder: str) -> list[Path]:
         try:
             return list((self.path / folder).iterdir())
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+
+    @property
+    def compiling(self) -> Path:
+        """A file that is there while kernels are compiled, and says how many are done."""
+        return self.path / "compiling"
 
     def last_words(self) -> str:
         """Where the log is, and how it ends: what a process wrote before it died."""
@@ -189,25 +221,23 @@ class SlotDirectory:
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the directory's lock, which dies with its holder; False if somebody else holds it and `wait` is off."""
-        while True:
-            lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        """Hold the directory's lock, which dies with its holder; False if somebody else holds it and `wait` is off.
+
+        Raises:
+            FileNotFoundError: there is no directory, or it was swept while this waited.
+        """
+        lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
             try:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    yield False
-                    return
-                if not self._is_current(lock):
-                    if not wait:
-                        yield False
-                        return
-                    self.create()  # swept while we waited
-                    continue
-                yield True
+                fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
                 return
-            finally:
-                os.close(lock)
+            if not self._is_current(lock):
+                raise FileNotFoundError(errno.ENOENT, "it was swept", str(self.path))
+            yield True
+        finally:
+            os.close(lock)
 
     def _is_current(self, lock: int) -> bool:
         try:
@@ -229,7 +259,9 @@ class SlotDirectory:
                     if held:
                         if self.needed() or set(self.running().values()) - {identify()}:
                             return False
-                        shutil.rmtree(self.path, ignore_errors=True)
+                        removed = self.path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
+                        self.path.rename(removed)  # whoever comes now begins anew, and loses nothing to what follows
+                        shutil.rmtree(removed, ignore_errors=True)
                         return True
             except OSError:
                 return False
@@ -241,7 +273,9 @@ class SlotDirectory:
         """Remove what applications of this host that died without cleaning up have left."""
         host = self.path.name.partition("-")[0]
         for path in self._entries(".."):
-            if path.name.startswith(f"{host}-") and path.name != self.path.name:
+            if path.name.startswith(_REMOVED):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.startswith(f"{host}-") and path.name != self.path.name:
                 SlotDirectory(path).sweep()
 
 

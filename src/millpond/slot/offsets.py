@@ -52,15 +52,15 @@ def planned(task: PipeTask, batch: int) -> Planned:
 
 
 def check_time(task: PipeTask, batch: int, time: int | None) -> None:
-    """Check that a marker's time is that of a batch, for attempts that do not know their batch.
+    """Check that a marker's time is that of a batch, for attempts that may not know their batch.
 
     Raises:
         TransientError: the input belongs to another batch.
     """
     if time != planned(task, batch).time:
         raise TransientError(
-            f"The input is not that of batch {batch}, which runs now.",
-            action="Threads started in foreachBatch must end before the function returns.",
+            f"The input is not that of batch {batch}, which its task takes it for.",
+            action="Threads started in foreachBatch must end before the function returns: make the pool inside of it.",
         )
 
 

@@ -97,7 +97,7 @@ class Partition:
             attempt: the attempt; its batch reads the version of the same number.
             batches: input with hash and mark columns; its rows, or with the local exchange their parcels.
             sync: whether to wait for the version that the batch makes, instead of the one that it reads.
-            unsure: whether the marker's time has to be that of the batch, since nobody told its id.
+            unsure: whether the marker's time has to be that of the batch: its id was not told, or may be an older one.
 
         Returns:
             The batch's figures.

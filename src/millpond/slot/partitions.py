@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millpond.errors import FencedError, MillpondError
+from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.slot.offsets import latest_batch
 from millpond.slot.partition import Partition
 from millpond.slot.protocol import Done, Run
@@ -91,12 +91,24 @@ class PartitionServer:
             batch = latest_batch(run.task) if run.batch is None else run.batch
             attempt = Attempt(batch, run.attempt, abandon)
             metrics = yield from partition.run(
-                attempt, batches, sync=run.task.settings.commit_mode == "sync", unsure=run.batch is None
+                attempt, batches, sync=run.task.settings.commit_mode == "sync", unsure=run.unsure or run.batch is None
             )
         except MillpondError as error:
             raise error.at(
                 query=run.task.query, operator=str(run.task.operator), partition=run.partition, version=run.batch
             ) from None
+        except OSError as error:
+            if error.errno is None:  # the attempt has lost its input
+                raise
+            raise TransientError(
+                f"The host's disk cannot be used: {error.strerror or error}.",
+                action="Make room there, or point TMPDIR to another local disk and start again.",
+                query=run.task.query,
+                operator=str(run.task.operator),
+                partition=run.partition,
+                version=run.batch,
+                file=error.filename or str(self._directory),
+            ) from error
         return Done(batch, metrics)
 
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:

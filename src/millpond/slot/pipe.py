@@ -101,6 +101,7 @@ class Pipe:
             partition,
             None if number is None else int(number),
             context.taskAttemptId() if context else 0,
+            unsure=self.coverage is not None,  # a function of the user has the batch, and may have threads
         )
         finder = SlotFinder(self.task)
         connection, process = finder.find(partition % self.task.slots)

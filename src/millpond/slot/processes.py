@@ -9,6 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""NumPy and Arrow start threads when they are imported unless told otherwise, and what forks must have none."""
+
 
 class Process(msgspec.Struct, frozen=True):
     """One process of this host, for all time.
@@ -60,7 +63,7 @@ class _Stat(msgspec.Struct, frozen=True):
 def _stat(pid: int) -> _Stat | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     # The name stands in parentheses and may itself hold spaces and parentheses.
     name, _, rest = text[text.index("(") + 1 :].rpartition(")")

@@ -69,12 +69,14 @@ class Run(msgspec.Struct, tag=True):
         partition: which partition.
         batch: the batch id, or None where Spark does not tell; then the offset log and the marker's time decide.
         attempt: Spark's task attempt id, unique in an application.
+        unsure: whether the id may be another batch's: a thread of the user's keeps what it once inherited.
     """
 
     task: PipeTask
     partition: int
     batch: int | None
     attempt: int
+    unsure: bool = False
 
 
 class Done(msgspec.Struct, tag=True):

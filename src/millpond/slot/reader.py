@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -40,6 +40,11 @@ _MEMORY = 64 << 20
 """Bytes of file blocks that one reader keeps."""
 
 _GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
+
+
+def span(versions: Sequence[int]) -> str:
+    """Which versions there are, in words."""
+    return f"versions {versions[0]} to {versions[-1]}" if len(versions) > 1 else f"version {versions[0]}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class StateReader:
             "There is no durable version yet." if version is None else "This version of the state is not there.",
             version=version,
             file=self.files.url,
-            action=f"There are versions {versions[0]} to {versions[-1]}."
+            action=f"There {'are' if len(versions) > 1 else 'is'} {span(versions)}."
             if versions
             else "Look again when a batch has ended.",
         )

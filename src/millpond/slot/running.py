@@ -73,7 +73,6 @@ class RunningQuery:
         self.checkpoint = Checkpoint(self.files, task.generation)
         self.spill = self.means.directory / "sealed" / task.query
         self.spill.mkdir(parents=True, exist_ok=True)
-        self.sealed = SealedFiles(str(self.spill), self.means.slot)
         cache = self.means.directory / "cache" / task.query / str(self.means.number)
         cache.mkdir(parents=True, exist_ok=True)
         disk = task.settings.cache_disk or shutil.disk_usage(cache).free // 2
@@ -85,9 +84,14 @@ class RunningQuery:
         self._reported: dict[str, float] = {}
         self._planned: dict[int, Planned] = {}
         self._lock = threading.Lock()
+        self.sealed = SealedFiles(str(self.spill), self.means.slot)
         self.committer = Committer(self.checkpoint, self.means.slot, self.sealed, limit=task.settings.commit_timeout)
-        for left in self.sealed.adopt(task.generation):
-            self.committer.submit(left, adopted=True)
+        try:
+            for left in self.sealed.adopt(task.generation):
+                self.committer.submit(left, adopted=True)
+        except BaseException:
+            self.close()  # what it took over is free for the next attempt
+            raise
 
     def new_figures(self) -> dict[str, float]:
         """What committer and caches have done since this was last asked for: puts, bytes put, retries, cache hits."""

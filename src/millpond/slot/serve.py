@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +12,7 @@ import pyarrow as pa
 import millpond.files.faults
 import millpond.files.local
 import millpond.files.objects  # noqa: F401
+from millpond.kernels.compiled import KERNELS, missing
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.partitions import PartitionServer
 from millpond.slot.server import Slot
@@ -22,3 +25,13 @@ def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> Non
     """Be slot `number` until the application is gone."""
     share_one_heap()
     Slot(directory, listener, PartitionServer(directory.path, number)).run()
+
+
+def compile_beside(directory: SlotDirectory) -> subprocess.Popen[bytes] | None:
+    """On a machine's first run, have the kernels compiled that no query has needed yet: one would wait for each."""
+    left = missing()
+    if not left:
+        return None
+    directory.compiling.write_text(f"{len(KERNELS) - len(left)} of {len(KERNELS)}")
+    command = [sys.executable, "-m", "millpond.kernels.compile", str(directory.compiling)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL)

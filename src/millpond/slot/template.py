@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -25,6 +26,9 @@ from millpond.slot.protocol import Ask, Connection, Granted
 Serve = Callable[[SlotDirectory, int, socket.socket], None]
 """What a slot does with its directory, its number and its listening socket until it ends."""
 
+Beside = Callable[[SlotDirectory], "subprocess.Popen[bytes] | None"]
+"""Starts a process that works beside the slots, if there is anything for it to do, and goes with the template."""
+
 
 class Template:
     """Answers the question for a slot, forking it if it does not run.
@@ -33,12 +37,16 @@ class Template:
         directory: where it works.
         listener: its own listening socket.
         serve: what a forked slot runs.
+        beside: starts what runs beside the slots.
     """
 
-    def __init__(self, directory: SlotDirectory, listener: socket.socket, serve: Serve) -> None:
+    def __init__(
+        self, directory: SlotDirectory, listener: socket.socket, serve: Serve, beside: Beside = lambda _: None
+    ) -> None:
         self.directory = directory
         self.listener = listener
         self.serve = serve
+        self.beside = beside
         self._ended = False
 
     def run(self) -> None:
@@ -51,6 +59,7 @@ class Template:
         if threads > 1:
             print(f"The template has {threads} threads: what it forks may hang.", file=sys.stderr, flush=True)
         self.directory.sweep_siblings()
+        beside = self.beside(self.directory)
         poller = select.poll()  # not `select`, which knows the first 1,024 files of a process only
         poller.register(self.listener, select.POLLIN)
         while not self._ended:
@@ -61,6 +70,8 @@ class Template:
             elif not self.directory.needed():
                 break
         self.listener.close()
+        if beside is not None:
+            beside.terminate()
         while self._reap():
             if not self.directory.needed():
                 self._kill_stopped()
@@ -89,9 +100,13 @@ class Template:
         try:
             ask = connection.expect(Ask)
             try:
-                connection.send(Granted(self._slot(ask, connection)))
+                granted = Granted(self._slot(ask, connection))
             except TransientError as error:
                 connection.send_error(error)
+            except OSError as error:
+                connection.send_error(_not_started(ask.slot, error, self.directory))
+            else:
+                connection.send(granted)
         except OSError:
             return  # the one who asked has gone, or says nothing
         finally:
@@ -130,7 +145,15 @@ class Template:
             os._exit(code)
 
 
-def main(serve: Serve) -> None:
+def _not_started(number: int, error: OSError, directory: SlotDirectory) -> TransientError:
+    return TransientError(
+        f"Slot {number} cannot be started: {error.strerror or error}.",
+        action="Make room on the host (disk, processes), and start again.",
+        file=str(directory.path),
+    )
+
+
+def main(serve: Serve, beside: Beside = lambda _: None) -> None:
     """Run as `python -m <module> DIRECTORY SOCKET-DESCRIPTOR`."""
     directory = SlotDirectory(Path(sys.argv[1]))
     listener = socket.socket(fileno=int(sys.argv[2]))
@@ -138,10 +161,10 @@ def main(serve: Serve) -> None:
     faulthandler.enable(all_threads=False)  # a slot that crashes leaves its stack in the log
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that slots share with this process
-    Template(directory, listener, serve).run()
+    Template(directory, listener, serve, beside).run()
 
 
 if __name__ == "__main__":
-    from millpond.slot.serve import serve
+    from millpond.slot.serve import compile_beside, serve
 
-    main(serve)
+    main(serve, compile_beside)

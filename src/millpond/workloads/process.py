@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PSS = re.compile(rb"^(Pss|Pss_Anon):\s+(\d+) kB", re.MULTILINE)
 
 
@@ -37,6 +37,12 @@ def become_subreaper() -> None:
     """Adopt the orphans among this process's descendants (Linux; elsewhere nothing happens)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the thread that started it ends, however it ends (Linux; elsewhere nothing)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def proportional_memory(pid: int) -> tuple[int, int]:
@@ -89,8 +95,18 @@ class ProcessTree:
         self._thread.start()
 
     def members(self) -> list[psutil.Process]:
-        """The processes that live now."""
-        return [p for p in psutil.Process().children(recursive=True) if p.pid not in self._before]
+        """The processes that live now. Orphans that have ended are taken off the system's list: nobody else would."""
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if process.pid in self._before:
+                    continue
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+                elif process.pid != self.process.pid:
+                    with suppress(ChildProcessError):
+                        os.waitpid(process.pid, os.WNOHANG)
+        return found
 
     def running(self) -> bool:
         """Whether the command itself still runs."""

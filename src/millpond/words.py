@@ -1,0 +1,28 @@
+"""Counts and lengths of time as people say them."""
+
+from __future__ import annotations
+
+_LENGTHS = (
+    ("day", 86_400_000_000),
+    ("hour", 3_600_000_000),
+    ("minute", 60_000_000),
+    ("second", 1_000_000),
+    ("millisecond", 1_000),
+    ("microsecond", 1),
+)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 batch`, `2,000 batches`; without `plural`, it is the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def length(microseconds: int) -> str:
+    """A length of time, e.g. `1 minute 30 seconds`."""
+    sign, rest = ("−" if microseconds < 0 else ""), abs(microseconds)
+    parts = []
+    for name, unit in _LENGTHS:
+        number, rest = divmod(rest, unit)
+        if number:
+            parts.append(counted(number, name))
+    return sign + " ".join(parts or ["0 seconds"])

@@ -1,0 +1,107 @@
+"""When kernels are compiled: not before somebody calls them, and once among processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CALL = """
+import numpy as np
+import millpond.slot.serve
+from millpond.kernels import row_hash
+state = np.zeros(4, np.uint64)
+values = np.arange(4)
+row_hash.mix_fixed(state, values.ctypes.data, 8, 0, 0)
+first = state.copy()
+state[:] = 0
+row_hash.mix_fixed(state, values.ctypes.data, 8, 0, 0)
+assert first.any() and (first == state).all()
+"""
+
+
+def start(cache: Path, *arguments: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "NUMBA_DEBUG_CACHE": "1"}
+    return subprocess.Popen([sys.executable, *arguments], env=environment, text=True, stdout=subprocess.PIPE)
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0
+    return said
+
+
+def kept(cache: Path) -> set[str]:
+    """The kernels that are on disk."""
+    return {path.name.partition("-")[0] for path in cache.rglob("*.nbc")}
+
+
+def test_what_nobody_calls_is_not_compiled(tmp_path: Path) -> None:
+    finish(start(tmp_path, "-c", "import millpond.slot.serve"))
+    assert kept(tmp_path) == set()
+    finish(start(tmp_path, "-c", CALL))
+    assert kept(tmp_path) == {"row_hash.mix_fixed"}
+
+
+def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) -> None:
+    both = [start(tmp_path, "-c", CALL) for _ in range(2)]
+    said = "".join(finish(process) for process in both)
+    assert said.count("data saved to") == 1
+    assert said.count("data loaded from") == 1
+
+
+THREADS = """
+from threading import Barrier, Thread
+import numpy as np
+from millpond.kernels import row_hash
+failed = []
+together = Barrier(8)
+def call():
+    state, values = np.zeros(4, np.uint64), np.arange(4)
+    together.wait()
+    try:
+        row_hash.mix_fixed(state, values.ctypes.data, 8, 0, 0)
+    except BaseException as error:
+        failed.append(error)
+threads = [Thread(target=call) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failed, failed
+"""
+
+
+def test_threads_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) -> None:
+    said = finish(start(tmp_path, "-c", THREADS))
+    assert said.count("data saved to") == 1
+
+
+def test_what_is_on_disk_is_loaded(tmp_path: Path) -> None:
+    finish(start(tmp_path, "-c", CALL))
+    said = finish(start(tmp_path, "-c", CALL))
+    assert "data saved to" not in said
+    assert "data loaded from" in said
+
+
+def test_kernels_work_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that cannot be written to, for a user without a home."""
+    refuse = "import numba.core.caching as c; c.CacheImpl._locator_classes = []; "
+    finish(start(tmp_path, "-c", refuse + CALL))
+    assert kept(tmp_path) == set()
+
+
+COMPILE = """
+import sys
+from pathlib import Path
+from millpond.kernels import bloom, compile, compiled
+compile.import_all = lambda: None
+compile.compile_behind(Path(sys.argv[1]))
+assert not compiled.missing()
+"""
+
+
+def test_the_others_are_compiled_beside_the_first_query(tmp_path: Path) -> None:
+    progress = tmp_path / "compiling"
+    finish(start(tmp_path / "cache", "-c", COMPILE, str(progress)))
+    assert kept(tmp_path / "cache") >= {"bloom.admit", "bloom.build_filter"}
+    assert list(tmp_path.iterdir()) == [tmp_path / "cache"]

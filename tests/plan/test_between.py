@@ -1,0 +1,104 @@
+"""What is pinned of what stands between operators where rows change."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from pyspark.sql import DataFrame
+
+from millpond.checkpoint.pinned import PinnedBetween
+from millpond.plan.between import pinned_between
+from millpond.plan.catalyst import Catalyst
+from millpond.plan.decide import decide
+
+BELOW = "(select k, s, count(*) n, sum(v) v, max(ts) last from {events} group by k, s)"
+OTHERS = {
+    "nothing": f"select s, sum(n) x from {BELOW} group by s",
+    "a condition": f"select s, sum(n) x from {BELOW} where n > 1 group by s",
+    "another constant": f"select s, sum(n) x from {BELOW} where n > 2 group by s",
+    "another column": f"select s, sum(n) x from {BELOW} where v > 1 group by s",
+    "a condition on a key": f"select s, sum(n) x from {BELOW} where k > 1 group by s",
+    "an argument": f"select s, sum(n * 2) x from {BELOW} group by s",
+    "another argument": f"select s, sum(v) x from {BELOW} group by s",
+    "a filter of a function": f"select s, sum(n) filter (where n > 1) x from {BELOW} group by s",
+    "a result": f"select s, sum(n) x from {BELOW.replace('count(*) n', 'count(*) + 1 n')} group by s",
+    "columns changed places": f"select s, sum(n) x from (select s, v n, n v from {BELOW}) group by s",
+    "some keys": f"select s, sum(n) x from {BELOW} where k in (1, 2) group by s",
+    "more keys": f"select s, sum(n) x from {BELOW} where k in (1, 2, 3) group by s",
+    "constants": f"select s, sum(n) x from {BELOW} where k in (select id from range(2)) group by s",
+    "other constants": f"select s, sum(n) x from {BELOW} where k in (select * from values (1), (2)) group by s",
+    "third constants": f"select s, sum(n) x from {BELOW} where k in (select * from values (1), (3)) group by s",
+    "distinct rows": f"select distinct s, n x from {BELOW}",
+    "other distinct rows": f"select distinct s, v x from {BELOW}",
+    "first rows": "select * from (select *, row_number() over (partition by s order by n, k) r from"
+    f" {BELOW}) where r < 3",
+    "other first rows": "select * from (select *, row_number() over (partition by s order by n, k) r from"
+    f" (select k, s, v n, n v, last from {BELOW})) where r < 3",
+}
+
+
+def pinned(stream: DataFrame, text: str, changes: str = "upsert") -> tuple[PinnedBetween, ...]:
+    session = stream.sparkSession
+    return pinned_between(Catalyst(session), decide(session.sql(text, events=stream), "update", changes))
+
+
+def test_other_queries_are_others(stream: DataFrame) -> None:
+    found = {name: pinned(stream, text)[0].digest for name, text in OTHERS.items()}
+    assert all(found[one] != found[other] for one, other in combinations(OTHERS, 2)), found
+
+
+@pytest.mark.parametrize("name", ["another argument", "some keys", "other constants", "first rows"])
+def test_a_query_written_again_is_the_same(stream: DataFrame, name: str) -> None:
+    assert pinned(stream, OTHERS[name]) == pinned(stream, OTHERS[name])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (f"select s, sum(n) x from {BELOW} a group by s", f"select s, sum(n) x from {BELOW} b group by s"),
+        (OTHERS["a condition"], OTHERS["a condition"].replace("sum(n) x", "sum(n) + unix_timestamp() as y")),
+        (OTHERS["a condition"], OTHERS["a condition"].replace("sum(v)", "sum(v * 2)")),
+        (
+            "select s, count(*) x from (select * from (select *, row_number() over (partition by s order by v) r"
+            " from {events}) where r < 3 and v > 1) group by s",
+            "select s, count(*) x from (select * from (select 1 as one, *, row_number() over (partition by s"
+            " order by v) r from {events}) where r < 3 and v > 1) group by s",
+        ),
+    ],
+)
+def test_what_does_not_count(stream: DataFrame, one: str, other: str) -> None:
+    """Names of subqueries, what is above the topmost operator and below the lowest, columns that nobody reads."""
+    assert pinned(stream, one)[0].digest == pinned(stream, other)[0].digest
+
+
+def test_it_is_told_for_people(stream: DataFrame) -> None:
+    (found,) = pinned(stream, OTHERS["a condition"])
+    assert (found.below, found.above) == ("aggregate by k, s", "aggregate by s")
+    assert found.computes == ("Filter: (n > CAST(1 AS BIGINT))", "Aggregate: s, sum(n)")
+    assert (found.time_zones, found.settings) == ((), {})
+
+
+def test_settings_and_time_zones_where_they_count(stream: DataFrame) -> None:
+    session = stream.sparkSession
+    (found,) = pinned(stream, f"select count(*) from {BELOW} where cast(last as date) > '2020-01-01'")
+    assert found.time_zones == ("UTC",)
+    assert found.settings["spark.sql.ansi.enabled"] == session.conf.get("spark.sql.ansi.enabled")
+    session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+    session.conf.set("spark.sql.legacy.castComplexTypesToString.enabled", "false")  # as it is anyway
+    try:
+        (found,) = pinned(stream, f"select count(*) from {BELOW} where n + 1 > 2")
+    finally:
+        session.conf.unset("spark.sql.mapKeyDedupPolicy")
+        session.conf.unset("spark.sql.legacy.castComplexTypesToString.enabled")
+    assert found.time_zones == ()
+    assert found.settings["spark.sql.mapKeyDedupPolicy"] == "last_win"
+    assert "spark.sql.legacy.castComplexTypesToString.enabled" not in found.settings
+
+
+def test_what_is_shown_counts_where_all_changes_are(stream: DataFrame) -> None:
+    text = "select k, n from (select k, count(*) n from {events} group by k) where n > 1"
+    assert not pinned(stream, text)
+    (found,) = pinned(stream, text, "all")
+    assert (found.above, found.computes) == ("the sink", ("Filter: (n > CAST(1 AS BIGINT))",))
+    assert found.digest != pinned(stream, text.replace("k, n from (", "k, n, n * 2 m from ("), "all")[0].digest

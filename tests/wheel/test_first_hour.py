@@ -1,0 +1,67 @@
+"""`pip install`, then the README's example: what somebody does who has no clone, in an environment of their own.
+
+Run by `make wheel`: it installs everything anew, which takes minutes.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh environment that has the wheel and what it asks for, nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder / "dist", ROOT)
+    (wheel,) = (folder / "dist").glob("millpond-*.whl")
+    run(sys.executable, "-m", "venv", folder / "venv")
+    found = folder / "venv/bin/python"
+    run(found, "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel)
+    return found
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    """Run a command as a user's shell would, without what this one's environment says of Python and Spark."""
+    ours = ("PYTHON", "PYSPARK", "VIRTUAL_ENV", "SPARK_HOME")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def example() -> str:
+    """The first example of the README, ended after its first batches."""
+    (code, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    waiting = "query.awaitTermination()"
+    assert waiting in code
+    until = "import time\nwhile len(query.recentProgress) < 3: time.sleep(0.1)\nquery.stop()"
+    return str(code.replace(waiting, until))
+
+
+@pytest.mark.timeout(1200)
+def test_the_readmes_example_runs_from_a_wheel_in_another_folder(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(example())
+    begun = time.monotonic()
+    printed = run(python, "example.py", cwd=tmp_path)
+    print(f"three batches after {time.monotonic() - begun:.0f} s")
+    assert "Batch: 0" in printed
+    assert "compiles its kernels" in printed
+    run(python, "-m", "millpond.kernels.compile")
+    assert "compiles its kernels" not in run(python, "example.py", cwd=tmp_path)
+    (checkpoint,) = (path.parent for path in tmp_path.rglob("offsets") if path.parent.name != "millpond")
+    assert "generation" in run(python.with_name("millpond"), "state", "ls", checkpoint)
