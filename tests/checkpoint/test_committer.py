@@ -1,3 +1,4 @@
+import re
 import threading
 
 import pytest
@@ -183,12 +184,17 @@ def test_it_goes_on_trying_after_the_limit(tmp_path):
             raise TransientError("no")
         put()
 
-    _, slot = slot_on(tmp_path, on_put, limit=0.05)
+    _, slot = slot_on(tmp_path, on_put, limit=0.05, trouble=0.0)
+    assert slot.committer.trouble() == ""
     slot.seal(slot.open(0, 0), b"a")
     with pytest.raises(TransientError):
         slot.committer.wait_durable(0, 0, 1)
+    assert re.search(
+        r"failed for 0 s: no \(file memory:.*commits/.*\)\. They are tried again", slot.committer.trouble()
+    )
     broken.clear()
     slot.committer.wait_durable(0, 0, 1, timeout=10)
+    assert slot.committer.trouble() == ""
 
 
 def test_stuck_put_is_taken_over_by_a_new_thread(tmp_path):

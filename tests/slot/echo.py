@@ -20,6 +20,7 @@ class Echo:
     def __init__(self, directory: SlotDirectory, number: int) -> None:
         self.directory = directory
         self.number = number
+        self.waiting = False
         self.versions: dict[tuple[int, int], int] = {}
 
     def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None]) -> Answer:
@@ -38,7 +39,9 @@ class Echo:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 threading.Event().wait(600)  # another thread takes the signal: this one goes on for a moment
             if command == "wait":
+                self.waiting = True
                 threading.Event().wait(2.5)
+                self.waiting = False
             rows.append(batch)
         self.versions[run.task.operator, run.partition] = (run.batch or 0) + 1
         yield from rows
@@ -49,6 +52,9 @@ class Echo:
 
     def answered(self, query: str) -> list[tuple[int, int, int]]:
         return [(operator, partition, version - 1) for operator, partition, version in self.drain(query, 0.0)]
+
+    def trouble(self, query: str) -> str:
+        return f"the store of {query} is full" if self.waiting else ""
 
     def close(self) -> None:
         (self.directory.path.parent / f"closed-{self.number}").touch()

@@ -50,6 +50,7 @@ class Committer:
         slot: uuid of the slot.
         sealed: the slot's local files; what is durable is removed from them.
         limit: seconds of failing after which waiters get an error (the committer keeps trying).
+        trouble: seconds of failing after which it is told: a store may fail now and then.
         stuck: seconds after which a put that has not returned is taken over by a new thread (more for large ones).
         backoff: first and longest pause between tries, in seconds; a random half of it is jitter.
         threaded: run in a thread; without, the caller drives it by `step()` (tests).
@@ -62,6 +63,7 @@ class Committer:
         sealed: SealedFiles,
         *,
         limit: float = 120.0,
+        trouble: float = 5.0,
         stuck: float = 20.0,
         backoff: tuple[float, float] = (0.05, 5.0),
         threaded: bool = True,
@@ -71,6 +73,7 @@ class Committer:
         self.stats = CommitterStats()
         self._sealed = sealed
         self._limit = limit
+        self._trouble = trouble
         self._stuck = stuck
         self._backoff = backoff
         self._threaded = threaded
@@ -134,6 +137,16 @@ class Committer:
             self._wait(lambda: self._is_durable(key), timeout)
         except MillpondError as error:
             raise error.at(operator=str(operator), partition=partition, version=version) from None
+
+    def trouble(self) -> str:
+        """What fails, since when and where, if commits have failed for some seconds; else empty."""
+        with self._changed:
+            failing = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
+            if failing <= self._trouble:
+                return ""
+            error = self._overdue(f"Commits have failed for {failing:.0f} s")
+            error.action = "They are tried again and again."
+            return str(error)
 
     def drain(self, timeout: float | None = None) -> None:
         """Return once everything submitted is acknowledged; raises as `wait_durable` does."""

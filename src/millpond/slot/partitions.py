@@ -132,6 +132,11 @@ class PartitionServer:
         held = sorted(self._query(query).partitions.copy().items())
         return [(*place, partition.answered) for place, partition in held if partition.answered is not None]
 
+    def trouble(self, query: str) -> str:
+        """Why a query's commits fail, if they have failed for some time; else empty."""
+        running = self._query(query).running
+        return "" if running is None else running.committer.trouble()
+
     def close(self) -> None:
         """Finish pending commits, each query within its exit time-out, and let go of everything."""
         with self._lock:

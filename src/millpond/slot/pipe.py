@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
     from millpond.slot.user_functions import UserFunctions
+
+log = logging.getLogger("millpond")
+
+_COMPLAINT_SECONDS = 30.0
 
 _AGAIN = "The task may be tried again (local[N] never does: use local[N,4])."
 
@@ -47,6 +54,21 @@ class Coverage(AccumulatorParam):  # type: ignore[misc]
         """Both have run."""
         value1.extend(value2)
         return value1
+
+
+class _Complaint:
+    """Passes on to the user what a slot that is waited for complains of: at once, then seldom."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._told = -math.inf
+
+    def __call__(self, said: str) -> None:
+        if time.monotonic() - self._told < _COMPLAINT_SECONDS:
+            return
+        self._told = time.monotonic()
+        place = f"query {self._run.task.query}, operator {self._run.task.operator}, partition {self._run.partition}"
+        log.warning("batch %s waits (%s): %s", self._run.batch, place, said)
 
 
 class Pipe:
@@ -105,6 +127,7 @@ class Pipe:
         )
         finder = SlotFinder(self.task)
         connection, process = finder.find(partition % self.task.slots)
+        connection.heard = _Complaint(run)
         try:
             yield from self._converse(connection, run, batch, batches)
         except MillpondError as error:

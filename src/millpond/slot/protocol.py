@@ -13,8 +13,9 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +26,7 @@ from millpond.slot.task import PipeTask
 
 _HEADER = struct.Struct("<IQ")
 _BUFFER = 4 << 20
+_LONGEST_SAID = 2000  # bytes: what a heartbeat says goes out whole or not at all
 
 
 class Kind(IntEnum):
@@ -137,14 +139,19 @@ class Connection:
     Args:
         sock: a connected Unix-domain socket.
         silence: seconds without progress after which the other end counts as hung; None to wait for ever.
+        heard: is called with what a heartbeat of the other end says.
+
+    Attributes:
+        serving: the query that this end works for, while it does: then it gives signs of life.
     """
 
-    _beat: ClassVar[bytes] = _HEADER.pack(Kind.BEAT, 0)
-
-    def __init__(self, sock: socket.socket, silence: float | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, silence: float | None = None, heard: Callable[[str], None] = lambda said: None
+    ) -> None:
         self.sock = sock
         self.silence = silence
-        self.beating = False
+        self.heard = heard
+        self.serving: str | None = None
         self._sending = threading.Lock()
         self._schema: pa.Schema | None = None
         self._early: list[Frame] = []
@@ -188,11 +195,13 @@ class Connection:
         except OSError:
             return
 
-    def beat(self) -> None:
-        """Give a sign of life, unless something is being sent anyway."""
-        if self.beating and self._sending.acquire(blocking=False):
+    def beat(self, saying: Callable[[str], str] = lambda query: "") -> None:
+        """Give a sign of life, with what there is to say of the query served, unless something is being sent anyway."""
+        query = self.serving
+        if query is not None and self._sending.acquire(blocking=False):
             try:
-                self.sock.send(self._beat)
+                said = saying(query).encode()[:_LONGEST_SAID]
+                self.sock.send(_HEADER.pack(Kind.BEAT, len(said)) + said)
             except OSError:
                 return  # full (it has not read the earlier ones yet) or gone (the owner of the connection will see)
             finally:
@@ -292,6 +301,8 @@ class Connection:
             return kind, self._schema
         if kind is Kind.ERROR:
             return kind, pickle.loads(payload)
+        if payload:
+            self.heard(payload.decode(errors="replace"))
         return kind, None
 
     def _fill(self, view: memoryview) -> None:

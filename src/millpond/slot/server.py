@@ -48,6 +48,9 @@ class Work(Protocol):
     def answered(self, query: str) -> list[tuple[int, int, int]]:
         """(operator, partition, batch answered last) of the query's partitions."""
 
+    def trouble(self, query: str) -> str:
+        """What holds a query's commits up, for the user to know; empty if nothing does."""
+
     def close(self) -> None:
         """Finish pending commits, bounded in time; nothing is called afterwards."""
 
@@ -82,7 +85,7 @@ class Slot:
             if time.monotonic() - last_look >= POLL:
                 last_look = time.monotonic()
                 for connection in self._open_connections():
-                    connection.beat()
+                    connection.beat(self.work.trouble)
                 self._ended = self._ended or not self.directory.needed()
         self.listener.close()
         for connection in self._open_connections():
@@ -132,13 +135,13 @@ class Slot:
         if isinstance(message, Hello):
             connection.send(Welcome(self._process))
         elif isinstance(message, Run):
-            connection.beating = True
+            connection.serving = message.task.query
             self._answer(connection, self.work.run(message, _incoming(connection), connection.abort))
-            connection.beating = False
+            connection.serving = None
         elif isinstance(message, Drain):
-            connection.beating = True
+            connection.serving = message.query
             connection.send(Drained(self.work.drain(message.query, message.timeout)))
-            connection.beating = False
+            connection.serving = None
         elif isinstance(message, Status):
             connection.send(Answered(self.work.answered(message.query)))
         else:
