@@ -290,6 +290,20 @@ def test_a_change_of_it_is_refused_at_the_start(
             session.sql("set variable least_size = 2")
 
 
+def test_other_code_of_a_function_is_refused_at_the_start(session: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", 0, table(0))
+
+    def start(least: int) -> None:
+        session.udf.register("enough", lambda n: n >= least, "boolean")
+        df = session.sql(AGAIN + "enough(n)", events=stream(session, tmp_path / "in", DDL))
+        run(df, "update", tmp_path / "state", ours=True, into={})
+
+    start(1)
+    start(1)
+    with pytest.raises(StateIncompatibleError, match="the code of the function enough is another"):
+        start(2)
+
+
 def test_what_changes_nothing_is_no_change(session: SparkSession, tmp_path: Path) -> None:
     """Another name of a subquery, and what the lowest operator is given."""
     write(tmp_path / "in", 0, table(0))

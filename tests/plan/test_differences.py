@@ -261,11 +261,12 @@ def test_what_is_not_known_is_told_by_its_path() -> None:
 
 
 def test_what_stands_between_operators_is_told() -> None:
-    def pinned(computes: list[str], zone: str, ansi: str) -> dict[str, Any]:
+    def pinned(computes: list[str], zone: str, ansi: str, *codes: str) -> dict[str, Any]:
         between = {
             "below": "aggregate by k",
             "above": "aggregate",
             "computes": computes,
+            "functions": [["scored", code] for code in codes],
             "time_zones": [zone],
             "settings": {"spark.sql.ansi.enabled": ansi},
             "digest": "".join(computes) + zone + ansi,
@@ -277,6 +278,12 @@ def test_what_stands_between_operators_is_told() -> None:
     assert differences(before, pinned(["Filter: (n >= 2)", "Aggregate: count(1)"], "UTC", "true")) == [
         "between 'aggregate by k' and 'aggregate': Filter: (n >= 1) became Filter: (n >= 2)"
     ]
+    called = [pinned(["Filter: scored(n)"], "UTC", "true", *codes) for codes in (("a", "b"), ("a", "c"), ("a", ""))]
+    assert differences(called[0], called[1]) == [
+        "between 'aggregate by k' and 'aggregate': the code of the function scored is another (or what it refers to, "
+        "or Python's release)"
+    ]
+    assert differences(called[0], called[2]) == []  # some code cannot be read
     assert differences(before, pinned(["Aggregate: count(1)"], "Asia/Tokyo", "false")) == [
         "between 'aggregate by k' and 'aggregate': Filter: (n >= 1) is gone",
         "between 'aggregate by k' and 'aggregate': the time zone was UTC, and is Asia/Tokyo now",

@@ -83,6 +83,8 @@ def _between(before: list[Plain], now: list[Plain]) -> Iterator[str]:
         if old == new:
             continue
         lines = list(_computed(old["computes"], new["computes"]))
+        if old["functions"] != new["functions"]:
+            lines += _codes(old["functions"], new["functions"])
         if old["time_zones"] != new["time_zones"]:
             zones, new_zones = (", ".join(one["time_zones"]) or "of no account" for one in (old, new))
             lines.append(f"the time zone was {zones}, and is {new_zones} now")
@@ -90,6 +92,14 @@ def _between(before: list[Plain], now: list[Plain]) -> Iterator[str]:
         if not lines and old["digest"] != new["digest"]:
             lines.append(f"{', '.join(new['computes']) or 'what stands there'} computes something else than before")
         yield from (f"between '{old['below']}' and '{old['above']}': {line}" for line in lines)
+
+
+def _codes(before: list[list[str]], now: list[list[str]]) -> Iterator[str]:
+    """Functions of the user whose code is another."""
+    for name in sorted({name for name, _ in before} & {name for name, _ in now}):
+        codes, new_codes = ([code for each, code in some if each == name] for some in (before, now))
+        if codes != new_codes and all(codes + new_codes):  # the code of some cannot be told
+            yield f"the code of the function {name} is another (or what it refers to, or Python's release)"
 
 
 def _computed(before: list[str], now: list[str]) -> Iterator[str]:

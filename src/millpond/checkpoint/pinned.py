@@ -32,6 +32,7 @@ class PinnedBetween(msgspec.Struct, frozen=True):
 
     Attributes:
         below, above: the operators, for people. computes: node by node, bottom up, as SQL.
+        functions: the user's own that it calls: name, and digest of the code.
         time_zones: by which it computes. settings: of the session, that change what expressions are.
         digest: of all that it computes, to the letter.
     """
@@ -39,6 +40,7 @@ class PinnedBetween(msgspec.Struct, frozen=True):
     below: str
     above: str
     computes: tuple[str, ...]
+    functions: tuple[tuple[str, str], ...]
     time_zones: tuple[str, ...]
     settings: dict[str, str]
     digest: str
@@ -94,7 +96,7 @@ def _as_before(before: tuple[PinnedBetween, ...], now: tuple[PinnedBetween, ...]
 
 
 def _meaning(one: PinnedBetween) -> tuple[object, ...]:
-    return one.digest, one.time_zones, tuple(one.settings.items())
+    return one.digest, one.functions, one.time_zones, tuple(one.settings.items())
 
 
 def repin(files: FileSystem, query: PinnedQuery) -> None:

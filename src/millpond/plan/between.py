@@ -87,7 +87,7 @@ def pinned_between(catalyst: Catalyst, decision: Decision) -> tuple[PinnedBetwee
 
 
 def _pinned(catalyst: Catalyst, segment: Segment) -> PinnedBetween:
-    canonical = Canonical(segment.producer.output)
+    canonical = Canonical(catalyst, segment.producer.output)
     shown, exact = [], []
     for node, expressions, cut in segment.parts():
         computed = [one for one in expressions if node.kind != "Project" or not canonical.passes(one)]
@@ -100,6 +100,7 @@ def _pinned(catalyst: Catalyst, segment: Segment) -> PinnedBetween:
         below=describe(segment.producer),
         above="the sink" if segment.consumer is None else describe(segment.consumer),
         computes=tuple(shown),
+        functions=tuple(sorted(canonical.functions)),
         time_zones=tuple(sorted(canonical.zones)),
         settings={} if canonical.plain else counting_settings(catalyst),
         digest=hashlib.sha256("\n".join(exact).encode()).hexdigest()[:32],

@@ -8,6 +8,7 @@ from typing import Any
 import pyspark
 
 from millpond.plan.catalyst import Catalyst, Expression, items
+from millpond.plan.function_code import code_digest
 from millpond.slot.user_functions import Kind, UserFunction
 
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -33,6 +34,19 @@ def arguments(function: Expression) -> list[tuple[str | None, Expression]]:
     ]
 
 
+def command(catalyst: Catalyst, function: Expression) -> bytes:
+    """A function of the user, with the type of its result, as Spark has pickled it."""
+    byte = catalyst._class("scala.reflect.ClassTag").Byte()
+    return bytes(function.java.func().command().toArray(byte))
+
+
+def function_code(catalyst: Catalyst, expression: Expression) -> tuple[str, str] | None:
+    """The name of a function of the user and a digest of its code, empty if it cannot be told; None for all else."""
+    if expression.kind not in ("PythonUDF", "PythonUDAF"):
+        return None
+    return str(expression.java.name()), code_digest(command(catalyst, expression)) or ""
+
+
 def user_function(
     catalyst: Catalyst,
     function: Expression,
@@ -41,12 +55,11 @@ def user_function(
 ) -> UserFunction:
     """A function of the user, to be called with the columns at some places, each with a name or without."""
     java = function.java
-    byte = catalyst._class("scala.reflect.ClassTag").Byte()
     given = list(places)
     return UserFunction(
         name=str(java.name()),
         kind=kind,
-        command=bytes(java.func().command().toArray(byte)),
+        command=command(catalyst, function),
         arguments=tuple(place for name, place in given if name is None),
         keywords=tuple((name, place) for name, place in given if name is not None),
         identity=int(java.resultId().id()),

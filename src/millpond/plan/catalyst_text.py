@@ -10,6 +10,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 
 from millpond.plan.catalyst import INTEGERS, Catalyst, Expression, Node, items
+from millpond.plan.catalyst_python import function_code
 from millpond.plan.reasons import nameless
 
 Cut = Callable[[Expression], str | None]
@@ -36,22 +37,26 @@ def readable(expression: Expression) -> str:
 class Canonical:
     """Says what expressions compute. Columns are told by their names where they come from, others by number.
 
-    Not told apart is the code of functions of the user.
+    Not told apart is the code of functions of the user: that of those in Python is told beside.
 
     Args:
+        catalyst: of the session.
         source: the columns from which all comes.
 
     Attributes:
+        functions: of the user, in Python: their names, each with a digest of its code, empty if it cannot be told.
         zones: time zones by which expressions compute.
         plain: whether no setting of the session changes what they are.
     """
 
-    def __init__(self, source: Sequence[Expression]) -> None:
+    def __init__(self, catalyst: Catalyst, source: Sequence[Expression]) -> None:
+        self._catalyst = catalyst
         names = [column.name for column in source]
         self._labels: dict[tuple[str, int], str] = {
             ("column", column.expr_id): f"{column.name}/{names[:number].count(column.name)}"
             for number, column in enumerate(source)
         }
+        self.functions: set[tuple[str, str]] = set()
         self.zones: set[str] = set()
         self.plain = True
 
@@ -74,6 +79,9 @@ class Canonical:
         if expression.kind == "AttributeReference":
             return self.column(expression)
         self.plain = self.plain and _plain(expression)
+        code = function_code(self._catalyst, expression)
+        if code is not None:
+            self.functions.add(code)
         parts = [self.expression(child, cut) for child in expression.children]
         plan = subquery(expression)
         if plan is not None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 
 from py4j.protocol import Py4JJavaError
 
-from millpond.plan.catalyst import Expression, Node
+from millpond.plan.catalyst import Catalyst, Expression, Node
+from millpond.plan.catalyst_python import function_code
 from millpond.plan.decision import Decided, Decision
 
 _IDENTITY = re.compile(r"(?<!none)#-?\d+")  # numbers that a session gives; those behind "none" are positions
@@ -19,15 +21,15 @@ _ZONE = re.compile(r'"timeZoneId":"([^"]*)"')
 _VARIABLE = re.compile(r"\b(lambda [a-z]+)_\d+")  # variables of lambda functions are numbered, too
 
 
-def fingerprint(decision: Decision) -> str:
+def fingerprint(catalyst: Catalyst, decision: Decision) -> str:
     """A digest of the query up to its topmost Millpond operators: what they group, count or join, and all below.
 
     It is the same in every session, unless Spark's version differs, or the time zone where the query asks for it.
     (Whether errors are nulls, `spark.sql.ansi.enabled`, makes no other rows of those that came through.) Not told apart
-    are sources of the same columns, the code of functions of the user, and constants beyond what Spark prints of a long
-    list.
+    are sources of the same columns, the code of functions of the user in Java, and constants beyond what Spark prints
+    of a long list.
     """
-    texts = [_text(Node(top.node.java.canonicalized())) for top in _topmost(decision.root)]
+    texts = [_text(catalyst, Node(top.node.java.canonicalized())) for top in _topmost(decision.root)]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
 
 
@@ -37,23 +39,30 @@ def _topmost(decided: Decided) -> list[Decided]:
     return [top for child in decided.children for top in _topmost(child)]
 
 
-def _text(node: Node) -> str:
+def _text(catalyst: Catalyst, node: Node) -> str:
     """A canonical plan as text."""
     if not node.children:
         return f"{node.kind}({', '.join(column.type for column in node.output)})"
     said = str(node.java.expressions().mkString("; "))
     said = _VARIABLE.sub(r"\1", _IDENTITY.sub("", said))
-    said += "".join(f" {zone}" for expression in node.expressions for zone in _zones(expression))
+    said += "".join(f" {one}" for expression in node.expressions for one in _unsaid(catalyst, expression))
     if node.kind == "Join":
         said += f" {node.join_type}"
     if node.kind == "EventTimeWatermark":
         said += f" {node.java.delay().toString()}"
-    return f"{node.kind}[{said}]({', '.join(_text(child) for child in node.children)})"
+    return f"{node.kind}[{said}]({', '.join(_text(catalyst, child) for child in node.children)})"
 
 
-def _zones(expression: Expression) -> list[str]:
-    """The time zones by which parts of an expression compute; casts do not show theirs as text."""
+def _unsaid(catalyst: Catalyst, expression: Expression) -> Iterator[str]:
+    """What an expression's text leaves out: time zones by which casts compute, the code of the user's functions."""
     try:
-        return _ZONE.findall(str(expression.java.toJSON()))
+        fields = str(expression.java.toJSON())
     except Py4JJavaError:  # Spark makes no JSON of some expressions with fields of their own
-        return []
+        fields = None
+    if fields is not None:
+        yield from _ZONE.findall(fields)
+    if fields is None or "PythonUD" in fields:
+        for part in expression.walk():
+            code = function_code(catalyst, part)
+            if code is not None:
+                yield " ".join(code)

@@ -125,7 +125,7 @@ class Start:
                 action="See that it has ended (only one program may run a query), and start the query again.",
                 file=checkpoint,
             )
-        plan = fingerprint(self.decision)
+        plan = fingerprint(catalyst, self.decision)
         # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
         tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
         again = begin(recovery, ledger, plan, even_if_changed=tolerant, runs_planned=self.runs_planned)
