@@ -26,7 +26,7 @@ demo: check-java setup
 	@$(BIN)/millpond demo $(ARGS)
 
 test: check-java setup
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 # What `pip install` gives: a wheel, alone in a fresh environment, runs the README's example.
 wheel: check-java setup

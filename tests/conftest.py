@@ -12,9 +12,7 @@ _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyst
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 # Most of the JVM's work here runs once: the second compiler would take more of the cores than the queries do.
-os.environ.setdefault(
-    "JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=400m -XX:+UseParallelGC -Xmn400m"
-)
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=400m -XX:+UseSerialGC")
 
 # Drawn cases are the same in each run, but for `make chaos`.
 settings.register_profile("millpond", derandomize="MILLPOND_SCHEDULES" not in os.environ)

@@ -25,6 +25,7 @@ from millpond.plan.catalyst import Catalyst
 from millpond.query.ledger import Ledger, _RollBack
 from millpond.query.start import Start
 from millpond.query.writer import StreamWriter
+from millpond.slot.reader import StateReader
 from millpond.slot.task import PipeTask
 
 SCHEMA = "key bigint, amount bigint"
@@ -79,7 +80,11 @@ class Job:
         return {(key, seen.count(key), seen.count(key)) for key in self.written[batch]}
 
     def forget_state(self, version: int) -> None:
-        """As if the slots had died before `version` became durable."""
+        """As if the slots had died before `version` became durable, which they are let do first."""
+        state, patience = StateReader(str(self.checkpoint)), time.monotonic() + 60
+        while version not in state.versions():
+            assert time.monotonic() < patience, state.versions()
+            time.sleep(0.02)
         for path in (self.checkpoint / "millpond" / "commits").glob(f"{version:012d}-*"):
             path.unlink()
         for claim in (self.checkpoint / "millpond" / "generations").glob("*.base.json"):
