@@ -64,7 +64,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     from millpond.plan import explain as explaining
     from millpond.plan.catalyst import Catalyst
     from millpond.plan.decide import decide
-    from millpond.query.checks import check_session
+    from millpond.query.checks import check_session, runs_nowhere
 
     check_session(df)
     if not df.isStreaming:
@@ -74,8 +74,8 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     settings = read_settings(Catalyst(df.sparkSession).settings)
     decision = decide(df, output_mode, pattern=settings.store_pattern, map_groups=settings.map_groups)
     if as_dict:
-        return explaining.as_dict(decision)
-    print(explaining.as_text(decision))
+        return explaining.as_dict(decision, runs_nowhere(df, decision))
+    print(explaining.as_text(decision, runs_nowhere(df, decision)))
     return None
 
 

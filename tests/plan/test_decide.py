@@ -97,7 +97,8 @@ def test_the_pattern_can_be_asked_for_where_there_is_a_choice(stream: DataFrame,
     session = spark.newSession()
     session.conf.set("spark.millpond.store.pattern", "append")
     rates = session.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
-    explained = millpond.explain(rates.groupBy(F.window("timestamp", "1 minute")).count(), "append", as_dict=True)
+    counts = rates.groupBy(F.window("timestamp", "1 minute")).count()
+    explained = millpond.explain(counts, "append", as_dict=True)
     assert explained is not None
     assert explained["operators"][0]["store"] == "aligned append"
 

@@ -172,7 +172,8 @@ class Recovery:
             raise StateIncompatibleError(
                 f"The state has {counted(before.partitions, 'partition')} of {before.key_groups} key groups; the query "
                 f"asks for {now.partitions} of {now.key_groups}.",
-                action=f"Set spark.millpond.partitions to {before.partitions} and keyGroups to {before.key_groups}.",
+                action=f"Set spark.millpond.partitions to {before.partitions}, spark.millpond.keyGroups to "
+                f"{before.key_groups}.",
                 file=self.files.locate(claim_name(before.number)),
             )
 

@@ -191,7 +191,7 @@ class LocalFiles:
         except PermissionError as error:
             raise SettingError(
                 f"Access is refused: {error.strerror}.",
-                action="Check the rights on spark.millpond.state.location.",
+                action="Check the rights on the checkpointLocation, or on spark.millpond.state.location if it is set.",
                 file=self.locate(name),
             ) from error
         except FileExistsError:

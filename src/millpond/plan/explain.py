@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from millpond.operators.catalogue import ROWS
@@ -22,28 +23,31 @@ from millpond.plan.repeatable import needs_sync
 from millpond.words import counted
 
 
-def as_dict(decision: Decision) -> dict[str, Any]:
+def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, Any]:
     """The decision as plain data.
 
+    Args:
+        decision: where operators run. nowhere: those that Spark, to which they are left, does not run on streams.
+
     Returns:
-        `output_mode`; `operators`, bottom up, each with `title`, `engine` (`millpond` or `spark`) and either `index`,
-        `store`, `why`, `keys`, `functions` or `reason` (`code`, `text`); `commit_mode` and `commit_reason`, the mode
-        that the query gets unless `spark.millpond.commit.mode` says otherwise.
+        `output_mode`; `operators`, bottom up, each with `title`, `engine` (`millpond`, `spark`, `none`) and either
+        `index`, `store`, `why`, `keys`, `functions` or `reason` (`code`, `text`); `commit_mode` and `commit_reason`,
+        the mode that the query gets unless `spark.millpond.commit.mode` says otherwise.
     """
     reason = needs_sync(decision) if decision.ours else None
     return {
         "output_mode": decision.output_mode,
-        "operators": [_operator(operator) for operator in decision.operators],
+        "operators": [_operator(operator, any(operator is one for one in nowhere)) for operator in decision.operators],
         "commit_mode": "sync" if reason else "async",
         "commit_reason": reason,
     }
 
 
-def _operator(operator: Operator) -> dict[str, Any]:
+def _operator(operator: Operator, nowhere: bool) -> dict[str, Any]:
     if operator.spec is None:
         assert operator.reason is not None
         reason = {"code": operator.reason.code, "text": str(operator.reason)}
-        return {"title": operator.title, "engine": "spark", "reason": reason}
+        return {"title": operator.title, "engine": "none" if nowhere else "spark", "reason": reason}
     pattern = access_pattern(operator.spec)
     return {
         "title": operator.title,
@@ -86,16 +90,20 @@ def _call(spec: AggregateSpec | SessionSpec | OverSpec, call: AggregateCall) -> 
     return f"{call.function}({'distinct ' if call.distinct else ''}{inputs}){condition}: {call.type}"
 
 
-def as_text(decision: Decision) -> str:
-    """The decision for people."""
-    data = as_dict(decision)
+def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
+    """The decision for people; arguments as those of `as_dict`."""
+    data = as_dict(decision, nowhere)
     operators = data["operators"]
     if not operators:
         return "no stateful operators: the query runs on Spark as it is"
     lines = [f"{counted(len(operators), 'stateful operator')}, {data['output_mode']} mode"]
     for operator in operators:
+        if operator["engine"] == "none":
+            lines += [f"  [nowhere] {operator['title']}", "      Spark does not run it on streams either"]
         if operator["engine"] == "spark":
-            lines += [f"  [spark] {operator['title']}", f"      {operator['reason']['text']}"]
+            lines += [f"  [spark] {operator['title']}"]
+        if operator["engine"] != "millpond":
+            lines += [f"      {operator['reason']['text']}"]
             continue
         lines += [
             f"  [millpond {operator['index']}] {operator['title']}",

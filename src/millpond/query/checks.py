@@ -20,6 +20,8 @@ TESTED = ("4.1", "4.2", "4.3")
 
 log = logging.getLogger("millpond")
 
+_told: set[str] = set()  # applications that were told that no task of theirs is tried again
+
 
 def check_session(df: DataFrame) -> None:
     """Refuse what is no DataFrame, and the DataFrames of sessions that `check_spark` refuses."""
@@ -172,8 +174,11 @@ def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> No
             f"spark.sql.streaming.minBatchesToRetain is {retained}, but a restart may need the batch before the last.",
             action="Set it to 2 or more (Spark's default is 100).",
         )
+    application = spark.sparkContext.applicationId
     if spark.sparkContext.master.startswith("local[") and "," not in spark.sparkContext.master:
-        log.warning(
-            "%s never tries a failed task again; a slot that dies ends the query (local[N,4] retries)",
-            spark.sparkContext.master,
-        )
+        if application not in _told:
+            log.warning(
+                "%s never tries a failed task again: a slot that dies within one ends the query (local[N,4] retries)",
+                spark.sparkContext.master,
+            )
+        _told.add(application)

@@ -216,7 +216,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 else "every batch shows all rows",
             )
         if settings.explain == "all":
-            log.warning("%s", as_text(decision))
+            log.warning("%s", as_text(decision, nowhere))
         for operator in nowhere or decision.theirs:  # if some run nowhere, it does not matter where the others would
             assert operator.reason is not None
             if settings.on_unsupported == "error":
