@@ -39,6 +39,7 @@ from millpond.plan.decision import Decision
 from millpond.plan.fingerprint import fingerprint
 from millpond.plan.workers import load_ahead, on_one_host, run_this_python
 from millpond.query.garbage import collect_garbage
+from millpond.query.idle import watch_commits
 from millpond.query.ledger import Ledger, RollBack
 from millpond.query.ownership import SOON, Ownership, state_of_last_run
 from millpond.query.pinning import may_begin_anew, pinned_query
@@ -149,6 +150,7 @@ class Start:
                 recovery, task = self._claim(files, task, owner)
                 begin(recovery, ledger, plan)
         query = launch(self.transplant(self._tasks(task)))
+        watch_commits(query, task)
         collect_garbage(query, files, task.generation, ledger, self._retained_batches())
         return query
 

@@ -227,6 +227,12 @@ def answered_batches(task: PipeTask) -> dict[tuple[int, int], int]:
     return {(operator, partition): batch for answer in answers for operator, partition, batch in answer.batches}
 
 
+def troubles(task: PipeTask) -> list[str]:
+    """Why the query's commits fail, of each slot on this host where they have failed for some seconds."""
+    answers = _ask_all(task, Status(task.query), Answered, task.settings.silence_timeout)
+    return sorted({answer.trouble for answer in answers if answer.trouble})
+
+
 def _ask_all(task: PipeTask, message: Drain | Status, answer: type[_A], silence: float) -> list[_A]:
     directory = SlotDirectory.of(task)
     asked: dict[str, Connection] = {}

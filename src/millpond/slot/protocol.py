@@ -110,10 +110,11 @@ class Status(msgspec.Struct, tag=True):
 class Answered(msgspec.Struct, tag=True):
     """From a slot: (operator, partition, batch) of each partition that it holds and has answered a batch of.
 
-    A batch is answered once what its output waits for is durable.
+    A batch is answered once what its output waits for is durable. `trouble` says why commits fail, if they do.
     """
 
     batches: list[tuple[int, int, int]]
+    trouble: str = ""
 
 
 Message = Ask | Granted | Hello | Welcome | Run | Done | Drain | Drained | Status | Answered

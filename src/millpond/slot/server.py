@@ -143,7 +143,7 @@ class Slot:
             connection.send(Drained(self.work.drain(message.query, message.timeout)))
             connection.serving = None
         elif isinstance(message, Status):
-            connection.send(Answered(self.work.answered(message.query)))
+            connection.send(Answered(self.work.answered(message.query), self.work.trouble(message.query)))
         else:
             raise MillpondError(f"A slot cannot answer {type(message).__name__}.", action="Please report this.")
 
