@@ -38,8 +38,8 @@ from millpond.plan.catalyst import Catalyst
 from millpond.plan.decision import Decision
 from millpond.plan.fingerprint import fingerprint
 from millpond.plan.workers import load_ahead, on_one_host, run_this_python
+from millpond.query.commits import watch_commits
 from millpond.query.garbage import collect_garbage
-from millpond.query.idle import watch_commits
 from millpond.query.ledger import Ledger, RollBack
 from millpond.query.ownership import SOON, Ownership, state_of_last_run
 from millpond.query.pinning import may_begin_anew, pinned_query
