@@ -84,7 +84,7 @@ class Query:
             entered.set()
             rows = sorted(tuple(row) for row in batch.collect())
             with self.given.open("a") as file:
-                file.write(json.dumps([number, rows]) + "\n")
+                file.write(json.dumps([number, self._last_file(number), rows]) + "\n")
 
         rows = spark.readStream.schema("k long, v long").option("maxFilesPerTrigger", 1).json(str(self.source))
         if self.kind == "aggregate":
@@ -110,33 +110,46 @@ class Query:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
+    def _last_file(self, batch: int) -> int:
+        """The last file of a batch: a start that was stopped before it planned its batch leaves Spark two for one."""
+        entry = (self.folder / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()
+        return int(json.loads(entry[2])["logOffset"])
+
     def _finish(self, query: Any) -> None:
         """Wait until all input is in; not by `processAllAvailable`, which waits for ever for a query that has died."""
         wanted = len(list(self.source.glob("*.json"))) - 1
-        while query.isActive and not (self.folder / "checkpoint" / "commits" / str(wanted)).exists():
+        while query.isActive and not self._committed(wanted):
             time.sleep(0.05)
+
+    def _committed(self, file: int) -> bool:
+        names = (path.name for path in (self.folder / "checkpoint" / "commits").glob("*"))
+        newest = max((int(name) for name in names if name.isdigit()), default=None)
+        return newest is not None and self._last_file(newest) >= file
 
     def wrong(self) -> str | None:
         """What is wrong with the rows that were given, or None."""
-        batches: dict[int, list[list[int]]] = {}
+        batches: dict[int, tuple[int, list[list[int]]]] = {}
         for line in self.given.read_text().splitlines():
-            number, rows = json.loads(line)
-            if batches.setdefault(number, rows) != rows:
+            number, last, rows = json.loads(line)
+            if batches.setdefault(number, (last, rows)) != (last, rows):
                 return f"{self.folder}: batch {number} gave other rows when it was repeated"
         files = sorted(self.source.glob("*.json"))
-        if sorted(batches) != list(range(len(files))):
+        if sorted(batches) != list(range(len(batches))) or batches[len(batches) - 1][0] != len(files) - 1:
             return f"{self.folder}: {len(files)} files, but the batches are {sorted(batches)}"
         images: dict[int, list[int]] = {}
-        for number, file in enumerate(files):
+        before = -1
+        for number, (last, given) in sorted(batches.items()):
             touched = {}
-            for row in map(json.loads, file.read_text().splitlines()):
+            lines = [line for file in files[before + 1 : last + 1] for line in file.read_text().splitlines()]
+            before = last
+            for row in map(json.loads, lines):
                 known = images.get(row["k"])
                 if self.kind == "deduplicate" and known is not None:
                     continue
                 _, rows_, total = known or (0, 0, 0)
                 images[row["k"]] = [row["k"], rows_ + 1, total + row["v"]]
                 touched[row["k"]] = images[row["k"]] if self.kind == "aggregate" else [row["k"]]
-            if batches[number] != sorted(touched.values()):
+            if given != sorted(touched.values()):
                 return f"{self.folder}: batch {number} has other rows than the input says"
         return None
 
@@ -167,7 +180,8 @@ def be_application(folder: Path, starts: int, seed: int) -> None:
             query.add()
             begun = time.monotonic()
             error = query.start_and_stop(spark, how, pause)
-            print(json.dumps([error, time.monotonic() - begun, how]), flush=True)
+            line = json.dumps([error, time.monotonic() - begun, how]) + "\n"
+            os.write(sys.stdout.fileno(), line.encode())  # in one piece: the other query's thread writes, too
 
     plans = [
         [(drawn.choice(("end", "batch", "batch", "moment")), drawn.uniform(0.0, 1.5)) for _ in range(starts // 2)]
