@@ -23,8 +23,8 @@ from millpond.files.append_file import MappedBytes
 from millpond.files.filesystem import open_filesystem
 from millpond.layout import Column, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.unaligned import UnalignedTable
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.unaligned.table import UnalignedTable
 
 _WORD = "word"
 SCHEMA = TableSchema(

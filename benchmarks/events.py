@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from millpond.plan.catalyst import Catalyst, Node
+from millpond.plan.catalyst.nodes import Catalyst, Node
 from millpond.plan.decide import decide
 from millpond.plan.transplant import transplant
 

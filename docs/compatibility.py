@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, MAX_KEY_COLUMNS, ROWS, key_supported, supported
-from millpond.operators.spec import AggregateCall
 from millpond.plan.reasons import REASONS
+from millpond.spec.functions import FUNCTIONS, HOLISTIC, MAX_KEY_COLUMNS, ROWS, key_supported, supported
+from millpond.spec.operators import AggregateCall
 
 PAGE = Path(__file__).with_name("compatibility.md")
 

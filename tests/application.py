@@ -10,12 +10,12 @@ from millpond.checkpoint.generation import claim
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.filesystem import join_url, open_filesystem
-from millpond.operators.spec import OperatorSpec
-from millpond.operators.tables import table_schemas
+from millpond.operators.table_schemas import table_schemas
 from millpond.query.ledger import Ledger, RollBack
 from millpond.query.start import begin
 from millpond.slot.partitions import PartitionServer
 from millpond.slot.task import PipeTask, SlotSettings
+from millpond.spec.operators import OperatorSpec
 
 
 class Application(ABC):

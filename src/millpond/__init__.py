@@ -62,7 +62,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     from millpond.conf import read_settings
     from millpond.errors import UsageError
     from millpond.plan import explain as explaining
-    from millpond.plan.catalyst import Catalyst
+    from millpond.plan.catalyst.nodes import Catalyst
     from millpond.plan.decide import decide
     from millpond.query.checks import check_session, runs_nowhere
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.operators.protocol import Times
-from millpond.operators.spec import (
+from millpond.spec.operators import (
     AggregateCall,
     AggregateSpec,
     DeduplicateSpec,
@@ -27,7 +27,7 @@ from millpond.operators.spec import (
     WithinSpec,
     input_fields,
 )
-from millpond.operators.types import parse_type
+from millpond.spec.types import parse_type
 from tests.operators.join_rig import side
 from tests.operators.rig import fields, hash_of
 

@@ -28,17 +28,20 @@ from millpond.errors import MillpondError, StateDamagedError
 from millpond.files import patience
 from millpond.files.filesystem import FileSystem
 from millpond.files.local import LocalFiles
-from millpond.operators import observer
-from millpond.operators.spec import JoinSpec
+from millpond.operators.aggregate import cardinality_observer
 from millpond.slot.offsets import Planned
 from millpond.slot.partition import Partition
 from millpond.slot.running import Means, RunningQuery
 from millpond.slot.task import PipeTask, SlotSettings
 from millpond.slot.turns import Attempt
-from millpond.stores import aligned, flush, gradual, ordered_files, outbox
+from millpond.spec.operators import JoinSpec
+from millpond.stores.aligned import hash_intervals
+from millpond.stores.aligned import table as aligned
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.run_store import RunStore
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.ordered import files as ordered_files
+from millpond.stores.rmw import eviction_buffer, flush
+from millpond.stores.runs.run_store import RunStore
 from tests.chaos.kinds import KINDS, Batch, Kind, Rows, ordered, part_of, shown
 from tests.chaos.later import Later, at_once, wait_for
 from tests.chaos.tripwire import Crash, LocalTripwire, Tripwire
@@ -62,12 +65,12 @@ def small(most_deltas: int = 2) -> Iterator[None]:
         patch.setattr(flush, "_MOST_DELTAS", most_deltas)
         patch.setattr(ordered_files, "_MOST_DELTAS", most_deltas)
         patch.setattr(aligned, "_MOST_SEGMENTS", most_deltas)
-        patch.setattr(gradual, "_LEAST_PIECE", 256)
+        patch.setattr(hash_intervals, "_LEAST_PIECE", 256)
         for name, value in {"SAMPLED": 0, "_ENOUGH": 4, "_REPEATING": 2, "_GROWN": 1 << 13, "_SMALL": 1 << 12}.items():
-            patch.setattr(observer, name, value)
+            patch.setattr(cardinality_observer, name, value)
         patch.setattr(patience, "_PAUSE", 0.0)
         patch.setattr(deltas, "ThreadPoolExecutor", at_once)
-        patch.setattr(outbox, "wait", wait_for)
+        patch.setattr(eviction_buffer, "wait", wait_for)
         patch.setattr(ordered_files, "wait", wait_for)
         yield
 

@@ -21,7 +21,9 @@ from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
 from millpond.slot.protocol import Run
 from millpond.slot.task import SlotSettings
-from millpond.stores import aligned, flush, ordered_files
+from millpond.stores.aligned import table as aligned
+from millpond.stores.ordered import files as ordered_files
+from millpond.stores.rmw import flush
 from tests.application import Application
 from tests.chaos.kinds import KINDS, ordered, part_of, shown
 from tests.chaos.operators import marked, truth

@@ -20,8 +20,8 @@ from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.local import LocalFiles
 from millpond.files.refs import TableManifest
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.unaligned import UnalignedTable
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.unaligned.table import UnalignedTable
 from tests.chaos.later import Later
 from tests.chaos.operators import small
 from tests.chaos.test_schedules import CRASHES, FAILURES, FIRST, SCHEDULES, USUAL

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.compaction.worker import Pace
 from millpond.errors import StateDamagedError, TransientError
 from millpond.files import blocks
 from millpond.files.cached import CachedSource
 from millpond.files.filesystem import open_filesystem
 from millpond.layout import Rows
-from millpond.stores.compactor import Compactor
-from millpond.stores.run_store import RunStore
-from millpond.stores.runs import RunSet, memory_run
+from millpond.stores.runs.compactor import Compactor
+from millpond.stores.runs.pace import Pace
+from millpond.stores.runs.run_set import RunSet, memory_run
+from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, HASHES, MIXED, decode, encode, entries, in_order, random_rows
 
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.compaction.pick import Extent, layered, pick
+from millpond.stores.runs.pick import Extent, layered, pick
 
 ALL = 2**64 - 1
 

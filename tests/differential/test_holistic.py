@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 import millpond
-from millpond.operators.catalogue import whole_sessions, whole_windows
 from millpond.plan.decide import decide
+from millpond.spec.functions import whole_sessions, whole_windows
 from tests.differential.harness import compare, stream
 from tests.differential.test_windows import DDL, check, marked, rounds
 

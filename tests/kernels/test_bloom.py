@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from millpond.files.blocks import MemorySource, sort_rows
-from millpond.kernels.bloom import admit
-from millpond.kernels.search import locate
+from millpond.kernels.runs.bloom import admit
+from millpond.kernels.runs.search import locate
 from tests.rows import FIXED, random_rows
 
 

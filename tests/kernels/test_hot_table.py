@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.kernels import hot_state as hs
-from millpond.kernels.upsert import TOUCH_ALL, TOUCH_CREATED
+from millpond.kernels.hot_table import state as hs
+from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED
 from millpond.layout import HashRange, RowLayout, Rows
-from millpond.stores.hot import HotTable
+from millpond.stores.rmw.hot_table import HotTable
 from tests.rows import Entry, decode, encode, layout
 
 NUMBERS = layout("w", "w")

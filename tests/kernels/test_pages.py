@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 
-from millpond.kernels.pages import PAGE, ask_for, probably_cached
 from millpond.kernels.pointers import address
+from millpond.kernels.runs.readahead import PAGE, ask_for, probably_cached
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from millpond.kernels.pointers import address
-from millpond.kernels.shuffle import shuffle, unshuffle
+from millpond.kernels.runs.byte_shuffle import shuffle, unshuffle
 
 
 @pytest.mark.parametrize("width", [1, 3, 8])

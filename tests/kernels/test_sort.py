@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.kernels.sort import order_by_hash
+from millpond.kernels.runs.sort import order_by_hash
 from tests.rows import HASHES
 
 

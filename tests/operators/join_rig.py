@@ -13,12 +13,12 @@ import pyarrow as pa
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
 from millpond.layout import TableSchema
-from millpond.operators.join import JoinOperator
+from millpond.operators.joins.operator import JoinOperator
 from millpond.operators.protocol import Times
-from millpond.operators.spec import Field, JoinSide, JoinSpec, input_fields
-from millpond.operators.types import parse_type
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.ordered import OrderedTable
+from millpond.spec.operators import Field, JoinSide, JoinSpec, input_fields
+from millpond.spec.types import parse_type
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.ordered.table import OrderedTable
 from tests.operators.rig import as_rows, hash_of
 from tests.stores.shelf import Shelf
 

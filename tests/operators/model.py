@@ -8,9 +8,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from millpond.operators.catalogue import is_distinct
-from millpond.operators.spec import AggregateCall, AggregateSpec
-from millpond.operators.types import DataType, parse_type
+from millpond.spec.functions import is_distinct
+from millpond.spec.operators import AggregateCall, AggregateSpec
+from millpond.spec.types import DataType, parse_type
 from tests.operators.rig import Row, normal
 
 EXACT = Context(prec=200)

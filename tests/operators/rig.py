@@ -15,7 +15,7 @@ from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Operator, TableKind, Times
-from millpond.operators.spec import (
+from millpond.spec.operators import (
     GLOBAL_HASH,
     AggregateCall,
     AggregateSpec,
@@ -24,13 +24,13 @@ from millpond.operators.spec import (
     OperatorSpec,
     input_fields,
 )
-from millpond.operators.types import parse_type
-from millpond.stores.aligned import AlignedStore, AlignedTable
+from millpond.spec.types import parse_type
+from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
-from millpond.stores.unaligned import UnalignedTable
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
+from millpond.stores.unaligned.table import UnalignedTable
 
 Row = dict[str, Any]
 

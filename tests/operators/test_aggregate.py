@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import ArithmeticOverflowError
-from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, supported_spec
-from millpond.operators.spec import AggregateCall, AggregateSpec
-from millpond.operators.types import parse_type
+from millpond.spec.functions import FUNCTIONS, HOLISTIC, supported_spec
+from millpond.spec.operators import AggregateCall, AggregateSpec
+from millpond.spec.types import parse_type
 from tests.operators import model
 from tests.operators.rig import Rig, Row, as_rows, normal, record_batch, spec
 from tests.operators.values import TYPES, values

@@ -1,7 +1,8 @@
 import pytest
 
-from millpond.operators.calls import ACCUMULATORS, OF_WHOLE_GROUPS
-from millpond.operators.catalogue import (
+from millpond.operators.functions.registry import ACCUMULATORS, OF_WHOLE_GROUPS
+from millpond.operators.table_schemas import table_schemas
+from millpond.spec.functions import (
     FUNCTION,
     FUNCTIONS,
     INPUT_TYPE,
@@ -13,8 +14,7 @@ from millpond.operators.catalogue import (
     supported,
     supported_spec,
 )
-from millpond.operators.spec import AggregateCall, DeduplicateSpec
-from millpond.operators.tables import table_schemas
+from millpond.spec.operators import AggregateCall, DeduplicateSpec
 from tests.operators.rig import fields, spec
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
-from millpond.operators.spec import (
+from millpond.spec.operators import (
     OP,
     AggregateCall,
     AggregateSpec,
@@ -22,7 +22,7 @@ from millpond.operators.spec import (
     input_fields,
     output_fields,
 )
-from millpond.operators.types import parse_type
+from millpond.spec.types import parse_type
 from tests.operators.model import aggregate
 from tests.operators.rig import Rig, Row, fields, hash_of, normal
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from millpond.errors import ArithmeticOverflowError
 from millpond.layout import Bytes, Rows
-from millpond.operators.aggregate import AggregateOperator
-from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, is_distinct, sketch_precision
-from millpond.operators.spec import AggregateCall, AggregateSpec, output_fields
-from millpond.operators.tables import decode_rows, main_table
-from millpond.operators.types import parse_type
+from millpond.operators.aggregate.running import AggregateOperator
+from millpond.operators.table_schemas import decode_rows, main_table
+from millpond.spec.functions import FUNCTIONS, HOLISTIC, is_distinct, sketch_precision
+from millpond.spec.operators import AggregateCall, AggregateSpec, output_fields
+from millpond.spec.types import parse_type
 from tests.operators import model
 from tests.operators.rig import Rig, Row, normal, record_batch, spec
 from tests.operators.test_aggregate import FEW, calls_over, result_type, same

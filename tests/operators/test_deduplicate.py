@@ -5,8 +5,8 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.operators.spec import DeduplicateSpec
-from millpond.operators.state_rows import read_rows
+from millpond.operators.state_view import read_rows
+from millpond.spec.operators import DeduplicateSpec
 from tests.operators.rig import Rig, Row, as_rows, fields, normal, record_batch
 from tests.operators.values import values
 

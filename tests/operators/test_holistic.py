@@ -17,18 +17,18 @@ from millpond.files.append_file import Slice
 from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows, TableSchema, Words
-from millpond.operators.catalogue import WHOLE_WINDOWS, supported_spec, whole_windows
-from millpond.operators.holistic import HolisticAggregate
+from millpond.operators.aggregate.buffered import HolisticAggregate
+from millpond.operators.columns.input_rows import StoredRows
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import TableKind, Times
-from millpond.operators.spec import AggregateCall, AggregateSpec, EventTime, Field, Windows, input_fields
-from millpond.operators.stored_rows import StoredRows
-from millpond.operators.types import parse_type
-from millpond.stores.aligned import AlignedStore
+from millpond.spec.functions import WHOLE_WINDOWS, supported_spec, whole_windows
+from millpond.spec.operators import AggregateCall, AggregateSpec, EventTime, Field, Windows, input_fields
+from millpond.spec.types import parse_type
+from millpond.stores.aligned.table import AlignedStore
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
 from tests.operators import model
 from tests.operators.rig import Row, fields, hash_of, normal
 from tests.stores.test_rmw_model import Immediate
@@ -436,7 +436,7 @@ def test_what_is_not_kept_whole_stays_on_spark() -> None:
 
 
 def test_order_statistics_have_no_partial_states() -> None:
-    from millpond.operators.calls import accumulator
+    from millpond.operators.functions.registry import accumulator
 
     one = accumulator(percentile(0.5), [parse_type("bigint")], whole=True)
     source = Rows(np.zeros((1, 4), np.uint64), np.empty(0, np.uint8))
@@ -458,7 +458,7 @@ def test_rows_come_back_as_they_were() -> None:
 
 def test_percentiles_are_exact_where_doubles_are_not() -> None:
     value = Fraction(12345678901234567890123, 10**3)
-    from millpond.operators.order_statistics import doubles
+    from millpond.operators.functions.order_statistics import doubles
 
     pair = np.array([[int(value * 1000) & (2**64 - 1), int(value * 1000) >> 64]], np.uint64)
     assert doubles(pair, parse_type("decimal(30,3)"))[0] == float(value)

@@ -21,19 +21,19 @@ from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows, encode_rows
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words
-from millpond.operators import closed_sessions, holistic_sessions
-from millpond.operators.catalogue import SESSION_DISTINCT, WHOLE_WINDOWS, supported_spec, whole_sessions
-from millpond.operators.holistic_sessions import HolisticSessions
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MAIN, ROWS, TableKind, Times
-from millpond.operators.spec import GLOBAL_HASH, AggregateCall, SessionSpec, input_fields
-from millpond.operators.state_rows import read_rows
-from millpond.operators.types import parse_type
+from millpond.operators.sessions import buffered, closed
+from millpond.operators.sessions.buffered import HolisticSessions
+from millpond.operators.state_view import read_rows
+from millpond.spec.functions import SESSION_DISTINCT, WHOLE_WINDOWS, supported_spec, whole_sessions
+from millpond.spec.operators import GLOBAL_HASH, AggregateCall, SessionSpec, input_fields
+from millpond.spec.types import parse_type
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
-from millpond.stores.unaligned import UnalignedTable
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
+from millpond.stores.unaligned.table import UnalignedTable
 from tests.operators.rig import fields, hash_of, normal
 from tests.operators.test_holistic import comparable, percentile, result
 from tests.operators.test_session import WINDOW
@@ -268,8 +268,8 @@ def run(spec: SessionSpec, batches: Sequence[tuple[list[Row], int, str, int | No
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything small, so that a few rows make many blocks, segments, compactions and pieces."""
     shrink(monkeypatch)
-    monkeypatch.setattr(holistic_sessions, "_TOGETHER", 3)
-    monkeypatch.setattr(closed_sessions, "_BLOCK", 4)
+    monkeypatch.setattr(buffered, "_TOGETHER", 3)
+    monkeypatch.setattr(closed, "_BLOCK", 4)
     monkeypatch.setattr(UnalignedTable, "portion", 400)
 
 

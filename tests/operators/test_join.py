@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.operators.spec import Field, JoinSpec
+from millpond.spec.operators import Field, JoinSpec
 from tests.operators.join_rig import JoinRig, Oracle, Row, record_batch, side
 
 KEYS = (Field("a", "string"), Field("b", "int"))

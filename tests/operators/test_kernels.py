@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.kernels import aggregate_bytes, decimals, edges, mix
-from millpond.operators.encode import ALL
+from millpond.kernels.aggregate import byte_values, decimals, distinct_hash
+from millpond.kernels.columns import arrow_words
+from millpond.operators.columns.encode import ALL
 
 MASK = 2**64 - 1
 
@@ -41,7 +42,7 @@ def packed(values: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.cumsum([0, *map(len, values)]).astype(np.int32)
     data = np.frombuffer(b"".join(values), dtype=np.uint8)
     words = np.empty((len(values), 2), dtype=np.uint64)
-    edges.pack_bytes(words, 0, 0, np.uint64(0), offsets, data, 0, ALL)
+    arrow_words.pack_bytes(words, 0, 0, np.uint64(0), offsets, data, 0, ALL)
     return words, data
 
 
@@ -55,18 +56,18 @@ TEXT = st.binary(max_size=20) | st.tuples(
 def test_byte_strings_pack_and_compare(values: list[bytes]) -> None:
     words, heap = packed(values)
     offsets = np.empty(len(values) + 1, dtype=np.int64)
-    edges.byte_offsets(words, 0, offsets)
+    arrow_words.byte_offsets(words, 0, offsets)
     out = np.empty(int(offsets[-1]) + 8, dtype=np.uint8)
-    edges.unpack_bytes(words, 0, heap, offsets, out)
+    arrow_words.unpack_bytes(words, 0, heap, offsets, out)
     assert bytes(out[: offsets[-1]]) == b"".join(values)
 
     for greatest in (False, True):
         slab = np.zeros((1, 6), dtype=np.uint64)  # hash, meta, nulls, the column
         slab[0, 2] = 1
-        scratch = np.empty(2 * aggregate_bytes.SCRATCH, dtype=np.int64)
+        scratch = np.empty(2 * byte_values.SCRATCH, dtype=np.int64)
         rows, found = np.empty(2048, dtype=np.int64), np.empty(2048, dtype=np.int64)
         row_ids = np.zeros(len(values), dtype=np.int64)
-        count = aggregate_bytes.extreme_bytes(
+        count = byte_values.extreme_bytes(
             *(slab, np.empty(0, np.uint8), row_ids, 0, 3, 2, np.uint64(1)),
             *(words, heap, ALL, greatest, False, ALL, scratch, rows, found),
         )
@@ -81,11 +82,11 @@ def test_hashes_of_side_tables_are_part_of_the_format() -> None:
     words[:, 4:6] = strings
     words[:, 3] = 7
     references = np.array([0, 0, 0, 0, 0, 1], dtype=np.uint8)
-    mix.mix_rows(words, heap, 3, 6, references)
+    distinct_hash.mix_rows(words, heap, 3, 6, references)
     assert [hex(int(word)) for word in words[:, 0]] == HASHES
     moved = np.zeros((1, 6), dtype=np.uint64)
     moved[0] = (12345, 0, 0, 7, strings[2, 0], strings[2, 1] + np.uint64(3))
-    mix.mix_rows(moved, np.concatenate([np.zeros(3, np.uint8), heap]), 3, 6, references)
+    distinct_hash.mix_rows(moved, np.concatenate([np.zeros(3, np.uint8), heap]), 3, 6, references)
     assert hex(int(moved[0, 0])) == HASHES[2]  # where the string lies does not matter
 
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MakeTable, Times
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, EventTime, Windows
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.spec.operators import AggregateCall, AggregateSpec, DeduplicateSpec, EventTime, Windows
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
 from tests.operators.rig import fields, hash_of, spec
 from tests.stores.shelf import Shelf
 

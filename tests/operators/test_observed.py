@@ -14,22 +14,22 @@ from millpond.files import blocks
 from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words
-from millpond.operators import observer
-from millpond.operators.catalogue import observed, supported_spec
-from millpond.operators.groups import Groups
-from millpond.operators.kept import KeptBothWays
-from millpond.operators.observed import ObservedAggregate
-from millpond.operators.observer import Observer, Seen
+from millpond.operators.aggregate import cardinality_observer
+from millpond.operators.aggregate.adaptive import ObservedAggregate
+from millpond.operators.aggregate.adaptive_slice import KeptBothWays
+from millpond.operators.aggregate.cardinality_observer import Observer, Seen
+from millpond.operators.aggregate.groups import Groups
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MAIN, MOVED, ROWS, SAMPLE, TableKind, Times, base_name
-from millpond.operators.spec import AggregateCall, Windows
 from millpond.plan.access_pattern import access_pattern, with_pattern
-from millpond.stores import gradual
-from millpond.stores.aligned import AlignedStore, AlignedTable
+from millpond.spec.functions import observed, supported_spec
+from millpond.spec.operators import AggregateCall, Windows
+from millpond.stores.aligned import hash_intervals
+from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
 from tests.operators.rig import Rig, Row, as_rows, normal, record_batch
 from tests.operators.test_holistic import SECOND, Truth, shape
 from tests.stores.shelf import Shelf
@@ -51,10 +51,10 @@ MEMORY = 1_000_000
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every input is looked at, a few say something, and little is read at once."""
-    monkeypatch.setattr(observer, "SAMPLED", 0)
-    monkeypatch.setattr(observer, "_ENOUGH", 16)
+    monkeypatch.setattr(cardinality_observer, "SAMPLED", 0)
+    monkeypatch.setattr(cardinality_observer, "_ENOUGH", 16)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1024)
-    monkeypatch.setattr(gradual, "_LEAST_PIECE", 1024)
+    monkeypatch.setattr(hash_intervals, "_LEAST_PIECE", 1024)
 
 
 def row(rng: random.Random, time: int, values: int) -> Row:
@@ -176,7 +176,7 @@ def test_what_is_observed() -> None:
 
 def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups and rows of one window, several times the memory: they close in pieces, each small."""
-    monkeypatch.setattr(observer, "SAMPLED", 6)
+    monkeypatch.setattr(cardinality_observer, "SAMPLED", 6)
     spec = shape(CALLS[:1], "n bigint", TUMBLING, keys="k bigint")
     pieces: list[int] = []
     together = KeptBothWays._put_together

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
-from millpond.operators import over_changes
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times
-from millpond.operators.spec import OP, AggregateCall, AggregateSpec, Order, OverSpec, RankSpec
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.operators.ranking import over_changelog
+from millpond.spec.operators import OP, AggregateCall, AggregateSpec, Order, OverSpec, RankSpec
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
 from tests.operators.model import aggregate
 from tests.operators.rig import Rig, Row, as_rows, fields, normal
 from tests.operators.test_over_rows import TYPES, record_batch
@@ -209,7 +209,7 @@ def test_what_was_never_there_cannot_go() -> None:
 
 def test_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large keys and small ones, in several blocks."""
-    monkeypatch.setattr(over_changes, "BLOCK", 500)
+    monkeypatch.setattr(over_changelog, "BLOCK", 500)
     rng = np.random.default_rng(1)
     checked = Checked(SUMS)
     for number in range(3):

@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, Order, OverSpec
-from millpond.operators.types import parse_type
+from millpond.spec.operators import AggregateCall, AggregateSpec, Order, OverSpec
+from millpond.spec.types import parse_type
 from tests.operators.model import aggregate
 from tests.operators.rig import Rig, Row, as_rows, fields, hash_of, normal
 from tests.operators.test_top_n import Key, ascending

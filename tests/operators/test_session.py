@@ -17,16 +17,16 @@ from msgspec.structs import replace
 from millpond.errors import ArithmeticOverflowError
 from millpond.files.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
-from millpond.operators.catalogue import SESSION_DISTINCT, supported_spec
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times
-from millpond.operators.session import SessionOperator
-from millpond.operators.spec import GLOBAL_HASH, AggregateCall, Field, SessionSpec, input_fields
-from millpond.operators.state_rows import read_rows
-from millpond.operators.types import parse_type
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.operators.sessions.operator import SessionOperator
+from millpond.operators.state_view import read_rows
+from millpond.spec.functions import SESSION_DISTINCT, supported_spec
+from millpond.spec.operators import GLOBAL_HASH, AggregateCall, Field, SessionSpec, input_fields
+from millpond.spec.types import parse_type
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
 from tests.operators.rig import fields, hash_of, normal
 from tests.stores.shelf import Shelf
 from tests.stores.test_rmw_model import Immediate

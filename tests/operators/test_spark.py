@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from millpond.operators.catalogue import sketch_precision
-from millpond.operators.spec import AggregateCall, AggregateSpec
-from millpond.operators.types import DataType, parse_type
-from millpond.plan.catalyst import sketch_tables
+from millpond.plan.catalyst.nodes import sketch_tables
+from millpond.spec.functions import sketch_precision
+from millpond.spec.operators import AggregateCall, AggregateSpec
+from millpond.spec.types import DataType, parse_type
 from tests.operators.rig import Rig, Row, as_rows, record_batch, spec
 from tests.operators.test_aggregate import calls_over, same
 from tests.operators.values import BITS, TYPES, float32

@@ -12,9 +12,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.operators.spec import AggregateCall, AggregateSpec
-from millpond.operators.structs import element, unpacked
-from millpond.operators.types import parse_type
+from millpond.operators.columns.structs import element, unpacked
+from millpond.spec.operators import AggregateCall, AggregateSpec
+from millpond.spec.types import parse_type
 from tests.operators.rig import Rig, as_rows, fields, record_batch
 
 DDL = "struct<a:bigint,s:string,d:double,t:timestamp,n:struct<x:decimal(38,2),y:binary>,b:boolean>"

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import ArithmeticOverflowError
-from millpond.kernels import fixed_point
-from millpond.operators.encode import ALL
+from millpond.kernels.aggregate import fixed_point
+from millpond.operators.columns.encode import ALL
 from millpond.operators.protocol import Times
-from millpond.operators.spec import OP, AggregateCall, AggregateSpec, EventTime, Field, Windows
-from millpond.operators.types import parse_type
+from millpond.spec.operators import OP, AggregateCall, AggregateSpec, EventTime, Field, Windows
+from millpond.spec.types import parse_type
 from tests.operators.rig import Rig, Row, fields, record_batch
 from tests.operators.values import EXACT
 

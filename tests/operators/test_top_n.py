@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
-from millpond.operators.spec import OP, Order, RankSpec
+from millpond.spec.operators import OP, Order, RankSpec
 from tests.operators.rig import Rig, Row, as_rows, fields, hash_of, normal
 from tests.operators.values import values
 
@@ -22,7 +22,7 @@ ORDERED = ["int", "bigint", "double", "float", "decimal(5,2)", "decimal(38,10)",
 def record_batch(shape: RankSpec, rows: list[Row], signs: list[int] | None = None) -> pa.RecordBatch:
     """The pipe's input; keys collide often."""
     hashes = [hash_of(tuple(row[shape.columns[p].name] for p in shape.keys), 4) for row in rows]
-    from millpond.operators.types import parse_type
+    from millpond.spec.types import parse_type
 
     arrays = [pa.array(hashes, pa.int64())]
     arrays += [pa.array([row[c.name] for row in rows], parse_type(c.type).arrow) for c in shape.columns]

@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import UsageError
-from millpond.operators.types import DataType, leaves, parse_type
+from millpond.spec.types import DataType, leaves, parse_type
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 
 from millpond.errors import UsageError
 from millpond.layout import RowLayout, TableSchema, Words
-from millpond.operators import whole_groups
-from millpond.operators.groups import Groups
-from millpond.operators.spec import AggregateCall, AggregateSpec, input_fields, output_fields
-from millpond.operators.tables import decode_rows
-from millpond.operators.types import parse_type
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.operators.aggregate.groups import Groups
+from millpond.operators.functions import whole_groups
+from millpond.operators.table_schemas import decode_rows
+from millpond.spec.operators import AggregateCall, AggregateSpec, input_fields, output_fields
+from millpond.spec.types import parse_type
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
 from tests.operators.rig import fields, hash_of
 from tests.stores.test_rmw_model import Immediate
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.operators.protocol import Times
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, EventTime, Field, Windows
+from millpond.spec.operators import AggregateCall, AggregateSpec, DeduplicateSpec, EventTime, Field, Windows
 from tests.operators.rig import Rig, as_rows, fields, record_batch
 
 WINDOW = "struct<start:timestamp,end:timestamp>"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpond.operators.dedup.within_watermark import WithinOperator
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times
-from millpond.operators.spec import EventTime, WithinSpec
-from millpond.operators.types import parse_type
-from millpond.operators.within import WithinOperator
+from millpond.spec.operators import EventTime, WithinSpec
+from millpond.spec.types import parse_type
 from tests.operators.rig import fields, hash_of
 from tests.operators.test_session import Rig
 
@@ -24,9 +24,9 @@ Row = tuple[int | None, str | None]
 class WithinRig(Rig):
     def _open(self, runs: list[Any], flushed: int, keys: int) -> None:
         from millpond.layout import HashRange, RowLayout, TableSchema, Words
-        from millpond.stores.budget import MemoryBudget
-        from millpond.stores.rmw import RmwTable
-        from millpond.stores.runs import RunSet
+        from millpond.stores.memory.budget import MemoryBudget
+        from millpond.stores.rmw.table import RmwTable
+        from millpond.stores.runs.run_set import RunSet
 
         def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
             place = (RunSet(RowLayout(schema), runs), MemoryBudget(self.budget), self.background, HashRange())

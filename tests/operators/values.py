@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from millpond.operators.types import DataType, parse_type
+from millpond.spec.types import DataType, parse_type
 
 TYPES = [
     "tinyint",

@@ -7,9 +7,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.functions import PandasUDFType, pandas_udf
 from pyspark.sql.types import LongType
 
-from millpond.operators.catalogue import FUNCTIONS, HOLISTIC, ROWS, key_supported
-from millpond.plan.catalyst_python import callable_here
+from millpond.plan.catalyst.python import callable_here
 from millpond.plan.decide import decide
+from millpond.spec.functions import FUNCTIONS, HOLISTIC, ROWS, key_supported
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -11,8 +11,14 @@ from pyspark.sql import functions as F
 import millpond
 from millpond.conf import read_settings
 from millpond.errors import UnsupportedError
-from millpond.operators.catalogue import whole_sessions
-from millpond.operators.spec import (
+from millpond.plan.access_pattern import access_pattern
+from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.windows import needed_columns
+from millpond.plan.changes import filtered
+from millpond.plan.decide import decide
+from millpond.plan.explain import as_dict
+from millpond.spec.functions import whole_sessions
+from millpond.spec.operators import (
     AggregateCall,
     AggregateSpec,
     DeduplicateSpec,
@@ -23,12 +29,6 @@ from millpond.operators.spec import (
     SessionSpec,
     WithinSpec,
 )
-from millpond.plan.access_pattern import access_pattern
-from millpond.plan.catalyst import Catalyst
-from millpond.plan.catalyst_windows import needed_columns
-from millpond.plan.changes import filtered
-from millpond.plan.decide import decide
-from millpond.plan.explain import as_dict
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
 ALL = read_settings({"spark.millpond.changes": "all"})

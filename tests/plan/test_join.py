@@ -6,10 +6,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millpond.operators.spec import FROM_TIME, AggregateSpec, Field, JoinSide, JoinSpec
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict, as_text
 from millpond.plan.join import JoinReading
+from millpond.spec.operators import FROM_TIME, AggregateSpec, Field, JoinSide, JoinSpec
 
 SECOND = 1_000_000
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from millpond.plan.catalyst import Catalyst, Node
+from millpond.plan.catalyst.nodes import Catalyst, Node
 from millpond.plan.decide import decide
 from millpond.plan.transplant import transplant
 

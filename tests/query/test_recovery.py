@@ -21,7 +21,7 @@ from millpond.checkpoint.generation import claim_name
 from millpond.checkpoint.pinned import read_pinned
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
 from millpond.files.filesystem import open_filesystem
-from millpond.plan.catalyst import Catalyst
+from millpond.plan.catalyst.nodes import Catalyst
 from millpond.query.ledger import Ledger, _RollBack
 from millpond.query.start import Start
 from millpond.query.writer import StreamWriter

@@ -15,10 +15,10 @@ import millpond.slot.client as client
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.filesystem import join_url, open_filesystem
-from millpond.operators.spec import AggregateCall, AggregateSpec, DeduplicateSpec, Field
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.processes import identify
 from millpond.slot.task import PipeTask, SlotSettings
+from millpond.spec.operators import AggregateCall, AggregateSpec, DeduplicateSpec, Field
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from millpond.errors import StateDamagedError
 from millpond.slot.protocol import Run
-from millpond.stores import flush
+from millpond.stores.rmw import flush
 from tests.application import Application
 
 from .conftest import GROUPED, TIME, grouped, table_of

@@ -17,7 +17,7 @@ from millpond.slot.partitions import PartitionServer
 from millpond.slot.processes import identify
 from millpond.slot.protocol import Run
 from millpond.slot.task import PipeTask
-from millpond.stores.rmw import RmwTable
+from millpond.stores.rmw.table import RmwTable
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of, wait_until
 

@@ -16,7 +16,8 @@ from millpond.operators.protocol import MAIN, ROWS, Times
 from millpond.slot.protocol import Run
 from millpond.slot.reader import StateReader
 from millpond.slot.task import SlotSettings
-from millpond.stores import unaligned, window_log
+from millpond.stores.unaligned import log as window_log
+from millpond.stores.unaligned import table as unaligned
 from tests.application import Application
 from tests.operators.test_holistic_sessions import Model, Row, found, record_batch, session_spec
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from millpond.operators.spec import AggregateCall, AggregateSpec, Field
 from millpond.slot.client import SlotFinder
 from millpond.slot.pipe import Pipe
 from millpond.slot.task import PipeTask
+from millpond.spec.operators import AggregateCall, AggregateSpec, Field
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash
 

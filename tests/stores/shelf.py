@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from millpond.files.blocks import MemorySource, shape_of
 from millpond.files.refs import RunRef
-from millpond.kernels.gather import gather_rows
-from millpond.kernels.hot_state import STAMP_SHIFT
+from millpond.kernels.hot_table.state import STAMP_SHIFT
+from millpond.kernels.runs.gather import gather_rows
 from millpond.layout import META, RowLayout, Rows
-from millpond.stores.runs import Run, RunSet
+from millpond.stores.runs.run_set import Run, RunSet
 
 
 def found_rows(runs: RunSet, keys: Rows, pending: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:

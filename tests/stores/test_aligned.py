@@ -18,9 +18,10 @@ from millpond.files.append_file import Slice
 from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
-from millpond.stores import aligned, gradual
+from millpond.stores.aligned import hash_intervals
+from millpond.stores.aligned import table as aligned
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
+from millpond.stores.memory.budget import MemoryBudget
 from tests.rows import Entry, decode, encode, entries, layout, random_rows
 from tests.stores.test_rmw_model import Immediate
 from tests.stores.windows import WindowTables
@@ -142,7 +143,7 @@ def test_windows_equal_lists(
     shape, batches = script
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(aligned, "_MOST_SEGMENTS", 3)
-        patch.setattr(gradual, "_LEAST_PIECE", 1)
+        patch.setattr(hash_intervals, "_LEAST_PIECE", 1)
         patch.setattr("millpond.files.blocks.BLOCK_BYTES", 100)
         files = open_filesystem(f"{folder}/store" if where == "file" else f"memory:{folder}")
         rig = Rig(shape, files, folder, placed)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from millpond.layout import Column, HashRange, RowLayout, Rows, TableSchema
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.expiry import Expiry
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.expiry import Expiry
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
 from tests.stores.shelf import Shelf
 from tests.stores.test_rmw_model import Immediate
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
-from millpond.kernels.ordered import MATCHED, NEVER
+from millpond.kernels.ordered.order import MATCHED, NEVER
 from millpond.layout import META, Column, RowLayout, Rows
-from millpond.stores import parts as parts_module
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.ordered import OrderedTable
-from millpond.stores.ordered_layout import OrderedLayout, ordered_schema
-from millpond.stores.parts import BEGINNING
-from millpond.stores.run_store import RunStore
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.ordered import parts as parts_module
+from millpond.stores.ordered.layout import OrderedLayout, ordered_schema
+from millpond.stores.ordered.parts import BEGINNING
+from millpond.stores.ordered.table import OrderedTable
+from millpond.stores.runs.run_store import RunStore
 from tests.operators.join_rig import Immediate
 from tests.rows import Entry, Value, decode, encode
 

@@ -12,10 +12,10 @@ from millpond.files.filesystem import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, Rows
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.run_store import RunStore
-from millpond.stores.runs import RunSet
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
+from millpond.stores.runs.run_store import RunStore
 from tests.rows import layout
 from tests.stores.shelf import Shelf
 

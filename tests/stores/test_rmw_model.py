@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.files.segment import decode_rows
-from millpond.kernels.upsert import TOUCH_NONE
+from millpond.kernels.hot_table.upsert import TOUCH_NONE
 from millpond.layout import NULLS, HashRange, RowLayout, Rows
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
 from tests.rows import Entry, Value, decode, encode, layout, values
 from tests.stores.shelf import Shelf
 

@@ -14,8 +14,8 @@ from millpond.files.cached import CachedSource
 from millpond.files.filesystem import open_filesystem
 from millpond.files.mapped import MappedSource
 from millpond.layout import HashRange, Rows
-from millpond.stores.run_store import RunStore
-from millpond.stores.runs import Run, RunSet
+from millpond.stores.runs.run_set import Run, RunSet
+from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows
 from tests.stores.shelf import found_rows
 

@@ -17,10 +17,13 @@ from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
-from millpond.stores import batch_read, log_segment, unaligned, window_log
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.unaligned import UnalignedTable
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.unaligned import batch_read
+from millpond.stores.unaligned import log as window_log
+from millpond.stores.unaligned import segment as log_segment
+from millpond.stores.unaligned import table as unaligned
+from millpond.stores.unaligned.table import UnalignedTable
 from tests.rows import Entry, decode, encode, layout
 from tests.stores.test_rmw_model import Immediate
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from millpond.files.append_file import Slice
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, Rows, TableSchema
-from millpond.stores.aligned import AlignedStore, AlignedTable
+from millpond.stores.aligned.hash_intervals import gradually
+from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.gradual import gradually
+from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.protocol import TableDelta
 
 

@@ -31,8 +31,8 @@ from millpond.files.blocks import cut_blocks
 from millpond.files.codec import damaged, decode_block, encode_block
 from millpond.files.filesystem import Buffer, FileSystem
 from millpond.files.patience import patiently
-from millpond.kernels.pages import ask_for_range
 from millpond.kernels.pointers import address
+from millpond.kernels.runs.readahead import ask_for_range
 from millpond.layout import RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLAPND"

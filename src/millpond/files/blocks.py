@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.bloom import LINE, build_filter, lines_for
-from millpond.kernels.gather import addresses, cut, gather_rows
 from millpond.kernels.pointers import address
-from millpond.kernels.sort import order_by_hash
+from millpond.kernels.runs.bloom import LINE, build_filter, lines_for
+from millpond.kernels.runs.gather import addresses, cut, gather_rows
+from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
 
 BLOCK_BYTES = 65536

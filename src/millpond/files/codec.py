@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from millpond.errors import StateDamagedError
 from millpond.files.blocks import shape_of
 from millpond.files.filesystem import Buffer
-from millpond.kernels.gather import stray
 from millpond.kernels.pointers import address
-from millpond.kernels.shuffle import shuffle, unshuffle
+from millpond.kernels.runs.byte_shuffle import shuffle, unshuffle
+from millpond.kernels.runs.gather import stray
 from millpond.layout import RowLayout, Rows
 
 HEADER = 24

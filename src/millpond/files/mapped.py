@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from millpond.files.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
 from millpond.files.run import Directory, read_directory
-from millpond.kernels.bloom import LINE
-from millpond.kernels.pages import ask_for, ask_for_range, probably_cached
 from millpond.kernels.pointers import address
+from millpond.kernels.runs.bloom import LINE
+from millpond.kernels.runs.readahead import ask_for, ask_for_range, probably_cached
 from millpond.layout import RowLayout
 
 _REACH_ROWS = 16  # a row is seldom farther from where its hash says

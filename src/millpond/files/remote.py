@@ -15,8 +15,8 @@ from millpond.files.filesystem import FileSystem
 from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.files.run import Directory, footer_guess, read_directory
-from millpond.kernels.bloom import LINE
 from millpond.kernels.pointers import address
+from millpond.kernels.runs.bloom import LINE
 from millpond.layout import RowLayout, Rows
 
 _REQUEST = 1 << 20

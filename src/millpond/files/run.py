@@ -25,8 +25,8 @@ from millpond.files.blocks import BlockIndex, cut_blocks
 from millpond.files.codec import FILTER, HEADER, damaged, encode_block
 from millpond.files.filesystem import Buffer
 from millpond.files.refs import RunRef
-from millpond.kernels.bloom import BITS_PER_KEY, LINE, build_filter, lines_for
 from millpond.kernels.pointers import address
+from millpond.kernels.runs.bloom import BITS_PER_KEY, LINE, build_filter, lines_for
 from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLRUN1"

@@ -21,8 +21,8 @@ from millpond.files.codec import (
     read_header,
 )
 from millpond.files.filesystem import Buffer
-from millpond.kernels.gather import rebase
 from millpond.kernels.pointers import address
+from millpond.kernels.runs.gather import rebase
 from millpond.layout import RowLayout, Rows
 
 _PIECE = 4 << 20

@@ -21,7 +21,7 @@ _NICE = 10
 
 def import_all() -> None:
     """Import every module of kernels."""
-    for module in pkgutil.iter_modules(millpond.kernels.__path__, "millpond.kernels."):
+    for module in pkgutil.walk_packages(millpond.kernels.__path__, "millpond.kernels."):
         if module.name != __name__:
             importlib.import_module(module.name)
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millpond.operators.aggregate import AggregateOperator
-from millpond.operators.catalogue import observed, whole_sessions, whole_windows
-from millpond.operators.deduplicate import DeduplicateOperator
-from millpond.operators.holistic import HolisticAggregate
-from millpond.operators.holistic_sessions import HolisticSessions
-from millpond.operators.join import JoinOperator
-from millpond.operators.observed import ObservedAggregate
-from millpond.operators.over_changes import OverChangesOperator
-from millpond.operators.over_rows import OverRowsOperator
+from millpond.operators.aggregate.adaptive import ObservedAggregate
+from millpond.operators.aggregate.buffered import HolisticAggregate
+from millpond.operators.aggregate.running import AggregateOperator
+from millpond.operators.aggregate.windowed import WindowedAggregate
+from millpond.operators.dedup.deduplicate import DeduplicateOperator
+from millpond.operators.dedup.within_watermark import WithinOperator
+from millpond.operators.joins.operator import JoinOperator
 from millpond.operators.protocol import MakeOrdered, MakeTable, Operator
-from millpond.operators.session import SessionOperator
-from millpond.operators.spec import (
+from millpond.operators.ranking.over_changelog import OverChangesOperator
+from millpond.operators.ranking.over_rows import OverRowsOperator
+from millpond.operators.ranking.top_n import TopNOperator
+from millpond.operators.sessions.buffered import HolisticSessions
+from millpond.operators.sessions.operator import SessionOperator
+from millpond.spec.functions import observed, whole_sessions, whole_windows
+from millpond.spec.operators import (
     DeduplicateSpec,
     JoinSpec,
     OperatorSpec,
@@ -24,9 +27,6 @@ from millpond.operators.spec import (
     SessionSpec,
     WithinSpec,
 )
-from millpond.operators.top_n import TopNOperator
-from millpond.operators.windows import WindowedAggregate
-from millpond.operators.within import WithinOperator
 
 
 def open_operator(

@@ -10,9 +10,9 @@ import pyarrow as pa
 from millpond.layout import HashRange, TableSchema, Words
 
 if TYPE_CHECKING:
-    from millpond.stores.ordered import OrderedTable
+    from millpond.stores.ordered.table import OrderedTable
     from millpond.stores.protocol import TableDelta
-    from millpond.stores.rmw import RmwTable
+    from millpond.stores.rmw.table import RmwTable
 
 MAIN = "main"
 """The name of an operator's first table."""

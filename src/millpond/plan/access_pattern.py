@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from millpond.operators.catalogue import observed, supported_spec, whole_sessions, whole_windows
-from millpond.operators.spec import (
+from millpond.spec.functions import observed, supported_spec, whole_sessions, whole_windows
+from millpond.spec.operators import (
     AggregateSpec,
     JoinSpec,
     OperatorSpec,

@@ -8,26 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from millpond.operators.catalogue import (
-    IN_ORDER,
-    KEY_COLUMNS,
-    MAX_KEY_COLUMNS,
-    is_distinct,
-    key_supported,
-    key_width,
-    sketch_precision,
-    supported,
-)
-from millpond.operators.spec import (
-    GLOBAL_HASH,
-    PANE_TYPE,
-    AggregateCall,
-    AggregateSpec,
-    EventTime,
-    Field,
-    SessionSpec,
-)
-from millpond.plan.catalyst import (
+from millpond.plan.catalyst.nodes import (
     SESSION_WINDOW,
     WATERMARK_DELAY,
     Catalyst,
@@ -42,6 +23,25 @@ from millpond.plan.session import Session, constant_gap
 from millpond.plan.support import FUNCTIONS, SMALL
 from millpond.plan.user_functions import AGGREGATE, UserCalls
 from millpond.plan.windows import Assigned, assigned
+from millpond.spec.functions import (
+    IN_ORDER,
+    KEY_COLUMNS,
+    MAX_KEY_COLUMNS,
+    is_distinct,
+    key_supported,
+    key_width,
+    sketch_precision,
+    supported,
+)
+from millpond.spec.operators import (
+    GLOBAL_HASH,
+    PANE_TYPE,
+    AggregateCall,
+    AggregateSpec,
+    EventTime,
+    Field,
+    SessionSpec,
+)
 
 _PATH_LIKE = str.maketrans(".`", "__")
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millpond.checkpoint.pinned import PinnedBetween
-from millpond.plan.catalyst import Catalyst, Expression, Node
-from millpond.plan.catalyst_text import Canonical, Cut, counting_settings, readable
+from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
+from millpond.plan.catalyst.text import Canonical, Cut, counting_settings, readable
 from millpond.plan.decision import Decision, describe
 from millpond.plan.stable import unstable
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import msgspec
 
-from millpond.operators.catalogue import is_distinct
-from millpond.operators.retractable import RETRACTABLE
-from millpond.operators.spec import AggregateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec
-from millpond.plan.catalyst import Expression
+from millpond.operators.functions.retractable import RETRACTABLE
+from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.decision import Decided, Operator
 from millpond.plan.ranking import conjuncts, lets_pass
 from millpond.plan.reasons import Reason, Unsupported
+from millpond.spec.functions import is_distinct
+from millpond.spec.operators import AggregateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec
 
 THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
 """Nodes through which changes travel: each row on its own."""

@@ -10,7 +10,24 @@ from types import MappingProxyType
 from pyspark.sql import DataFrame
 
 from millpond.errors import UnsupportedError, UsageError
-from millpond.operators.catalogue import (
+from millpond.plan.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
+from millpond.plan.between import unstable_between
+from millpond.plan.catalyst.conditions import (
+    with_plain_conditions,
+    with_settled_conditions,
+    without_repeated_groupings,
+)
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst.windows import Needed, needed_columns
+from millpond.plan.changes import changing, consuming, emitting, leave_updating
+from millpond.plan.decision import Decided, Decision, Operator, describe
+from millpond.plan.join import read_join
+from millpond.plan.map_groups import MAPS, read_map_groups
+from millpond.plan.ranking import FUNCTIONS as RANKS
+from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
+from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.settle import numbered, settled
+from millpond.spec.functions import (
     HOLISTIC,
     SESSION_DISTINCT,
     WHOLE_WINDOWS,
@@ -18,7 +35,7 @@ from millpond.operators.catalogue import (
     whole_sessions,
     whole_windows,
 )
-from millpond.operators.spec import (
+from millpond.spec.operators import (
     AggregateSpec,
     DeduplicateSpec,
     EventTime,
@@ -28,24 +45,7 @@ from millpond.operators.spec import (
     WithinSpec,
     lag_of,
 )
-from millpond.operators.types import parse_type
-from millpond.plan.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
-from millpond.plan.between import unstable_between
-from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
-from millpond.plan.catalyst_conditions import (
-    with_plain_conditions,
-    with_settled_conditions,
-    without_repeated_groupings,
-)
-from millpond.plan.catalyst_windows import Needed, needed_columns
-from millpond.plan.changes import changing, consuming, emitting, leave_updating
-from millpond.plan.decision import Decided, Decision, Operator, describe
-from millpond.plan.join import read_join
-from millpond.plan.map_groups import MAPS, read_map_groups
-from millpond.plan.ranking import FUNCTIONS as RANKS
-from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
-from millpond.plan.reasons import Reason, Unsupported
-from millpond.plan.settle import numbered, settled
+from millpond.spec.types import parse_type
 
 _OTHER_STATE = {
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from millpond.operators.spec import OperatorSpec, closes
 from millpond.plan.aggregate import Reading, calls_user
-from millpond.plan.catalyst import Node
+from millpond.plan.catalyst.nodes import Node
 from millpond.plan.join import JoinReading, join_title
 from millpond.plan.map_groups import MAPS, title_of
 from millpond.plan.ranking import partitioned_by
 from millpond.plan.reasons import Reason, nameless
+from millpond.spec.operators import OperatorSpec, closes
 
 
 @dataclass(frozen=True)

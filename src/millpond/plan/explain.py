@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millpond.operators.catalogue import ROWS
-from millpond.operators.spec import (
+from millpond.plan.access_pattern import access_pattern
+from millpond.plan.aggregate import Reading
+from millpond.plan.decision import Decision, Operator
+from millpond.plan.repeatable import needs_sync
+from millpond.spec.functions import ROWS
+from millpond.spec.operators import (
     AggregateCall,
     AggregateSpec,
     Field,
@@ -16,10 +20,6 @@ from millpond.operators.spec import (
     SessionSpec,
     key_fields,
 )
-from millpond.plan.access_pattern import access_pattern
-from millpond.plan.aggregate import Reading
-from millpond.plan.decision import Decision, Operator
-from millpond.plan.repeatable import needs_sync
 from millpond.words import counted
 
 

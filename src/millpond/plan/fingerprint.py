@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from py4j.protocol import Py4JJavaError
 
-from millpond.plan.catalyst import Catalyst, Expression, Node
-from millpond.plan.catalyst_python import function_code
+from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
+from millpond.plan.catalyst.python import function_code
 from millpond.plan.decision import Decided, Decision
 
 _IDENTITY = re.compile(r"(?<!none)#-?\d+")  # numbers that a session gives; those behind "none" are positions

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.operators.catalogue import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width
-from millpond.operators.spec import FROM_TIME, Field, JoinSide, JoinSpec
-from millpond.operators.types import leaves, parse_type
 from millpond.plan.aggregate import unique
-from millpond.plan.catalyst import WATERMARK_DELAY, Catalyst, Expression, Node
-from millpond.plan.catalyst_joins import EqualKeys, equal_keys, is_before_43, state_watermarks
+from millpond.plan.catalyst.joins import EqualKeys, equal_keys, is_before_43, state_watermarks
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reasons import Reason, Unsupported
+from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width
+from millpond.spec.operators import FROM_TIME, Field, JoinSide, JoinSpec
+from millpond.spec.types import leaves, parse_type
 
 _KINDS = {
     "Inner": "inner",

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from millpond.operators.types import parse_type
-from millpond.plan.catalyst import Expression
+from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reasons import Reason, Unsupported
+from millpond.spec.types import parse_type
 
 _DAY = 86_400_000_000
 _ORDER = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}

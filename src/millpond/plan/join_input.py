@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millpond.operators.spec import Field, JoinSide, JoinSpec, join_header
-from millpond.operators.types import parse_type
-from millpond.plan.catalyst import Catalyst, Expression
+from millpond.plan.catalyst.nodes import Catalyst, Expression
 from millpond.plan.ddl import quoted
 from millpond.plan.join import JoinReading, SideReading
+from millpond.spec.operators import Field, JoinSide, JoinSpec, join_header
+from millpond.spec.types import parse_type
 
 
 def joined_sides(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Expression], list[str]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql.types import StructField
 
 from millpond.plan.aggregate import Reading, read_groupings
-from millpond.plan.catalyst import Catalyst, Expression, Node
+from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.reasons import Reason, Unsupported
 
 MAPS = {"FlatMapGroupsInPandas": "applyInPandas", "FlatMapGroupsInArrow": "applyInArrow"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millpond.errors import UsageError
-from millpond.operators.spec import AggregateCall, Field, Order, OverSpec, RankSpec
-from millpond.operators.types import leaves, parse_type
 from millpond.plan.aggregate import Derived, Reading, check_key, read_function, unique
-from millpond.plan.catalyst import INTEGERS, WATERMARK_DELAY, Catalyst, Expression, Node
-from millpond.plan.catalyst_windows import Needed
+from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst.windows import Needed
 from millpond.plan.reasons import Reason, Unsupported
+from millpond.spec.operators import AggregateCall, Field, Order, OverSpec, RankSpec
+from millpond.spec.types import leaves, parse_type
 
 FUNCTIONS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 """Catalyst's class of each ranking function → its name."""

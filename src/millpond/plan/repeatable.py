@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millpond.plan.catalyst import Expression, Node
-from millpond.plan.catalyst_text import subquery
+from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.text import subquery
 from millpond.plan.decision import Decided, Decision
 from millpond.plan.join import JoinReading
 

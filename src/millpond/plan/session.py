@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from millpond.operators.spec import AggregateCall, Field, SessionSpec, window_bounds
-from millpond.plan.catalyst import Expression, Node
+from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.spec.operators import AggregateCall, Field, SessionSpec, window_bounds
 
 
 class Session(NamedTuple):

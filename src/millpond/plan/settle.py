@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import count
 
 from millpond.errors import UnsupportedError
-from millpond.operators.spec import OverSpec, Pattern, RankSpec, with_lag
 from millpond.plan.access_pattern import with_pattern
 from millpond.plan.changes import leave_updating, updating
 from millpond.plan.decision import Decided, Operator
 from millpond.plan.join import JoinReading
 from millpond.plan.map_groups import MAPS
 from millpond.plan.reasons import Reason
+from millpond.spec.operators import OverSpec, Pattern, RankSpec, with_lag
 
 
 def settled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from millpond.plan.catalyst import Expression, Node
-from millpond.plan.catalyst_text import Cut, constant_rows, constant_string, readable, subquery, walk
+from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.text import Cut, constant_rows, constant_string, readable, subquery, walk
 
 _LEAVES = frozenset(
     {

@@ -29,7 +29,7 @@ FUNCTIONS = {
     "PercentileDisc": "percentile",
     "Mode": "mode",
 }
-"""Catalyst's class of each function → the name in `millpond.operators.catalogue`."""
+"""Catalyst's class of each function → the name in `millpond.spec.functions`."""
 
 SMALL = frozenset({"tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "date"})
 """Types cheap enough to be sent as they are where only their nulls count."""

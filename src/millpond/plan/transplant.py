@@ -15,10 +15,8 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructF
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, OBSERVED, READ_AHEAD, unpacking
-from millpond.operators.catalogue import observed, whole_sessions
-from millpond.operators.spec import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec, output_fields
 from millpond.plan.aggregate import Derived, Reading, rewrite
-from millpond.plan.catalyst import Catalyst, Expression, Node
+from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.changes import filtered
 from millpond.plan.ddl import quoted
 from millpond.plan.decision import Decided, Decision, Operator
@@ -27,6 +25,8 @@ from millpond.plan.join_input import joined_sides
 from millpond.plan.map_groups import MAPS
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named
 from millpond.slot.pipe import Pipe
+from millpond.spec.functions import observed, whole_sessions
+from millpond.spec.operators import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec, output_fields
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
 _DERIVED = {"boolean": BooleanType(), "bigint": LongType()}

@@ -12,10 +12,8 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
-from millpond.operators.catalogue import ROWS, supported
-from millpond.operators.spec import AggregateCall, Field
-from millpond.plan.catalyst import Catalyst, Expression
-from millpond.plan.catalyst_python import (
+from millpond.plan.catalyst.nodes import Catalyst, Expression
+from millpond.plan.catalyst.python import (
     arguments,
     broadcasts,
     callable_here,
@@ -25,6 +23,8 @@ from millpond.plan.catalyst_python import (
 )
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.slot.user_functions import UserFunction, UserFunctions
+from millpond.spec.functions import ROWS, supported
+from millpond.spec.operators import AggregateCall, Field
 
 AGGREGATE = "PythonUDAF"
 """Catalyst's class of aggregate functions of the user."""

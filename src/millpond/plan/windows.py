@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.operators.spec import Windows
-from millpond.plan.catalyst import TIME_WINDOW, Expression, Node
+from millpond.plan.catalyst.nodes import TIME_WINDOW, Expression, Node
+from millpond.spec.operators import Windows
 
 
 @dataclass(frozen=True)

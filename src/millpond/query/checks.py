@@ -10,10 +10,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import SettingError, UnsupportedError, UsageError
-from millpond.operators.spec import AggregateSpec, OverSpec, RankSpec
-from millpond.plan.catalyst import Catalyst, Node
+from millpond.plan.catalyst.nodes import Catalyst, Node
 from millpond.plan.decision import Decided, Decision, Operator
 from millpond.plan.user_functions import AGGREGATE
+from millpond.spec.operators import AggregateSpec, OverSpec, RankSpec
 
 TESTED = ("4.1", "4.2", "4.3")
 """The versions of Spark that Millpond is tested with."""

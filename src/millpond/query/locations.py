@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
 from millpond.files.filesystem import open_filesystem
-from millpond.plan.catalyst import Catalyst
+from millpond.plan.catalyst.nodes import Catalyst
 from millpond.query.start import DRAIN_SECONDS
 from millpond.slot.client import drain
 from millpond.slot.task import PipeTask

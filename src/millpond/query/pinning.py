@@ -8,9 +8,9 @@ from typing import Any
 from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.errors import StateIncompatibleError
 from millpond.files.filesystem import FileSystem
-from millpond.operators.tables import table_schemas
+from millpond.operators.table_schemas import table_schemas
 from millpond.plan.between import pinned_between
-from millpond.plan.catalyst import Catalyst
+from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.decision import Decision
 from millpond.query.ledger import Ledger, is_rolled_back
 from millpond.query.ownership import state_of_last_run

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
-from millpond.operators.spec import OperatorSpec, closes, input_fields, output_fields
-from millpond.operators.types import leaves, parse_type
-from millpond.plan.catalyst import Catalyst
+from millpond.plan.catalyst.nodes import Catalyst
+from millpond.spec.operators import OperatorSpec, closes, input_fields, output_fields
+from millpond.spec.types import leaves, parse_type
 
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED = str((1 << 31) - 1)

@@ -34,7 +34,7 @@ from millpond.errors import (
     TransientError,
 )
 from millpond.files.filesystem import FileSystem, join_url, open_filesystem
-from millpond.plan.catalyst import Catalyst
+from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.decision import Decision
 from millpond.plan.fingerprint import fingerprint
 from millpond.plan.workers import load_ahead, on_one_host, run_this_python

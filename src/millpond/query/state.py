@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
 from millpond.errors import UsageError
-from millpond.operators.state_rows import state_fields
-from millpond.plan.catalyst import Catalyst
+from millpond.operators.state_view import state_fields
+from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.workers import map_in_arrow
 from millpond.slot.reader import StateReader
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
-from millpond.plan.catalyst import Catalyst
+from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.decision import Decision, Operator
 from millpond.plan.explain import as_text

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.kernels import row_hash
+from millpond.kernels.columns import row_hash
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 

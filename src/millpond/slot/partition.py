@@ -14,10 +14,9 @@ import pyarrow as pa
 from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange
-from millpond.operators.observed import ObservedAggregate
+from millpond.operators.aggregate.adaptive import ObservedAggregate
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MOVED, SAMPLE, Times, base_name
-from millpond.operators.spec import GLOBAL_HASH, lag_of
 from millpond.slot.checksum import InputChecksum
 from millpond.slot.offsets import check_time
 from millpond.slot.parcels import in_passes, open_parcels
@@ -27,7 +26,8 @@ from millpond.slot.spool import Spool
 from millpond.slot.tables import Tables
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt, Turns
-from millpond.stores.aligned import AlignedTable
+from millpond.spec.operators import GLOBAL_HASH, lag_of
+from millpond.stores.aligned.table import AlignedTable
 
 if TYPE_CHECKING:
     from millpond.operators.protocol import Operator

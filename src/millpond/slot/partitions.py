@@ -21,8 +21,8 @@ from millpond.slot.running import Means, RunningQuery
 from millpond.slot.server import Answer
 from millpond.slot.task import PipeTask
 from millpond.slot.turns import Attempt
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.process import give_back_above
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.process_memory import give_back_above
 
 _GIVEN_BACK = 256
 """Allocations of more than one such part of the budget go back as soon as they are freed: slower, but seldom."""

@@ -13,14 +13,14 @@ from pyspark import TaskContext
 from pyspark.accumulators import AccumulatorParam
 
 from millpond.errors import MillpondError, TransientError
-from millpond.operators.spec import output_fields
-from millpond.operators.types import parse_type
 from millpond.slot.client import SlotFinder
 from millpond.slot.figures import figure_rows, with_figures
 from millpond.slot.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
 from millpond.slot.rows import first_hash
 from millpond.slot.task import PipeTask
 from millpond.slot.worker import promptly, settle
+from millpond.spec.operators import output_fields
+from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator

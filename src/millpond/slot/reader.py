@@ -22,19 +22,19 @@ from millpond.files.blocks import sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, Rows
-from millpond.operators.catalogue import observed, whole_windows
-from millpond.operators.join_rows import LEFT, RIGHT
+from millpond.operators.joins.rows import LEFT, RIGHT
 from millpond.operators.protocol import MAIN, ROWS, base_name
-from millpond.operators.spec import JoinSpec, OperatorSpec, SessionSpec
-from millpond.operators.state_rows import read_rows
-from millpond.operators.tables import table_schemas
+from millpond.operators.state_view import read_rows
+from millpond.operators.table_schemas import table_schemas
+from millpond.spec.functions import observed, whole_windows
+from millpond.spec.operators import JoinSpec, OperatorSpec, SessionSpec
+from millpond.stores.aligned.hash_intervals import gradually
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.gradual import gradually
-from millpond.stores.ordered import OrderedTable
-from millpond.stores.run_store import RunStore
-from millpond.stores.runs import RunSet, memory_run
-from millpond.stores.unaligned import UnalignedTable
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.ordered.table import OrderedTable
+from millpond.stores.runs.run_set import RunSet, memory_run
+from millpond.stores.runs.run_store import RunStore
+from millpond.stores.unaligned.table import UnalignedTable
 
 _MEMORY = 64 << 20
 """Bytes of file blocks that one reader keeps."""

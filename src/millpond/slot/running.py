@@ -16,8 +16,8 @@ from millpond.slot.offsets import Planned, planned
 from millpond.slot.parcels import exchange_folder, forget_batches
 from millpond.slot.task import PipeTask
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import Account, MemoryBudget
-from millpond.stores.run_store import RunStore
+from millpond.stores.memory.budget import Account, MemoryBudget
+from millpond.stores.runs.run_store import RunStore
 
 _CACHE_SHARE = 8
 

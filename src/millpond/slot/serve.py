@@ -16,7 +16,7 @@ from millpond.kernels.compiled import KERNELS, missing
 from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.partitions import PartitionServer
 from millpond.slot.server import Slot
-from millpond.stores.process import share_one_heap
+from millpond.stores.memory.process_memory import share_one_heap
 
 pa.array(np.empty(0))  # Arrow looks for pandas when it first meets an array, and loads what it finds
 

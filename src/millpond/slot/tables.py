@@ -9,11 +9,11 @@ from millpond.files.refs import TableManifest
 from millpond.files.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.protocol import MAIN, TableKind, base_name
-from millpond.stores.aligned import AlignedStore, AlignedTable
-from millpond.stores.ordered import OrderedTable
-from millpond.stores.rmw import RmwTable
-from millpond.stores.runs import RunSet
-from millpond.stores.unaligned import UnalignedTable
+from millpond.stores.aligned.table import AlignedStore, AlignedTable
+from millpond.stores.ordered.table import OrderedTable
+from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.run_set import RunSet
+from millpond.stores.unaligned.table import UnalignedTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

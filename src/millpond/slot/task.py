@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.operators.spec import OperatorSpec
+from millpond.spec.operators import OperatorSpec
 
 
 class SlotSettings(msgspec.Struct, frozen=True):

@@ -1,1 +1,0 @@
-"""Fewer, larger runs: which to merge, how, and when."""

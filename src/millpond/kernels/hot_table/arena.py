@@ -1,0 +1,168 @@
+"""The arena of a hot table: values longer than a row holds, in chunks of fixed classes, freed chunks used again.
+
+Chunks are multiples of 16 bytes up to 1 KB, then four sizes to each doubling. Free chunks of a class form a list
+through their own first word, so that freeing and taking cost a few nanoseconds and nothing has to be compacted as
+long as lengths stay similar.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.hot_table.state import (
+    HEAP,
+    HEAP_FREE,
+    HEAP_TOP,
+    SLAB,
+    STRIDE,
+)
+from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word, word_at
+
+CLASSES = 192
+"""Sizes of chunks; enough for values up to 2⁴¹ bytes."""
+ARENA_START = 16
+"""Offset 0 is no chunk: it ends the free lists."""
+_SMALL = 1024
+_AHEAD = 32
+_LENGTH = np.uint64(0xFFFFFFFF)
+_INLINE = 12
+
+
+@helper
+def chunk_of(size):
+    """Class and bytes of the chunk for a value of `size` bytes."""
+    if size <= _SMALL:
+        number = (size + 15) >> 4
+        return number, number << 4
+    exponent = 10
+    while (size - 1) >> (exponent + 1) != 0:
+        exponent += 1
+    step_bits = exponent - 2
+    quarter = (size - 1) >> step_bits
+    return 64 + (exponent - 10) * 4 + quarter - 3, (quarter + 1) << step_bits
+
+
+@helper
+def take(state, lists, size):
+    """Offset of a chunk that holds `size` bytes; the caller has made sure that the arena has room."""
+    number, chunk = chunk_of(size)
+    at = lists[number]
+    if at != 0:
+        lists[number] = np.int64(word_at(state[HEAP], at))
+        state[HEAP_FREE] -= chunk
+        return at
+    at = state[HEAP_TOP]
+    state[HEAP_TOP] = at + chunk
+    return at
+
+
+@helper
+def give_back(state, lists, at, size):
+    """Free the chunk of a value of `size` bytes at offset `at`."""
+    number, chunk = chunk_of(size)
+    put_word(step(state[HEAP], at), 0, np.uint64(lists[number]))
+    lists[number] = at
+    state[HEAP_FREE] += chunk
+
+
+@helper
+def keep(state, lists, source, size):
+    """Copy `size` > 12 bytes from address `source` into the arena; the offset as a word."""
+    at = take(state, lists, size)
+    target = step(state[HEAP], at)
+    whole = size >> 3
+    if whole <= 8:
+        for i in range(whole):
+            put_word(target, i, word(source, i))
+        put_word(step(target, size - 8), 0, word_at(source, size - 8))
+    else:
+        copy_bytes(target, source, size)
+    return np.uint64(at)
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, uint64, int64, uint64)")
+def put_values(state, lists, rows, column, values, stride, heap):
+    """Write byte strings into a column of given rows, freeing what they held.
+
+    Args:
+        state, lists: the table's state array and the arena's free lists.
+        rows: row ids. column: the first of the column's two words.
+        values: address of the first value's two words; stride: words from one value to the next.
+        heap: address of what long values point into.
+    """
+    for i in range(len(rows)):
+        row = step(state[SLAB], rows[i] * state[STRIDE])
+        old = np.int64(word(row, column) & _LENGTH)
+        if old > _INLINE:
+            give_back(state, lists, np.int64(word(row, column + 1)), old)
+        head = word(values, i * stride)
+        tail = word(values, i * stride + 1)
+        size = np.int64(head & _LENGTH)
+        if size > _INLINE:
+            tail = keep(state, lists, step(heap, np.int64(tail)), size)
+        put_word(row, column, head)
+        put_word(row, column + 1, tail)
+
+
+@kernel("int64(uint64, int64, int64, int64[::1])")
+def long_bytes(rows, count, stride, columns):
+    """Upper bound of the arena bytes that the long values of some rows take.
+
+    Args:
+        rows: address of the first row. count: how many. stride: words from one row to the next.
+        columns: first words of the byte columns.
+    """
+    total = np.int64(0)
+    for i in range(count):
+        for c in range(len(columns)):
+            size = np.int64(word(rows, i * stride + columns[c]) & _LENGTH)
+            if size > _INLINE:
+                total += chunk_of(size)[1]
+    return total
+
+
+@kernel("int64(uint64[::1], int64[::1])")
+def long_bytes_at(rows, columns):
+    """Upper bound of the arena bytes that the long values of rows at some addresses take (`columns` as above)."""
+    total = np.int64(0)
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows):
+            prefetch(rows[i + _AHEAD], columns[0] * 8)
+        for c in range(len(columns)):
+            size = np.int64(word(rows[i], columns[c]) & _LENGTH)
+            if size > _INLINE:
+                total += chunk_of(size)[1]
+    return total
+
+
+@kernel("int64(uint64, int64, int64, int64[::1], uint64, uint8[::1], int64)")
+def relocate(rows, count, stride, columns, heap, target, start):
+    """Copy the long values of some rows from one heap into another and make the rows point there.
+
+    Args:
+        rows: address of the first row. count: how many. stride: words from one row to the next.
+        columns: first words of the byte columns.
+        heap: address of the heap they point into. target: the other heap. start: first byte to use of it.
+
+    Returns:
+        The first byte of `target` not used.
+    """
+    for i in range(count):
+        if i + _AHEAD < count:
+            for c in range(len(columns)):
+                ahead = (i + _AHEAD) * stride + columns[c]
+                size = np.int64(word(rows, ahead) & _LENGTH)
+                if size > _INLINE:
+                    prefetch(heap, np.int64(word(rows, ahead + 1)))
+                    prefetch(heap, np.int64(word(rows, ahead + 1)) + size - 1)
+        for c in range(len(columns)):
+            at = i * stride + columns[c]
+            size = np.int64(word(rows, at) & _LENGTH)
+            if size > _INLINE:
+                copy_bytes(step(target.ctypes.data, start), step(heap, np.int64(word(rows, at + 1))), size)
+                put_word(rows, at + 1, np.uint64(start))
+                start += size
+    return start

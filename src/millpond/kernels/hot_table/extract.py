@@ -1,0 +1,53 @@
+"""Copying rows out of a hot table."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.kernels.compiled import kernel
+from millpond.kernels.hot_table.expiry import stamp_of
+from millpond.kernels.hot_table.state import (
+    EXPIRY,
+    FLAGS,
+    SLAB,
+    STAMP_SHIFT,
+    STRIDE,
+    WIDTH,
+)
+from millpond.kernels.pointers import prefetch, put_word, step, word
+
+_AHEAD = 48
+
+
+@kernel("void(int64[::1], uint32[::1], uint64[:, ::1], int64, int64)")
+def gather(state, ids, out, keep_flags, clear_flags):
+    """Copy rows in the order of their ids; long values stay where they are.
+
+    Args:
+        state: the table's state array. ids: row ids. out: filled with the rows.
+        keep_flags: flags to keep in the copies. clear_flags: flags to clear in the table.
+    """
+    slab = np.uint64(state[SLAB])
+    row_bytes = state[STRIDE]
+    width = state[WIDTH]
+    tail = width * 8 - 8
+    count = len(ids)
+    kept = np.uint64(keep_flags) | ~np.uint64(FLAGS)
+    cleared = ~np.uint64(clear_flags)
+    for i in range(count):
+        if i + _AHEAD < count:
+            ahead = np.int64(ids[i + _AHEAD]) * row_bytes
+            prefetch(slab, ahead)
+            prefetch(slab, ahead + tail)
+        at = step(slab, np.int64(ids[i]) * row_bytes)
+        for w in range(width):
+            out[i, w] = word(at, w)
+        meta = out[i, 1]
+        if clear_flags != 0:
+            put_word(at, 1, meta & cleared)
+        if state[EXPIRY] != 0:  # looking for a row may have moved its stamp beyond the time at which it expires
+            stamp = np.uint64(stamp_of(np.int64(word(at, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
+            meta = stamp | (meta & np.uint64(FLAGS))
+        out[i, 1] = meta & kept

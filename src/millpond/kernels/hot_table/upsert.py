@@ -1,0 +1,388 @@
+"""Finding and making rows, a block of keys at a time.
+
+Each block is gone through three times: ask for the cache lines of the index, read them and ask for the lines of the
+rows, compare keys (and once more in between where keys may be long, to ask for those). So the misses of a block overlap
+instead of following each other.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.hot_table.arena import give_back, keep
+from millpond.kernels.hot_table.index import BITS, EMPTY, ROW_MASK, fingerprint, holds, home, place, seek
+from millpond.kernels.hot_table.state import (
+    COUNT,
+    DEAD,
+    DIRTY,
+    DIRTY_ROWS,
+    FLAGS,
+    FREE,
+    FRESH,
+    HEAP,
+    HIGH,
+    INITIAL,
+    KEY_NULLS,
+    KEY_START,
+    KEY_STOP,
+    LAST,
+    SLAB,
+    STAMP_SHIFT,
+    STRIDE,
+    TOMBSTONE,
+    TOUCHED,
+    TOUCHED_ROWS,
+    WIDTH,
+)
+from millpond.kernels.pointers import prefetch, put_word, step, word
+
+BLOCK = 2048
+"""Keys that go through the stages together."""
+
+TOUCH_ALL = 0
+TOUCH_CREATED = 1
+TOUCH_NONE = 2
+"""Touch nothing: rows are made ahead, marked so that the next upsert of their key takes them for new."""
+_LENGTH = np.uint64(0xFFFFFFFF)
+_INLINE = np.uint64(12)
+_AHEAD = 12
+
+
+@kernel(
+    types.uint64(types.Array(types.uint64, 2, "A", readonly=True)),
+    types.uint64(types.Array(types.uint8, 1, "A", readonly=True)),
+)
+def data_of(array):
+    """The address of the first item of key words or of a heap; several times faster than asking NumPy."""
+    return np.uint64(array.ctypes.data)
+
+
+@helper
+def _new_row(state, free):
+    if state[FREE] > 0:
+        state[FREE] -= 1
+        return np.int64(free[state[FREE]])
+    row = state[HIGH]
+    state[HIGH] = row + 1
+    return row
+
+
+@helper
+def _create(state, references, lists, free, key, key_heap, stamp):
+    """Make a fresh row for a key."""
+    row = _new_row(state, free)
+    at = step(state[SLAB], row * state[STRIDE])
+    for w in range(state[WIDTH]):
+        put_word(at, w, word(state[INITIAL], w))
+    put_word(at, 0, word(key, 0))
+    put_word(at, 1, np.uint64(stamp) << np.uint64(STAMP_SHIFT))
+    put_word(at, 2, word(at, 2) | (word(key, 2) & np.uint64(state[KEY_NULLS])))
+    for w in range(state[KEY_START], state[KEY_STOP]):
+        value = word(key, w)
+        if references[w] != 0 and (word(key, w - 1) & _LENGTH) > _INLINE:
+            value = keep(state, lists, step(key_heap, np.int64(value)), np.int64(word(key, w - 1) & _LENGTH))
+        put_word(at, w, value)
+    return row
+
+
+@helper
+def _guess(mark, at):
+    """The row of the first entry with a fingerprint among those from an address on, or -1; perhaps not the one sought.
+
+    Nearly always it is one of four, which are looked at without a branch to guess.
+    """
+    first = word(at, 0)
+    second = word(at, 1)
+    third = word(at, 2)
+    fourth = word(at, 3)
+    entry = fourth if fourth >> BITS == mark else EMPTY
+    entry = third if third >> BITS == mark else entry
+    entry = second if second >> BITS == mark else entry
+    entry = first if first >> BITS == mark else entry
+    if entry == EMPTY and fourth != EMPTY and fourth >> BITS < mark:
+        slot = 4
+        entry = word(at, slot)
+        while entry != EMPTY and entry >> BITS < mark:
+            slot += 1
+            entry = word(at, slot)
+        entry = entry if entry >> BITS == mark else EMPTY
+    return np.int64(entry & ROW_MASK) - 1
+
+
+@helper
+def _prefetch_key(state, references, at):
+    """Ask for the long key values of the row at an address."""
+    for w in range(state[KEY_START], state[KEY_STOP]):
+        if references[w] != 0:
+            size = np.int64(word(at, w - 1) & _LENGTH)
+            if size > 12:
+                offset = np.int64(word(at, w))
+                prefetch(np.uint64(state[HEAP]), offset)
+                prefetch(np.uint64(state[HEAP]), offset + size - 1)
+
+
+@helper
+def _touch(state, touched, at, row, meta):
+    """Write a row's META with the marks of a change."""
+    if meta & np.uint64(TOUCHED) == np.uint64(0):
+        touched[state[TOUCHED_ROWS]] = np.uint32(row)
+        state[TOUCHED_ROWS] += 1
+        if meta & np.uint64(DIRTY) == np.uint64(0):
+            state[DIRTY_ROWS] += 1
+    put_word(at, 1, meta | np.uint64(TOUCHED | DIRTY))
+
+
+@helper
+def _refresh(meta, stamp):
+    """META with the later of its stamp and another."""
+    flags = meta & np.uint64(FLAGS)
+    return max(meta ^ flags, np.uint64(stamp) << np.uint64(STAMP_SHIFT)) | flags
+
+
+@kernel(
+    "int64(int64[::1], uint8[::1], int64[::1], uint32[::1], uint32[::1], uint64, int64, int64, uint64, uint64, int64,"
+    " int64, int64, int64[::1], boolean[::1], int64[::1], uint64[::1])"
+)
+def upsert(
+    state,
+    references,
+    lists,
+    free,
+    touched,
+    keys,
+    stride,
+    count,
+    key_heap,
+    stamps,
+    stamp,
+    touch,
+    defer,
+    rows,
+    created,
+    pending,
+    scratch,
+):
+    """Find the row of each key, making fresh ones for keys that are absent.
+
+    Args:
+        state, references, lists, free, touched: the table: state array, words of a row that may point into the heap,
+            free lists of the arena, stack of free rows, list of touched rows.
+        keys, stride, count, key_heap: address of the first key row, words from one to the next, how many, address of
+            their heap.
+        stamps, stamp: address of one stamp a key, or 0 and the stamp of all.
+        touch: `TOUCH_ALL`, `TOUCH_CREATED` or `TOUCH_NONE`.
+        defer: 1 if fresh rows are only touched or marked later, by `settle` (unless under `TOUCH_ALL`).
+        rows, created: filled with row ids, and whether the key was absent.
+        pending: filled with the positions of absent keys.
+        scratch: two words for each key of a block.
+
+    Returns:
+        How many keys were absent; or, if the hash of the key at position *p* is outside the table's range, -1 - p.
+    """
+    absent = 0
+    slab = np.uint64(state[SLAB])
+    row_bytes = state[STRIDE]
+    tail = state[WIDTH] * 8 - 8
+    last = np.uint64(state[LAST])
+    touched_rows = state[TOUCHED_ROWS]
+    dirty_rows = state[DIRTY_ROWS]
+    long_keys = False
+    for w in range(state[KEY_START], state[KEY_STOP]):
+        long_keys = long_keys or references[w] != 0
+    for start in range(0, count, BLOCK):
+        block = min(BLOCK, count - start)
+        for i in range(block):
+            mark = fingerprint(state, word(keys, (start + i) * stride))
+            if mark > last:
+                state[TOUCHED_ROWS] = touched_rows
+                state[DIRTY_ROWS] = dirty_rows
+                return -1 - (start + i)
+            entries, slot = home(state, mark)
+            prefetch(entries, slot * 8)
+            prefetch(entries, slot * 8 + 24)
+            scratch[2 * i] = mark
+            scratch[2 * i + 1] = step(entries, slot * 8)
+        for i in range(block):
+            row = _guess(scratch[2 * i], scratch[2 * i + 1])
+            prefetch(slab, row * row_bytes)
+            prefetch(slab, row * row_bytes + tail)
+            scratch[2 * i + 1] = np.uint64(row)
+        if long_keys:
+            for i in range(block):
+                row = np.int64(scratch[2 * i + 1])
+                if row >= 0:
+                    _prefetch_key(state, references, step(slab, row * row_bytes))
+        for i in range(block):
+            position = start + i
+            key = step(keys, position * stride * 8)
+            when = stamp if stamps == np.uint64(0) else np.int64(word(stamps, position))
+            row = np.int64(scratch[2 * i + 1])
+            at = step(slab, row * row_bytes)
+            fresh = False
+            if row < 0 or word(at, 0) != word(key, 0) or not holds(state, references, at, key, key_heap):
+                mark = scratch[2 * i]
+                entries, slot, row = seek(state, references, mark, key, key_heap)
+                if row < 0:
+                    row = _create(state, references, lists, free, key, key_heap, when)
+                    place(state, entries, slot, mark, row)
+                    state[COUNT] += 1
+                    pending[absent] = position
+                    absent += 1
+                    fresh = True
+                at = step(slab, row * row_bytes)
+            meta = _refresh(word(at, 1), when)
+            ahead = meta & np.uint64(FRESH) != np.uint64(0) and touch != TOUCH_NONE
+            if ahead:
+                meta ^= np.uint64(FRESH)
+            rows[position] = row
+            if meta & np.uint64(TOMBSTONE) != np.uint64(0) and touch != TOUCH_NONE:
+                meta ^= np.uint64(TOMBSTONE)
+                state[DEAD] -= 1
+                ahead = True
+            created[position] = fresh or ahead
+            if touch == TOUCH_ALL or ahead or (fresh and defer == 0):
+                touched[touched_rows] = np.uint32(row)
+                touched_rows += np.int64(meta & np.uint64(TOUCHED) == np.uint64(0))
+                dirty_rows += np.int64(meta & np.uint64(DIRTY) == np.uint64(0))
+                meta |= np.uint64(TOUCHED | DIRTY)
+            put_word(at, 1, meta)
+    state[TOUCHED_ROWS] = touched_rows
+    state[DIRTY_ROWS] = dirty_rows
+    return absent
+
+
+@helper
+def _copy_values(state, references, lists, at, source, heap):
+    """Write the null bits and values of a row from another row of the same key."""
+    for w in range(2, state[KEY_START]):
+        put_word(at, w, word(source, w))
+    for w in range(state[KEY_STOP], state[WIDTH]):
+        value = word(source, w)
+        if references[w] != 0 and (word(source, w - 1) & _LENGTH) > _INLINE:
+            value = keep(state, lists, step(heap, np.int64(value)), np.int64(word(source, w - 1) & _LENGTH))
+        put_word(at, w, value)
+
+
+@helper
+def drop_values(state, references, lists, at, start):
+    """Free the long values that a row holds in its words from `start` on."""
+    for w in range(start, state[WIDTH]):
+        if references[w] != 0:
+            size = word(at, w - 1) & _LENGTH
+            if size > _INLINE:
+                give_back(state, lists, np.int64(word(at, w)), np.int64(size))
+
+
+@kernel(
+    "void(int64[::1], uint8[::1], int64[::1], uint32[::1], int64[::1], boolean[::1], int64[::1], int64[::1],"
+    " uint64[::1], uint64[::1], int64)"
+)
+def settle(state, references, lists, touched, rows, created, pending, found, sources, heaps, touch):
+    """Complete the fresh rows that an `upsert` made: those found in runs take their values from there.
+
+    Args:
+        state, references, lists, touched: the table, as for `upsert`.
+        rows, created, pending: what `upsert` filled (`pending` cut to size).
+        found: ascending indices into `pending` of the keys that were found.
+        sources, heaps: addresses of the rows found and of their heaps, in the order of `found`.
+        touch: as for `upsert`.
+    """
+    lines = (state[WIDTH] * 8 + 63) // 64
+    f = 0
+    for p in range(len(pending)):
+        position = pending[p]
+        row = rows[position]
+        at = step(state[SLAB], row * state[STRIDE])
+        if f < len(found) and found[f] == p:
+            if f + _AHEAD < len(found):
+                for line in range(lines):
+                    prefetch(sources[f + _AHEAD], line * 64)
+            created[position] = False
+            _copy_values(state, references, lists, at, sources[f], heaps[f])
+            f += 1
+        elif touch == TOUCH_CREATED:
+            _touch(state, touched, at, row, word(at, 1))
+        elif touch == TOUCH_NONE:
+            put_word(at, 1, word(at, 1) | np.uint64(FRESH))
+
+
+@kernel("void(int64[::1], uint8[::1], int64[::1], int64[::1], uint64, int64, uint64)")
+def overwrite(state, references, lists, rows, sources, stride, heap):
+    """Replace everything but the keys of given rows, which become dirty, by whole rows of the same keys.
+
+    Args:
+        state, references, lists: the table, as for `upsert`.
+        rows: row ids.
+        sources, stride, heap: address of the new rows, words from one to the next, address of their heap.
+    """
+    for i in range(len(rows)):
+        at = step(state[SLAB], rows[i] * state[STRIDE])
+        source = step(sources, i * stride * 8)
+        meta = word(at, 1)
+        if meta & np.uint64(DIRTY) == np.uint64(0):
+            state[DIRTY_ROWS] += 1
+        new = word(source, 1)
+        state[DEAD] += np.int64(new & np.uint64(TOMBSTONE)) - np.int64(meta & np.uint64(TOMBSTONE))
+        new &= ~np.uint64(FLAGS & ~TOMBSTONE)
+        put_word(at, 1, new | (meta & np.uint64(TOUCHED)) | np.uint64(DIRTY))
+        drop_values(state, references, lists, at, state[KEY_STOP])
+        _copy_values(state, references, lists, at, source, heap)
+
+
+@kernel("int64(int64[::1], uint8[::1], int64[::1], uint32[::1], int64[::1])")
+def remove(state, references, lists, touched, rows):
+    """Make tombstones of given rows: they are touched, and hold the values of a fresh row again.
+
+    Args:
+        state, references, lists, touched: the table, as for `upsert`.
+        rows: row ids.
+
+    Returns:
+        How many of them were not tombstones before.
+    """
+    key_nulls = np.uint64(state[KEY_NULLS])
+    removed = 0
+    for i in range(len(rows)):
+        at = step(state[SLAB], rows[i] * state[STRIDE])
+        meta = word(at, 1)
+        if meta & np.uint64(TOMBSTONE) != np.uint64(0):
+            continue
+        drop_values(state, references, lists, at, state[KEY_STOP])
+        put_word(at, 2, word(state[INITIAL], 2) | (word(at, 2) & key_nulls))
+        for w in range(3, state[KEY_START]):
+            put_word(at, w, word(state[INITIAL], w))
+        for w in range(state[KEY_STOP], state[WIDTH]):
+            put_word(at, w, word(state[INITIAL], w))
+        _touch(state, touched, at, rows[i], (meta & ~np.uint64(FLAGS & ~(TOUCHED | DIRTY))) | np.uint64(TOMBSTONE))
+        removed += 1
+    state[DEAD] += removed
+    return removed
+
+
+@kernel("void(int64[::1], uint32[::1], int64[::1])")
+def touch_rows(state, touched, rows):
+    """Say that the batch changed some rows, given by their ids."""
+    for i in range(len(rows)):
+        at = step(state[SLAB], rows[i] * state[STRIDE])
+        _touch(state, touched, at, rows[i], word(at, 1))
+
+
+@kernel("void(int64[::1], uint64[::1], int64[::1])")
+def raise_stamps(state, hashes, stamps):
+    """Give the rows with some hashes the stamps given, where these are later than their own."""
+    for i in range(len(hashes)):
+        mark = fingerprint(state, hashes[i])
+        if mark > np.uint64(state[LAST]):
+            continue
+        entries, slot = home(state, mark)
+        entry = word(entries, slot)
+        while entry != EMPTY and (entry >> BITS) <= mark:
+            at = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
+            if (entry >> BITS) == mark and word(at, 0) == hashes[i]:
+                put_word(at, 1, _refresh(word(at, 1), stamps[i]))
+            slot += 1
+            entry = word(entries, slot)

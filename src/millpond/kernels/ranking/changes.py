@@ -1,0 +1,123 @@
+"""What a batch changed in the ranks of rows that stand in slots."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.pointers import step, word
+from millpond.kernels.ranking.compare import compare_rows
+from millpond.kernels.ranking.packed_rows import visible
+from millpond.kernels.ranking.top_n import DENSE_RANK, ROW_NUMBER
+
+INSERT, UPDATE, DELETE, REPLACED = 1, 2, -1, -2
+"""The kinds of a change: a new row, a row's new image, a row that is gone, a row's image before its new one."""
+
+
+@helper
+def _note(at, row, slot, rank, kind, rows, slots, ranks, kinds):
+    rows[at] = row
+    slots[at] = slot
+    ranks[at] = rank
+    kinds[at] = kind
+    return at + 1
+
+
+@kernel(
+    "int64(uint64[:, ::1], uint64, int64, int64, int64[:, ::1], int64, int64, int64, int64, boolean,"
+    " int64[::1], int64[::1], int32[::1], int8[::1])"
+)
+def changes(
+    words,
+    heap,
+    blob,
+    stride,
+    descriptor,
+    ordering,
+    limit,
+    function,
+    version,
+    images,
+    rows,
+    slots,
+    ranks,
+    kinds,
+):
+    """What the batch changed in the ranks of some keys' rows.
+
+    Of row numbers, an image is told by its key and its number; of other ranks, by the row.
+
+    Args:
+        words: rows of the table. heap: address of their long values. blob: as for `decide`. stride: bytes of a slot.
+        images: whether images that are gone are wanted too.
+        rows, slots, ranks, kinds: filled with the changes: the table's row, the slot, its rank, the kind of change.
+
+    Returns:
+        The number of changes.
+    """
+    columns = np.uint64(descriptor.ctypes.data)
+    count = len(descriptor)
+    now = np.uint64(version + 1)
+    found = 0
+    for i in range(len(words)):
+        row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
+        held = np.int64(word(row, blob + 2))
+        base = step(heap, np.int64(word(row, blob + 1)))
+        if function == ROW_NUMBER:
+            before = np.int64(0)
+            after = np.int64(0)
+            for number in range(1, held + 1):
+                if number > limit:
+                    break
+                while before < held and not visible(step(base, before * stride), now, True):
+                    before += 1
+                while after < held and not visible(step(base, after * stride), now, False):
+                    after += 1
+                if before >= held and after >= held:
+                    break
+                if after >= held:
+                    if images:
+                        found = _note(found, i, before, number, DELETE, rows, slots, ranks, kinds)
+                elif before >= held:
+                    found = _note(found, i, after, number, INSERT, rows, slots, ranks, kinds)
+                elif before != after and (
+                    compare_rows(step(base, before * stride), base, step(base, after * stride), base, columns, 0, count)
+                    != 0
+                ):
+                    if images:
+                        found = _note(found, i, before, number, REPLACED, rows, slots, ranks, kinds)
+                    found = _note(found, i, after, number, UPDATE, rows, slots, ranks, kinds)
+                before += 1
+                after += 1
+            continue
+        positions = np.zeros(2, np.int64)
+        current = np.zeros(2, np.int64)
+        dense = np.zeros(2, np.int64)
+        last = np.full(2, -1)
+        for s in range(held):
+            slot = step(base, s * stride)
+            there = np.zeros(2, np.int64)
+            for side in range(2):
+                if not visible(slot, now, side == 0):
+                    continue
+                positions[side] += 1
+                if last[side] < 0 or (
+                    compare_rows(step(base, last[side] * stride), base, slot, base, columns, 0, ordering) != 0
+                ):
+                    current[side] = positions[side]
+                    dense[side] += 1
+                last[side] = s
+                rank = dense[side] if function == DENSE_RANK else current[side]
+                if rank <= limit:
+                    there[side] = rank
+            if there[0] == there[1]:
+                continue
+            if there[0] != 0 and images:
+                kind = REPLACED if there[1] != 0 else DELETE
+                found = _note(found, i, s, there[0], kind, rows, slots, ranks, kinds)
+            if there[1] != 0:
+                kind = UPDATE if there[0] != 0 else INSERT
+                found = _note(found, i, s, there[1], kind, rows, slots, ranks, kinds)
+    return found

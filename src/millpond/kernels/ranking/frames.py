@@ -1,0 +1,217 @@
+"""Rows of a key in order, and frames over them: whose results a batch may have changed, and what it changed.
+
+Rows stand in slots, as in `kernels.slots`. Before the batch and after it a key has a *sequence* of rows each: the
+slots that were there, and those that are.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.pointers import step, word
+from millpond.kernels.ranking.changes import DELETE, INSERT, REPLACED, UPDATE
+from millpond.kernels.ranking.compare import compare_rows
+from millpond.kernels.ranking.packed_rows import BORN, GONE
+
+IN_BEFORE, IN_AFTER, ASKED = 1, 2, 4
+"""Marks of a slot: its row is read in the sequence before the batch, in that after it; its own result is asked for."""
+
+
+@helper
+def _sides(slot, now):
+    """In which sequences a slot's row is."""
+    gone = word(slot, GONE)
+    sides = 0
+    if gone == 0:
+        sides = IN_AFTER
+    if word(slot, BORN) != now and (gone == 0 or gone == now):
+        sides |= IN_BEFORE
+    return sides
+
+
+@kernel("void(uint64[:, ::1], uint64, int64, int64, int64, int64, uint8[::1], int64[:, ::1])")
+def mark(words, heap, blob, stride, version, most, marks, counts):
+    """Mark the rows whose results a batch may have changed, and those in their frames.
+
+    A result may have changed where a row came or went, and of the next `most` rows that stayed.
+
+    Args:
+        words: rows of the table. heap: address of their long values. blob: the word of a table row at which its slots
+            are; the word after these two counts them. stride: bytes of a slot.
+        version: of the batch.
+        most: how many rows before the current one are in the longest frame.
+        marks: filled for all slots of all keys, one after another.
+        counts: filled for each key and sequence with how many rows are read.
+    """
+    now = np.uint64(version + 1)
+    first = np.int64(0)
+    for i in range(len(words)):
+        row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
+        held = np.int64(word(row, blob + 2))
+        base = step(heap, np.int64(word(row, blob + 1)))
+        stayed = most + 1  # rows since the last that came or went
+        for s in range(held):
+            sides = _sides(step(base, s * stride), now)
+            marks[first + s] = sides
+            if sides == 0:
+                continue
+            stayed = stayed + 1 if sides == IN_BEFORE | IN_AFTER else 0
+            if stayed <= most:
+                marks[first + s] |= ASKED
+        for side in range(2):
+            bit = IN_AFTER if side else IN_BEFORE
+            wanted = np.int64(0)
+            found = np.int64(0)
+            for s in range(held - 1, -1, -1):
+                if marks[first + s] & bit == 0:
+                    continue
+                if marks[first + s] & ASKED != 0:
+                    wanted = most + 1
+                if wanted > 0:
+                    found += 1
+                    wanted -= 1
+                else:
+                    marks[first + s] ^= bit
+            counts[i, side] = found
+        first += held
+
+
+@kernel(
+    "int64(uint64[:, ::1], uint64, int64, int64, int64, int64[:, ::1], int64, uint8[::1], int64, int64, int64,"
+    " int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64)"
+)
+def sequence(
+    words,
+    heap,
+    blob,
+    stride,
+    version,
+    descriptor,
+    most,
+    marks,
+    start,
+    stop,
+    side,
+    rows,
+    slots,
+    asked,
+    before,
+    runs,
+    base_of,
+):
+    """List the marked rows of one sequence, for some keys.
+
+    Args:
+        words, heap, blob, stride, version, most: as for `mark`. marks: from the first slot of the first key on.
+        descriptor: the columns of a row, those of the order first, then the rest.
+        start, stop: the keys.
+        side: 0 for the sequence before the batch, 1 for that after it.
+        rows, slots: filled with the key's row in the table and the slot of each row that is read.
+        asked: filled with those of them whose results are asked for, counted from `base_of` on; before: with how many
+            rows stand before each, `most` at most; runs: with a number that rows have in common, on both sides, whose
+            columns are all equal. Runs are numbered in the order of the rows.
+
+    Returns:
+        How many results are asked for.
+    """
+    columns = np.uint64(descriptor.ctypes.data)
+    count = len(descriptor)
+    now = np.uint64(version + 1)
+    bit = IN_AFTER if side else IN_BEFORE
+    first = np.int64(0)
+    run = np.int64(-1)
+    found = np.int64(0)
+    filled = np.int64(0)
+    for i in range(start, stop):
+        row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
+        held = np.int64(word(row, blob + 2))
+        base = step(heap, np.int64(word(row, blob + 1)))
+        passed = np.int64(0)
+        last = np.int64(-1)
+        for s in range(held):
+            slot = step(base, s * stride)
+            marked = marks[first + s]
+            if marked & ASKED != 0:
+                # Equal rows follow each other, whichever sequence they are in.
+                if last < 0 or compare_rows(step(base, last * stride), base, slot, base, columns, 0, count) != 0:
+                    run += 1
+                last = s
+            if marked & bit != 0:
+                rows[filled] = i
+                slots[filled] = s
+                if marked & ASKED != 0:
+                    asked[found] = base_of + filled
+                    before[found] = min(passed, most)
+                    runs[found] = run
+                    found += 1
+                filled += 1
+            if _sides(slot, now) & bit != 0:
+                passed += 1
+        first += held
+    return found
+
+
+@kernel("void(int64[::1], int64[::1], uint64, int64, int64[:, ::1], int8[::1])")
+def differences(old_runs, new_runs, results, stride, descriptor, kinds):
+    """What becomes of rows whose results were asked for: of equal rows with equal results as many as in both remain.
+
+    Args:
+        old_runs, new_runs: runs of the rows before the batch and after it, ascending.
+        results: address of the results, those before the batch first; stride: bytes of one.
+        descriptor: the columns of a result.
+        kinds: filled for each result with the kind of the change, 0 where there is none.
+    """
+    columns = np.uint64(descriptor.ctypes.data)
+    count = len(descriptor)
+    olds = len(old_runs)
+    i = 0
+    j = 0
+    while i < olds or j < len(new_runs):
+        run = old_runs[i] if j >= len(new_runs) or (i < olds and old_runs[i] < new_runs[j]) else new_runs[j]
+        old_stop = i
+        while old_stop < olds and old_runs[old_stop] == run:
+            old_stop += 1
+        new_stop = j
+        while new_stop < len(new_runs) and new_runs[new_stop] == run:
+            new_stop += 1
+        # All that a batch leaves changed among equal rows comes or goes, so that one side is no longer than frames are.
+        gone = old_stop - i
+        come = new_stop - j
+        for new in range(j, new_stop):
+            kinds[olds + new] = INSERT
+        for old in range(i, old_stop):
+            kinds[old] = DELETE
+            for new in range(j, new_stop):
+                if kinds[olds + new] != 0 and (
+                    compare_rows(
+                        step(results, old * stride),
+                        results,
+                        step(results, (olds + new) * stride),
+                        results,
+                        columns,
+                        0,
+                        count,
+                    )
+                    == 0
+                ):
+                    kinds[old] = 0
+                    kinds[olds + new] = 0
+                    gone -= 1
+                    come -= 1
+                    break
+        pairs = min(gone, come)
+        changed = pairs
+        for old in range(i, old_stop):
+            if kinds[old] != 0 and changed > 0:
+                kinds[old] = REPLACED
+                changed -= 1
+        changed = pairs
+        for new in range(j, new_stop):
+            if kinds[olds + new] != 0 and changed > 0:
+                kinds[olds + new] = UPDATE
+                changed -= 1
+        i = old_stop
+        j = new_stop

@@ -1,0 +1,137 @@
+"""Grouped aggregation of distinct inputs over windows, kept in the store that suits how often these repeat.
+
+A slice of event time begins with groups, in memory: a read-modify-write table, and side tables of distinct inputs. When
+the observer says so, the rows that come from then on are appended instead, and when it changes its mind, go to groups
+again; what was appended becomes groups then, some of it with every batch. A window that closes before all has moved,
+and one whose groups were left, is read from both.
+
+What was chosen is part of the state, and lies in the names of its tables: see `KeptBothWays`. New slices append if one
+of the others does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.operators.aggregate.adaptive_slice import KeptBothWays
+from millpond.operators.aggregate.cardinality_observer import Observer, Seen
+from millpond.operators.aggregate.windowed import WindowedAggregate
+from millpond.operators.event_time_slices import Sliced
+from millpond.operators.protocol import SLICE, MakeTable, Times
+from millpond.spec.operators import AggregateSpec
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+
+_log = logging.getLogger(__name__)
+
+
+class ObservedAggregate(WindowedAggregate):
+    """An `AggregateSpec` with `time`, distinct inputs and tumbling windows, if any, in append mode, on one partition.
+
+    Args:
+        spec: keys, inputs and calls.
+        make_table: opens the partition's tables, and tables that live for a moment.
+        existing: the names of the tables that there are.
+        memory: bytes that the state may take in memory, roughly.
+    """
+
+    _parts: Sliced[KeptBothWays]  # type: ignore[assignment]
+
+    def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str], *, memory: int) -> None:
+        self._observer = Observer(memory)
+        self._make_table = make_table
+        self._appending = False
+        self._version = self._bytes = self._rows = self._moved = 0
+        super().__init__(spec, make_table, tuple(existing))
+        self._appending = self._appends
+
+    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[KeptBothWays]:  # type: ignore[override]
+        assert self.spec.time is not None
+        known: dict[str, set[str]] = {}
+        for name in existing:
+            base, _, one = name.partition(SLICE)
+            known.setdefault(SLICE + one, set()).add(base)
+
+        def make(suffix: str) -> KeptBothWays:
+            return KeptBothWays(self.spec, make_table, suffix, known.pop(suffix, ()), append=self._appending)
+
+        return Sliced(self.spec.time, make, existing)
+
+    @property
+    def _appends(self) -> bool:
+        return any(part.appends for part in self._parts.live.values())
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the observer has chosen for what comes (`appending`: 1 for appending), and how far what it began has
+        come: rows that the batch has made groups of, and appended rows that are still to become groups.
+        """
+        left = sum(part.left for part in self._parts.live.values())
+        return {"appending": float(self._appends), "moved_rows": float(self._moved), "left_rows": float(left)}
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        super().begin(version, times)
+        self._version = version
+        self._bytes = self._rows = self._moved = 0
+        self._appending = self._appends
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Take rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
+        self._bytes += batch.nbytes
+        self._rows += batch.num_rows
+        super().process(batch)
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: look at what it did, move some rows, forget what is closed, seal the rest of what changed."""
+        staying = {one: part for one, part in self._parts.live.items() if not self._closes(one.last)}
+        self._choose(staying.values())
+        moving = [one for one, part in staying.items() if part.left]
+        if moving:
+            self._moved = self._parts.open(max(moving)).move()
+        sealed = super().finish()
+        for part in self._parts.closing.values():
+            part.measure()
+        return sealed
+
+    def _closes(self, time: int) -> bool:
+        return bool(self._parts.closing_now(np.array([time]))[0])
+
+    def _choose(self, parts: Collection[KeptBothWays]) -> None:
+        """Change the store of some slices, if the observer says so."""
+        wide = self._bytes // max(1, self._rows)
+        seen = Seen.total(part.seen(wide) for part in parts)
+        if self._appending:
+            heaviest = max((part.heaviest for part in parts), default=0)
+            if self._observer.groups(seen, heaviest):
+                self._log("keeps groups again", seen)
+                for part in parts:
+                    part.keep_groups()
+        elif self._observer.appends(seen):
+            self._log("appends rows", seen)
+            for part in parts:
+                part.keep_rows()
+
+    def _log(self, what: str, seen: Seen) -> None:
+        _log.info(
+            "From version %d on, an aggregate of distinct inputs %s: of %d inputs %d were new; all take %d MB.",
+            self._version + 1,
+            what,
+            seen.asked,
+            seen.made,
+            seen.bytes >> 20,
+        )
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The groups that the batch's watermark closed."""
+        for one, part in self._parts.closing.items():
+            whole = self._closes(one.low) and self._closes(one.last)
+            for groups, rows in part.shown(partial(self._make_table, kind="scratch")):
+                yield from self._decoded(groups, rows if whole else self._closing_now(groups, rows))

@@ -1,0 +1,324 @@
+"""One slice of event time that is kept as groups, as rows, or as both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.layout import HASH, LAST_HASH, HashRange, Rows
+from millpond.operators.aggregate.cardinality_observer import Sample, Seen
+from millpond.operators.aggregate.groups import Groups
+from millpond.operators.columns.encode import key_rows, portions
+from millpond.operators.columns.input_rows import StoredRows
+from millpond.operators.hash_ranges import bounds, by_range, key_groups
+from millpond.operators.protocol import MAIN, MOVED, ROWS, MakeTable
+from millpond.operators.table_schemas import Keyed, distincts, moved_table
+from millpond.spec.operators import AggregateSpec
+from millpond.stores.aligned.hash_intervals import gradually, heaviest
+from millpond.stores.aligned.table import AlignedTable
+from millpond.stores.rmw.table import RmwTable
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+
+_INDEX = 24  # bytes that an entry takes beside its words, roughly
+
+
+class KeptBothWays:
+    """The state of one slice. Its tables say how it is kept.
+
+    `MAIN` and side tables: it has groups. `ROWS` and `SAMPLE`: it has rows that were appended. `MOVED`: it appends no
+    more, and rows up to a hash have become groups. That table stays when all have, and `ROWS` is gone: a slice appends
+    once at most, so that no pattern makes it go to and fro.
+
+    Args:
+        spec: keys, inputs and calls. make_table: opens the partition's tables. suffix: of their names.
+        known: the base names of the tables that there are. append: how it begins if there are none.
+    """
+
+    def __init__(
+        self, spec: AggregateSpec, make_table: MakeTable, suffix: str, known: Collection[str], *, append: bool
+    ) -> None:
+        self._spec = spec
+        self._make_table = make_table
+        self._suffix = suffix
+        self._stored = StoredRows(spec)
+        layouts = [table.layout for _, table, _ in distincts(spec)]
+        self._entry = 8 * max(layout.width for layout in layouts) + _INDEX
+        self._long = any(layout.bytes_columns for layout in layouts)
+        self._version: int | None = None  # of the running batch, if it has to do with the slice
+        self._groups: Groups | None = None
+        self._rows: tuple[AlignedTable, Sample] | None = None
+        self._moved: RmwTable | None = None
+        self._appended = False  # in this batch
+        self._before = 0  # entries
+        self._size = 0  # bytes
+        self._gone: list[Any] = []
+        if MAIN in known or not (known or append):
+            self._groups = Groups(spec, make_table, suffix)
+        if ROWS in known or (append and not known):
+            self.keep_rows()
+        if MOVED in known:
+            self._open_moved()
+
+    @property
+    def appends(self) -> bool:
+        """Whether rows that come are appended."""
+        return self._rows is not None and self._moved is None
+
+    @property
+    def left(self) -> int:
+        """How many rows are still to become groups, roughly."""
+        if self._rows is None or self._moved is None:
+            return 0
+        return max(1, int(self._rows[0].rows * (1 - self._until / (LAST_HASH + 1))))
+
+    @property
+    def table(self) -> AlignedTable | RmwTable:
+        """Where rows that come go."""
+        if self.appends:
+            assert self._rows is not None
+            return self._rows[0]
+        return self._grouped().table
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """Its tables by name."""
+        found: dict[str, Any] = {} if self._groups is None else dict(self._groups.tables)
+        if self._rows is not None:
+            found |= {ROWS + self._suffix: self._rows[0], self._rows[1].name: self._rows[1].table}
+        if self._moved is not None:
+            found[MOVED + self._suffix] = self._moved
+        return found
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads state `version`."""
+        self._let_go()
+        self._version = version
+        self._appended = False
+        if self._groups is not None:
+            self._groups.begin(version)
+        if self._rows is not None:
+            for each in self._rows:
+                each.begin(version)
+        if self._moved is not None:
+            self._moved.begin(version)
+        self._before = self._entries
+
+    def fold(self, batch: pa.RecordBatch) -> None:
+        """Take rows: the column `__hash`, then keys and inputs."""
+        if not self.appends:
+            self._grouped().fold(batch)
+            return
+        assert self._rows is not None
+        rows, sample = self._rows
+        self._appended = True
+        for portion in portions(batch, rows.portion, rows.ahead):
+            rows.append(self._stored.encode(portion))
+            sample.add(portion)
+
+    @property
+    def _entries(self) -> int:
+        return 0 if self._groups is None else sum(side.stats()["keys"] for _, side in self._groups.sides)
+
+    def seen(self, wide: int) -> Seen:
+        """What the running batch did to the slice's distinct inputs, and what they take.
+
+        Args:
+            wide: bytes of a row of the input, for what is longer than a row of state.
+        """
+        asked = made = groups = entries = 0
+        if self._rows is not None:
+            sample = self._rows[1]
+            entries = sample.entries
+            if self.appends and self._version is not None:
+                asked, made = sample.asked, sample.made
+        if self._groups is not None:
+            groups = self._groups.table.stats()["keys"]
+            entries += self._entries
+            if not self.appends and self._version is not None:
+                stats = [side.stats() for _, side in self._groups.sides]
+                asked = sum(each["cache_hits"] + each["cache_misses"] for each in stats)
+                made = self._entries - self._before
+        return Seen(asked, made, entries * (self._entry + (wide if self._long else 0)), groups)
+
+    @property
+    def heaviest(self) -> int:
+        """Bytes of the appended rows of one group, at most."""
+        return 0 if self._rows is None else heaviest(self._rows[0].readable())
+
+    def keep_rows(self) -> None:
+        """Append rows from now on, if the slice never did."""
+        if self._rows is not None or self._moved is not None:
+            return
+        layout = self._stored.layout
+        rows = self._make_table(ROWS + self._suffix, layout.schema, self._stored.initial, kind="aligned")
+        self._rows = rows, Sample(self._spec, self._make_table, self._suffix)
+        if self._version is not None:
+            for each in self._rows:
+                each.begin(self._version)
+
+    def keep_groups(self) -> None:
+        """Keep groups from now on, also of what was appended."""
+        if self.appends:
+            self._open_moved()
+
+    def _open_moved(self) -> None:
+        table = moved_table()
+        self._moved = self._make_table(MOVED + self._suffix, table.layout.schema, table.initial)
+        if self._version is not None:
+            self._moved.begin(self._version)
+
+    def _grouped(self) -> Groups:
+        if self._groups is None:
+            self._groups = Groups(self._spec, self._make_table, self._suffix)
+            if self._version is not None:
+                self._groups.begin(self._version)
+        return self._groups
+
+    # From rows to groups
+
+    @property
+    def _until(self) -> int:
+        """The hash below which appended rows have become groups."""
+        pieces = [] if self._moved is None else list(self._moved.scan())
+        return int(pieces[0].words[0, moved_table().values[0].offset]) if pieces else 0
+
+    def move(self) -> int:
+        """Make groups of some of the appended rows; how many. The running batch has to have to do with the slice."""
+        assert self._rows is not None
+        assert self._moved is not None
+        assert self._version is not None
+        pieces = self._left_rows()
+        some = next(pieces, None)
+        pieces.close()
+        last = LAST_HASH if some is None else int(some.words[-1, HASH])
+        if some is not None:
+            groups = self._grouped()
+            groups.table.widen()
+            groups.table.rest(False)
+            groups.fold(self._stored.decode(some))
+        if last == LAST_HASH:
+            rows, sample = self._rows
+            self._gone += [rows, sample.table]
+            self._rows = None
+            return 0 if some is None else some.count
+        assert some is not None
+        table = moved_table()
+        ids = self._moved.upsert(key_rows(np.zeros(1, np.int64), [], [], table.layout.key_stop), self._version).rows
+        self._moved.words[ids, table.values[0].offset] = np.uint64(last + 1)
+        return some.count
+
+    def _left_rows(self) -> Generator[Rows]:
+        """The rows that have not become groups, in hash order, in pieces that have all rows of their hashes."""
+        assert self._rows is not None
+        rows = self._rows[0]
+        range_ = HashRange(self._until)
+        yield from gradually([rows.readable()], self._stored.layout, max(1, rows.portion // 2), range_)
+
+    # Closing
+
+    def measure(self) -> None:
+        """Learn how large the slice is, before `shown`, which gives the same pieces until this is called again."""
+        self._size = sum(_size(table) for table in self.tables.values())
+
+    def shown(self, make_scratch: MakeTable) -> Iterator[tuple[Groups, Rows]]:
+        """All groups, with the rows that are no groups yet, in pieces of hash order."""
+        if self._rows is None:
+            groups = self._grouped()
+            for rows in groups.scan():
+                yield groups, rows
+            return
+        with ExitStack() as open_:
+            for found in self._together(open_):
+                groups = Groups(self._spec, make_scratch)
+                try:
+                    groups.begin(0)
+                    self._put_together(groups, *found)
+                    for some in groups.scan():
+                        yield groups, some
+                finally:
+                    groups.close()
+
+    def _put_together(
+        self, groups: Groups, held: Sequence[Rows], entries: Sequence[Sequence[Rows]], rows: Sequence[Rows]
+    ) -> None:
+        """Fold rows into what is held of groups of the same range, in fresh tables."""
+        ranges = [key_groups(some) for some in (*held, *rows)]
+        if not ranges:
+            return
+        groups.narrow(HashRange(min(each.lo for each in ranges), max(each.hi for each in ranges)))
+        groups.table.expect(sum(len(some.words) for some in (*held, *rows)))
+        for some in held:
+            groups.table.load(some)
+        for (table, side), found in zip(groups.sides, entries, strict=False):
+            for some in found:
+                side.load(_by_other_hash(some, table))
+        for some in rows:
+            groups.fold(self._stored.decode(some))
+
+    def _together(self, open_: ExitStack) -> Iterator[tuple[Sequence[Rows], Sequence[Sequence[Rows]], Sequence[Rows]]]:
+        """Range after range of the hash: groups, their distinct inputs in each side table, rows."""
+        groups = self._groups
+        if groups is None:
+            for piece in self._left_rows():
+                yield (), (), (piece,)
+            return
+        assert self._rows is not None
+        portion = self._rows[0].portion
+        ends = bounds(groups.table.range, -(-self._size // max(1, portion // 2)))
+        sides = [self._by_group(table, side, open_) for table, side in groups.sides]
+        entries = [gradually([side.readable()], side.layout, portion // 4) for side in sides]
+        sources = [groups.scan(), self._left_rows(), *entries]
+        for held, left, *found in zip(*(by_range(each, ends) for each in sources), strict=True):
+            yield held, found, left
+
+    def _by_group(self, table: Keyed, side: RmwTable, open_: ExitStack) -> AlignedTable:
+        """A side table's entries in the order of their groups' hashes, for a moment."""
+        name = f"{MAIN}{self._suffix} by group"
+        spool: AlignedTable = self._make_table(name, table.layout.schema, table.initial, kind="spool")
+        open_.callback(spool.close)
+        for rows in side.scan():
+            spool.append(_by_other_hash(rows, table))
+        return spool
+
+    def seal(self) -> dict[str, TableDelta]:
+        """End the batch: seal the tables that it may have changed."""
+        sealed = {} if self._groups is None else self._groups.seal()
+        if self._rows is not None:
+            rows, sample = self._rows
+            sealed[sample.name] = sample.table.seal()
+            if self._appended:
+                sealed[ROWS + self._suffix] = rows.seal()
+        if self._moved is not None:
+            sealed[MOVED + self._suffix] = self._moved.seal()
+        self._version = None
+        return sealed
+
+    def _let_go(self) -> None:
+        for table in self._gone:
+            table.close()
+        self._gone = []
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._let_go()
+        for table in self.tables.values():
+            table.close()
+
+
+def _size(table: AlignedTable | RmwTable) -> int:
+    stats = table.stats()
+    return max(8 * table.layout.width * stats["keys"], stats["bytes"])
+
+
+def _by_other_hash(rows: Rows, table: Keyed) -> Rows:
+    """Entries of a side table with the hash of their group in place of their own, which takes its place; and back."""
+    words = np.array(rows.words)
+    group = table.values[0].offset
+    words[:, [HASH, group]] = words[:, [group, HASH]]
+    return Rows(words, rows.heap)

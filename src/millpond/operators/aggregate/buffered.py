@@ -1,0 +1,185 @@
+"""Grouped aggregation over whole windows: rows are appended as they come, and aggregated once their window closes.
+
+For functions that need all values of a group at once (FlowKV's append pattern). A row is stored once, in its pane, also
+where windows overlap. When the watermark closes windows, the panes that they are made of are read together, gradually
+and in hash order, so that each piece has all rows of its keys; a piece is aggregated like a small batch, in tables that
+live for it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.runs.sort import order_by_hash
+from millpond.layout import HASH, META, Rows
+from millpond.operators.aggregate.groups import Groups
+from millpond.operators.aggregate.windowed import WindowedAggregate, in_windows
+from millpond.operators.columns.encode import portions
+from millpond.operators.columns.input_rows import StoredRows
+from millpond.operators.event_time_slices import Sliced, times_of
+from millpond.operators.hash_ranges import key_groups
+from millpond.operators.protocol import MAIN, MakeTable, Times
+from millpond.spec.functions import in_order
+from millpond.spec.operators import AggregateSpec
+from millpond.stores.aligned.hash_intervals import gradually
+from millpond.stores.aligned.table import AlignedTable
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+
+
+_ARRIVAL = "__arrival"
+_IN_BATCH = 32  # bits of an arrival that count the rows of its batch; those above tell the batch
+
+
+class _Appended:
+    """The rows of one slice of event time; if `in_order`, what their last column tells is in the word `META`."""
+
+    def __init__(self, stored: StoredRows, make_table: MakeTable, suffix: str, *, in_order: bool) -> None:
+        self._stored = stored
+        self._in_order = in_order
+        self._name = MAIN + suffix
+        self.table: AlignedTable = make_table(self._name, stored.layout.schema, stored.initial, kind="aligned")
+
+    @property
+    def tables(self) -> Mapping[str, AlignedTable]:
+        """Its one table."""
+        return {self._name: self.table}
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads state `version`."""
+        self.table.begin(version)
+
+    def fold(self, batch: pa.RecordBatch) -> None:
+        """Append the rows of a batch."""
+        for portion in portions(batch, self.table.portion, self.table.ahead):
+            rows = self._stored.encode(portion)
+            if self._in_order:
+                rows.words[:, META] = portion.column(portion.num_columns - 1)
+            self.table.append(rows)
+
+    def seal(self) -> dict[str, TableDelta]:
+        """End the batch."""
+        return {self._name: self.table.seal()}
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self.table.close()
+
+
+class HolisticAggregate(WindowedAggregate):
+    """An `AggregateSpec` with `time`, in append mode, on one partition, whose rows are kept until their windows close.
+
+    Args:
+        spec: keys, inputs and calls.
+        make_table: opens the partition's tables, and tables that live for one piece of rows.
+        existing: the names of the tables that there are.
+    """
+
+    def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
+        self._stored = StoredRows(spec)
+        self._make_table = make_table
+        self._in_order = in_order(spec)
+        super().__init__(spec, make_table, existing)
+        self._arrived = 0  # rows of the running batch, above them the batch
+
+    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[_Appended]:  # type: ignore[override]
+        assert self.spec.time is not None
+        reach = 0 if self._windows is None else self._windows.size - self._windows.slide
+
+        def make(suffix: str) -> _Appended:
+            return _Appended(self._stored, make_table, suffix, in_order=self._in_order)
+
+        return Sliced(self.spec.time, make, existing, reach=reach)
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        super().begin(version, times)
+        self._arrived = version << _IN_BATCH
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Append rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
+        times = times_of(batch.column(self._column), self._type)
+        if self._in_order:
+            until = self._arrived + batch.num_rows
+            batch = batch.append_column(_ARRIVAL, pa.array(np.arange(self._arrived, until)))
+            self._arrived = until
+        kept, begins = self._on_time(batch, times, count=True)
+        for part, rows in self._parts.divide(kept, begins):
+            part.fold(rows)
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The groups of the windows that the batch's watermark closed."""
+        tables: list[Any] = [self._parts.closing[one].table for one in sorted(self._parts.closing)]
+        if not tables:
+            return
+        files = [table.readable() for table in tables]
+        for rows in gradually(files, self._stored.layout, max(1, tables[0].portion // 2)):
+            yield from self._piece(_as_they_came(rows) if self._in_order else rows)
+
+    def _piece(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """The results of all keys of a piece."""
+        batch = self._stored.decode(rows)
+        times = times_of(batch.column(self._column), self._type)
+        for low, high in self._together(times):
+            groups = Groups(self.spec, partial(self._make_table, kind="scratch"), whole=True)
+            try:
+                groups.begin(0)
+                groups.narrow(key_groups(rows))
+                groups.table.expect(rows.count)
+                for placed in self._placed(batch, times, low, high):
+                    groups.fold(placed)
+                for some in groups.scan():
+                    yield from self._decoded(groups, some)
+            finally:
+                groups.close()
+
+    def _begins(self, times: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The beginnings of the windows that rows of some times are in, one after the other."""
+        for number in range(1 if self._windows is None else self._windows.overlap):
+            yield times if self._windows is None else times - number * self._windows.slide
+
+    def _placed(self, batch: pa.RecordBatch, times: NDArray[np.int64], low: int, high: int) -> Iterator[pa.RecordBatch]:
+        """A batch's rows as those of the windows that begin from `low` to `high`."""
+        found = []
+        for begins in self._begins(times):
+            chosen = np.flatnonzero((begins >= low) & (begins <= high))
+            if len(chosen):
+                found.append((chosen, begins[chosen]))
+        if self._in_order:  # one row after the other, each into all its windows
+            chosen, begins = (np.concatenate(some) for some in zip(*found, strict=True))
+            turns = np.argsort(chosen, kind="stable")
+            found = [(chosen[turns], begins[turns])]
+        for chosen, begins in found:
+            every = len(chosen) == len(times) and not self._in_order
+            kept = batch if every else batch.take(pa.array(chosen))
+            yield in_windows(kept, self._column, begins) if self._sliding else kept
+
+    def _together(self, times: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """The windows that are closing, first and last beginnings of so many as take about every row once."""
+        if not self._sliding:
+            if self._parts.closing_now(times).any():
+                yield self._parts.closing_times
+            return
+        closing = [begins[self._parts.closing_now(begins)] for begins in self._begins(times)]
+        windows, counts = np.unique(np.concatenate(closing), return_counts=True)
+        turns = (np.cumsum(counts) - counts) // max(1, len(times))
+        for some in np.split(windows, np.flatnonzero(np.diff(turns)) + 1):
+            if len(some):
+                yield int(some[0]), int(some[-1])
+
+
+def _as_they_came(rows: Rows) -> Rows:
+    """Rows in hash order, those of one hash in the order in which they came, whatever their panes."""
+    hashes, arrivals = np.ascontiguousarray(rows.words[:, HASH]), np.ascontiguousarray(rows.words[:, META])
+    if ((hashes[:-1] != hashes[1:]) | (arrivals[:-1] < arrivals[1:])).all():
+        return rows
+    _, came = order_by_hash(arrivals)
+    _, order = order_by_hash(hashes[came])
+    return Rows(rows.words[came[order]], rows.heap)

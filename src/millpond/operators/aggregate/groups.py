@@ -1,0 +1,243 @@
+"""The groups of an aggregate: the tables that hold them, and how rows are folded in, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.aggregate import distinct_hash, numeric
+from millpond.layout import HashRange, Rows
+from millpond.operators.columns.encode import (
+    ALL,
+    NO_HEAP,
+    Leaf,
+    Mask,
+    both,
+    flatten,
+    hashes_of,
+    key_rows,
+    normalised,
+    operand,
+    portions,
+)
+from millpond.operators.columns.structs import element
+from millpond.operators.functions.accumulators import BLOCK
+from millpond.operators.functions.retractable import Count, Retractable
+from millpond.operators.functions.whole_groups import Gathered
+from millpond.operators.protocol import MAIN, MakeTable
+from millpond.operators.table_schemas import Distinct, Keyed, before_images, distincts, images, main_table
+from millpond.spec.functions import elements, observed
+from millpond.spec.operators import GLOBAL_HASH, AggregateSpec
+from millpond.spec.types import parse_type
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.table import RmwTable
+
+
+class Groups:
+    """Groups by key: a row of the main table for each, and side tables of their distinct inputs.
+
+    Args:
+        spec: keys, inputs and calls.
+        make_table: opens the partition's tables.
+        suffix: of the tables' names.
+        whole: the rows of each group come all in one batch.
+
+    Attributes:
+        main: the main table's layout. calls: the accumulators, bound to it.
+        table: the main table. tables: all tables by name.
+        images: what the main table holds of groups that come and go; None where they only come.
+        before: accumulators that read how groups stood before the batch, where the spec asks for changes.
+        sides: the side tables of distinct inputs, each with its layout.
+    """
+
+    def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str = "", *, whole: bool = False) -> None:
+        self._spec = spec
+        self.main, self.calls = main_table(spec, whole=whole)
+        self.table: RmwTable = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
+        self.tables: dict[str, RmwTable] = {MAIN + suffix: self.table}
+        self._sides: list[_Side] = []
+        self.sides: list[tuple[Keyed, RmwTable]] = []
+        self._mask_of: dict[int, _Side] = {}
+        for distinct, keyed, calls in distincts(spec):
+            table = make_table(distinct.table + suffix, keyed.layout.schema, keyed.initial)
+            side = _Side(spec, distinct, keyed, table, len(self.main.keys))
+            self.tables[distinct.table + suffix] = table
+            self._sides.append(side)
+            self.sides.append((keyed, table))
+            self._mask_of |= dict.fromkeys(calls, side)
+        self.images = images(spec, self.main)
+        self.before = before_images(spec, self.images) if self.images is not None and spec.changes else []
+        self._counts = [call.places[0].offset for call in self.calls if isinstance(call, Count)]
+        self._input_types = [parse_type(field.type) for field in spec.inputs]
+        loaded = [call for call, made in zip(spec.calls, self.calls, strict=True) if not isinstance(made, Gathered)]
+        self._used = {position for call in loaded for position in call.inputs}
+        self._elements = elements(loaded)
+        self._filters = {call.filter for call in spec.calls if call.filter is not None}
+        # Partial states that are put together only when they are shown are not final when a batch ends.
+        windows = None if spec.time is None else spec.time.windows
+        self._settles = not (windows is not None and windows.shared) and not observed(spec)
+        self._version = 0
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads state `version`."""
+        self._version = version
+        for table in self.tables.values():
+            table.begin(version)
+        if self._settles:
+            for call in self.calls:
+                call.begin(version)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self.table.narrow(range_)
+
+    def show_global(self) -> None:
+        """Have the one group of an aggregate without keys, changed in this batch."""
+        header = np.array([GLOBAL_HASH], dtype=np.int64)
+        (row,), (created,) = self.table.upsert(key_rows(header, [], [], self.main.layout.key_stop), self._version)
+        if self.images is not None:
+            self.images.open_global(self.table, row, self._version, created=created)
+
+    def fold(self, batch: pa.RecordBatch) -> None:
+        """Fold in rows: the column `__hash`, then keys and inputs in the order of the spec."""
+        for portion in portions(batch, self.table.portion, self.table.ahead):
+            self._fold(portion)
+
+    def _fold(self, batch: pa.RecordBatch) -> None:
+        count = batch.num_rows
+        hashes = hashes_of(batch)
+        first = 1  # columns are taken by position: names may repeat
+        leaves = [
+            leaf
+            for position, dtype in enumerate(self.main.types)
+            for leaf in flatten(batch.column(first + position), dtype)
+        ]
+        first += len(self.main.types)
+        operands = {
+            p: (element if p in self._elements else operand)(batch.column(first + p), self._input_types[p])
+            for p in self._used | self._filters
+        }
+        filters = {p: both(operands[p].valid, operands[p].values.astype(np.uint8)) for p in self._filters}
+        keys = key_rows(hashes, leaves, self.main.keys, self.main.layout.key_stop)
+        for side in self._sides:
+            columns = {p: batch.column(first + p) for p in side.distinct.inputs}
+            condition = side.distinct.filter
+            side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
+        signs = self._signs(batch)
+        for number, (call, spec) in enumerate(zip(self.calls, self._spec.calls, strict=True)):
+            counts = ALL if spec.filter is None else filters[spec.filter]
+            if isinstance(call, Gathered):
+                call.gather([batch.column(first + position) for position in spec.inputs], counts)
+                continue
+            inputs = [operands[position] for position in spec.inputs]
+            if number in self._mask_of:  # the side table has looked at the filter and the nulls
+                counts = self._mask_of[number].mask
+                inputs = [normalised(column) for column in inputs]
+            if isinstance(call, Retractable):
+                call.signs = signs
+            call.load(inputs, counts)
+        self.table.prepare(keys, self._version)
+        for start in range(0, count, BLOCK):
+            stop = min(start + BLOCK, count)
+            for side in self._sides:
+                side.fill(start, stop, self._version)
+            rows = self.table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
+            if self.images is not None:
+                self.images.update(self.table, rows, start, self._version, signs)
+            for call in self.calls:
+                call.update(self.table, rows, start)
+
+    def _signs(self, batch: pa.RecordBatch) -> NDArray[np.int8]:
+        """Which rows come (1) and which go (−1)."""
+        if self._spec.retracts:
+            kinds: NDArray[np.int8] = batch.column(batch.num_columns - 1).to_numpy()
+            return np.sign(kinds)
+        return np.ones(batch.num_rows if self.images is not None else 0, dtype=np.int8)
+
+    def seal(self) -> dict[str, TableDelta]:
+        """End the batch: seal all tables.
+
+        Raises:
+            StateDamagedError: a row was taken back that was never there.
+        """
+        if self.images is not None and self._spec.retracts:
+            for rows in self.table.touched():
+                self.images.check(rows, self._counts)
+        return {name: table.seal() for name, table in self.tables.items()}
+
+    def touched(self) -> Iterator[Rows]:
+        """The rows of the groups that the batch changed."""
+        return self.table.touched()
+
+    def scan(self, size: int | None = None) -> Iterator[Rows]:
+        """The rows of all groups, in pieces of about `size` rows (if not given, as the memory allows)."""
+        return self.table.scan(size)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for table in self.tables.values():
+            table.close()
+
+
+class _Side:
+    """The side table of distinct inputs: tells for every row whether its inputs are new to its group.
+
+    Args:
+        groups: how many columns the groups' own keys take, before those of the inputs.
+    """
+
+    def __init__(self, spec: AggregateSpec, distinct: Distinct, keyed: Keyed, table: RmwTable, groups: int) -> None:
+        self.distinct = distinct
+        self.mask: Mask = ALL
+        self._keyed = keyed
+        self._table = table
+        self._types = {p: parse_type(spec.inputs[p].type) for p in distinct.inputs}
+        layout = keyed.layout
+        self._start, self._stop = layout.offsets[groups], layout.key_stop
+        self._references = np.zeros(layout.width, dtype=np.uint8)
+        self._references[[offset + 1 for offset in layout.bytes_columns[: layout.key_bytes]]] = 1
+        self._rows = Rows(np.empty((0, 0), dtype=np.uint64), NO_HEAP)
+        self._groups = np.empty(0, dtype=np.int64)
+        self._selected: NDArray[np.int64] | None = None
+
+    def load(
+        self,
+        hashes: NDArray[np.int64],
+        groups: list[Leaf],
+        columns: dict[int, pa.Array],
+        counts: Mask,
+        version: int,
+    ) -> None:
+        """Take up a batch: the rows of the side table that its rows ask for."""
+        leaves = list(groups)
+        for position in self.distinct.inputs:
+            flat = flatten(columns[position], self._types[position])
+            counts = both(counts, flat[0].valid)
+            leaves += flat
+        words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop)
+        self._selected = np.flatnonzero(counts) if counts.size else None
+        if self._selected is not None:
+            words, hashes = words[self._selected], hashes[self._selected]
+        distinct_hash.mix_rows(words, heap, self._start, self._stop, self._references)
+        self._rows, self._groups = Rows(words, heap), hashes
+        self._table.prepare(self._rows, version)
+        self.mask = np.zeros(len(counts) if counts.size else len(hashes), dtype=np.uint8)
+
+    def fill(self, start: int, stop: int, version: int) -> None:
+        """Set the mask for the rows of a block."""
+        selected = self._selected
+        low, high = (start, stop) if selected is None else np.searchsorted(selected, [start, stop])
+        if low == high:
+            return
+        rows, created = self._table.upsert(Rows(self._rows.words[low:high], self._rows.heap), version, touch="created")
+        new = created.view(np.uint8)
+        place = self._keyed.values[0]
+        at = (place.offset, place.null_word, place.null_bit)
+        numeric.assign_words(self._table.words, rows, 0, *at, self._groups[low:high], ALL, new)
+        self.mask[slice(start, stop) if selected is None else selected[low:high]] = new

@@ -1,0 +1,132 @@
+"""Windows from panes: what overlapping windows share is kept once, and put together when a window closes.
+
+A pane is a stretch of event time that lies in the same windows throughout. A row changes one pane, however many windows
+it is in; a window's result is that of its panes combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.conf import KEY_GROUP_BITS
+from millpond.files.blocks import shape_of
+from millpond.kernels.event_time.panes import following, order_panes, span
+from millpond.kernels.event_time.slices import spread
+from millpond.kernels.runs.gather import addresses, gather_rows
+from millpond.kernels.runs.sort import order_by_hash
+from millpond.layout import HASH, Rows
+from millpond.operators.aggregate.groups import Groups
+from millpond.operators.hash_ranges import bounds, by_range
+from millpond.spec.operators import Windows
+from millpond.stores.rmw.scratch import Scratch
+
+_LEAST_PIECE = 256  # rows of one part that are read at once
+_WINDOWS = 32768  # that are put together at once, at most
+_PANES = 131072  # that these have together, at most
+
+
+def spread_by(hashes: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Hashes of keys, spread by time within their key groups; of spread hashes, the keys' own again."""
+    spreaded = np.empty(len(times), np.int64)
+    spread(hashes, times, KEY_GROUP_BITS, spreaded)
+    return spreaded
+
+
+def combined(parts: Sequence[Groups], windows: Windows, place: int, low: int, high: int) -> Iterator[Rows]:
+    """The groups of some windows, put together from their panes.
+
+    Range after range of the hash axis, so that memory holds the panes of one range only.
+
+    Args:
+        parts: hold the panes.
+        windows: the windows. place: the word of a row that says where its pane begins; of a result, its window.
+        low, high: windows that begin in between, both included, are wanted.
+
+    Yields:
+        Rows that are good until the next are asked for; their hashes are those of a pane.
+    """
+    if not parts:
+        return
+    first = parts[0]
+    row = 8 * first.main.layout.width
+    stats = [part.table.stats() for part in parts]
+    size = sum(max(row * each["keys"], each["bytes"]) for each in stats)
+    portion = max(1, first.table.portion)
+    ends = bounds(first.table.range, -(-size // portion))
+    piece = max(_LEAST_PIECE, portion // (row * len(parts)))  # of each part, one is held from range to range
+    scratch = first.table.scratch()
+    try:
+        for together in zip(*(by_range(part.scan(piece), ends) for part in parts), strict=True):
+            panes = _Panes(first, place)
+            for rows in chain.from_iterable(together):
+                panes.add(rows, low, high + windows.size - windows.slide)
+            yield from panes.windows(windows, low, high, scratch)
+    finally:
+        scratch.close()
+
+
+class _Panes:
+    """The panes of one range of the hash axis.
+
+    Args:
+        groups: say how they look. place: the word of a row that says where its pane begins.
+    """
+
+    def __init__(self, groups: Groups, place: int) -> None:
+        self._calls = groups.calls
+        self._shape = shape_of(groups.main.layout)
+        self._place = place
+        self._keys: list[NDArray[np.int64]] = []
+        self._begins: list[NDArray[np.int64]] = []
+        self._at: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
+        self._held: list[Rows] = []
+
+    def add(self, rows: Rows, low: int, high: int) -> None:
+        """Take up those of some rows that begin from `low` to `high`; what they point into must stay."""
+        begins = np.ascontiguousarray(rows.words[:, self._place]).view(np.int64)
+        hashes = np.ascontiguousarray(rows.words[:, HASH]).view(np.int64)
+        rows_at, heaps_at = addresses(rows.words, rows.heap)
+        which = (begins >= low) & (begins <= high)
+        if not which.all():
+            begins, hashes, rows_at, heaps_at = begins[which], hashes[which], rows_at[which], heaps_at[which]
+        if len(begins):
+            self._keys.append(spread_by(hashes, begins))
+            self._begins.append(begins)
+            self._at.append((rows_at, heaps_at))
+            self._held.append(rows)
+
+    def windows(self, windows: Windows, low: int, high: int, scratch: Scratch) -> Iterator[Rows]:
+        """The groups of the windows that begin from `low` to `high`."""
+        if not self._keys:
+            return
+        begins = np.concatenate(self._begins)
+        rows_at, heaps_at = (np.concatenate(one) for one in zip(*self._at, strict=True))
+        width, null_mask, key_start, key_stop, references, _, blobs = self._shape
+        ordered, order = order_by_hash(np.concatenate(self._keys).view(np.uint64))
+        key = (null_mask, key_start, key_stop, self._place, references)
+        ends = np.empty(len(order), np.int64)
+        ends = ends[: order_panes(ordered, order, begins, rows_at, heaps_at, *key, ends)]
+        at = np.zeros(4, np.int64)
+        firsts, counts, starts = (np.empty(_WINDOWS, np.int64) for _ in range(3))
+        while True:
+            found = span(
+                order, begins, ends, windows.size, windows.slide, low, high, _PANES, at, firsts, counts, starts
+            )
+            if not found:
+                return
+            which = order[firsts[:found]]
+            result = Rows(*gather_rows(rows_at[which], heaps_at[which], width, blobs))
+            result.words[:, self._place] = starts[:found].view(np.uint64)
+            scratch.hold(result)
+            more = int(counts[:found].sum()) - found
+            if more:
+                rows, ids = np.empty(more, np.int64), np.empty(more, np.int64)
+                following(order, firsts[:found], counts[:found], rows, ids)
+                source = Rows(*gather_rows(rows_at[rows], heaps_at[rows], width, blobs))
+                for call in self._calls:
+                    call.combine(scratch, ids, source)
+            yield scratch.rows

@@ -1,0 +1,83 @@
+"""Grouped aggregation without event time: every group stays, and is shown when it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from millpond.layout import HashRange, Rows
+from millpond.operators.aggregate.groups import Groups
+from millpond.operators.protocol import MakeTable, Times
+from millpond.operators.table_schemas import decode_rows
+from millpond.spec.operators import AggregateSpec, output_fields
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.table import RmwTable
+
+
+class AggregateOperator:
+    """An `AggregateSpec` without `time` on one partition.
+
+    Args:
+        spec: keys, inputs and calls.
+        make_table: opens the partition's tables.
+        owns_global: for an aggregate without keys, whether this partition holds its one group (it shows a row in every
+            batch, even before there is any input).
+    """
+
+    late_rows = 0
+
+    def __init__(self, spec: AggregateSpec, make_table: MakeTable, *, owns_global: bool = True) -> None:
+        self.spec = spec
+        self._groups = Groups(spec, make_table)
+        self._global = owns_global and not spec.keys
+
+    @property
+    def tables(self) -> Mapping[str, RmwTable]:
+        """The operator's tables by name."""
+        return self._groups.tables
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        self._groups.begin(version)
+        if self._global:
+            self._groups.show_global()
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return int(self._groups.table.passes(rows))
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._groups.narrow(range_)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
+        self._groups.fold(batch)
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: seal all tables."""
+        return self._groups.seal()
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The groups that the batch changed, or in complete mode all groups; with `changes`, what changed of them."""
+        groups, images = self._groups, self._groups.images
+        for rows in groups.scan() if self.spec.output_mode == "complete" else groups.touched():
+            if images is None:
+                yield from self._decoded(rows)
+            elif self.spec.changes:
+                yield from images.changes(rows, self._decoded)
+            else:
+                yield from self._decoded(images.there(rows))
+
+    def _decoded(self, rows: Rows, before: bool = False) -> Iterator[pa.RecordBatch]:
+        groups = self._groups
+        fields = output_fields(self.spec)[: len(self.spec.keys) + len(self.spec.calls)]
+        yield from decode_rows(groups.main, groups.before if before else groups.calls, fields, rows)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._groups.close()

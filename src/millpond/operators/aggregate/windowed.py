@@ -1,0 +1,174 @@
+"""Grouped aggregation by event time: late rows are dropped, and groups are closed by the watermark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.layout import HashRange, Rows
+from millpond.operators.aggregate.groups import Groups
+from millpond.operators.aggregate.panes import combined, spread_by
+from millpond.operators.columns.encode import hashes_of
+from millpond.operators.event_time_slices import Sliced, times_of
+from millpond.operators.protocol import MakeTable, Times
+from millpond.operators.table_schemas import decode_rows
+from millpond.spec.functions import in_order
+from millpond.spec.operators import AggregateSpec, Windows, key_fields, output_fields
+from millpond.spec.types import DataType, leaves, parse_type
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.table import RmwTable
+
+_COPIES = 1 << 17
+"""Rows that are in several windows, counted in each, that are folded together, at most, where their order matters."""
+
+
+class WindowedAggregate:
+    """An `AggregateSpec` with `time` on one partition: a part of the state for each slice of event time.
+
+    In append mode a group is shown when the watermark passes its time, in update mode whenever it changes; then it is
+    forgotten, together with all others of its slice.
+
+    Args:
+        spec: keys, inputs and calls.
+        make_table: opens the partition's tables.
+        existing: the names of the tables that there are.
+    """
+
+    def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
+        assert spec.time is not None
+        self.spec = spec
+        self._column = 1 + spec.time.column
+        self._windows = spec.time.windows
+        keys = [parse_type(field.type) for field in key_fields(spec)]
+        self._type = keys[spec.time.column]
+        self._leaf = sum(1 for key in keys[: self._column] for _ in leaves(key)) - 1
+        self._shown = parse_type(spec.keys[spec.time.column].type)
+        self._parts = self._sliced(make_table, existing)
+        self._sliding = self._windows is not None and self._windows.overlap > 1
+        self._shared = self._windows is not None and self._windows.shared
+        self._in_order = in_order(spec)
+        self.late_rows = 0
+
+    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[Groups]:
+        assert self.spec.time is not None
+        return Sliced(self.spec.time, lambda suffix: Groups(self.spec, make_table, suffix), existing)
+
+    @property
+    def tables(self) -> Mapping[str, RmwTable]:
+        """The operator's tables by name."""
+        return self._parts.tables
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        self._parts.begin(version, times)
+        self.late_rows = 0
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return self._parts.passes(rows)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._parts.narrow(range_)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
+        times = times_of(batch.column(self._column), self._type)
+        if self._in_order and not self._shared:
+            self._on_time(batch, times, count=True)
+            self._process_in_order(batch, times)
+            return
+        copies = 1 if self._windows is None or self._shared else self._windows.overlap
+        for number in range(copies):
+            begins = times if self._windows is None else times - number * self._windows.slide
+            self._fold(*self._on_time(batch, begins, count=number == 0))
+
+    def _process_in_order(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
+        """Fold rows into all their windows, one row after the other."""
+        assert self._windows is not None
+        overlap = self._windows.overlap
+        rows = max(1, _COPIES // overlap)
+        lags = np.arange(overlap) * self._windows.slide
+        for start in range(0, len(times), rows):
+            some = times[start : start + rows]
+            copies = batch.take(pa.array(np.repeat(np.arange(start, start + len(some)), overlap)))
+            self._fold(*self._on_time(copies, (some[:, None] - lags).ravel(), count=False))
+
+    def _fold(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> None:
+        if self._sliding:
+            batch = in_windows(batch, self._column, begins)
+        for part, rows in self._parts.divide(batch, begins):
+            part.fold(rows)
+
+    def _on_time(
+        self, batch: pa.RecordBatch, times: NDArray[np.int64], *, count: bool
+    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        on_time = self._parts.on_time(times)
+        if on_time.all():
+            return batch, times
+        if count:
+            self.late_rows += int(np.count_nonzero(~on_time))
+        return batch.filter(pa.array(on_time)), times[on_time]
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: forget what is closed, seal the rest of what it changed."""
+        return self._parts.finish()
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The groups that the batch's watermark closed, or in update mode those that it changed."""
+        if self.spec.output_mode == "update":
+            for part in self._parts.begun.values():
+                for rows in part.touched():
+                    yield from self._decoded(part, rows)
+            return
+        if self._windows is not None and self._shared:
+            parts = [self._parts.closing[one] for one in sorted(self._parts.closing)]
+            place = parts[0].main.keys[self._leaf].offset if parts else 0
+            for rows in combined(parts, self._windows, place, *self._parts.closing_times):
+                yield from self._decoded(parts[0], rows)
+            return
+        for one, part in self._parts.closing.items():
+            whole = bool(self._parts.closing_now(np.array([one.low, one.last])).all())
+            for rows in part.scan():
+                yield from self._decoded(part, rows if whole else self._closing_now(part, rows))
+
+    def _closing_now(self, part: Groups, rows: Rows) -> Rows:
+        place = part.main.keys[self._leaf]
+        times = rows.words[:, place.offset].view(np.int64)
+        return Rows(rows.words[self._parts.closing_now(times)], rows.heap)
+
+    def _decoded(self, part: Groups, rows: Rows) -> Iterator[pa.RecordBatch]:
+        for batch in decode_rows(part.main, part.calls, output_fields(self.spec), rows):
+            if self._windows is None:
+                yield batch
+            else:
+                at = self._column - 1
+                yield batch.set_column(
+                    at, self.spec.keys[at].name, _windows(batch.column(at), self._windows, self._shown)
+                )
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._parts.close()
+
+
+def in_windows(batch: pa.RecordBatch, column: int, begins: NDArray[np.int64]) -> pa.RecordBatch:
+    """The rows as those of the windows or panes that begin at some times; their hashes, of other keys only, spread."""
+    names = batch.schema.names
+    batch = batch.set_column(column, names[column], pa.array(begins))
+    return batch.set_column(0, names[0], pa.array(spread_by(hashes_of(batch), begins)))
+
+
+def _windows(begins: pa.Array, windows: Windows, dtype: DataType) -> pa.Array:
+    """Windows as Spark shows them, from where they begin (microseconds)."""
+    times = [dtype.fields[0][1].arrow, dtype.fields[1][1].arrow]
+    ends = np.asarray(begins) + windows.size
+    return pa.StructArray.from_arrays(
+        [begins.cast(times[0]), pa.array(ends).cast(times[1])], names=[name for name, _ in dtype.fields]
+    )

@@ -1,0 +1,124 @@
+"""State words into Arrow columns of Spark's exact types. No loop over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.columns import arrow_words
+from millpond.layout import Rows
+from millpond.operators.columns.encode import ALL, Mask, Place
+from millpond.spec.types import DataType
+
+_NUMPY = {
+    "tinyint": np.int8,
+    "smallint": np.int16,
+    "int": np.int32,
+    "bigint": np.int64,
+    "date": np.int32,
+    "timestamp": np.int64,
+    "timestamp_ntz": np.int64,
+    "float": np.float32,
+    "double": np.float64,
+}
+
+LIMIT = 2**31 - 1
+"""Arrow's 32-bit offsets end here."""
+
+
+class OversizeError(Exception):
+    """A column of this piece exceeds Arrow's 32-bit offsets: cut the piece in two and try again."""
+
+
+def not_null(rows: Rows, place: Place) -> Mask:
+    """The rows whose column at `place` is not null."""
+    bits = rows.words[:, place.null_word] & place.null_bit
+    return (bits == 0).view(np.uint8) if bits.any() else ALL
+
+
+def bitmap(valid: Mask) -> pa.Buffer | None:
+    """An Arrow validity bitmap; None if all rows are valid."""
+    return pa.py_buffer(np.packbits(valid, bitorder="little")) if valid.size and not valid.all() else None
+
+
+def ints(rows: Rows, offset: int) -> NDArray[np.int64]:
+    """A word column as int64[n]."""
+    return np.ascontiguousarray(rows.words[:, offset]).view(np.int64)
+
+
+def floats(rows: Rows, offset: int) -> NDArray[np.float64]:
+    """A word column as float64[n]."""
+    return np.ascontiguousarray(rows.words[:, offset]).view(np.float64)
+
+
+def wide(rows: Rows, offset: int) -> NDArray[np.uint64]:
+    """A column of two words as uint64[n, 2]."""
+    return np.ascontiguousarray(rows.words[:, offset : offset + 2])
+
+
+def to_arrow(values: NDArray[Any], valid: Mask, dtype: DataType) -> pa.Array:
+    """Values in machine form (int64[n], float64[n], uint64[n, 2] for decimals) as an Arrow array of `dtype`."""
+    count = len(values)
+    if dtype.name == "boolean":
+        data = np.packbits(values.astype(np.bool_), bitorder="little")
+    elif dtype.name == "decimal":
+        data = np.ascontiguousarray(widen(values) if values.ndim == 1 else values)
+    else:
+        data = np.ascontiguousarray(values.astype(_NUMPY[dtype.name], copy=False))
+    return pa.Array.from_buffers(dtype.arrow, count, [bitmap(valid), pa.py_buffer(data)])
+
+
+def widen(values: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Sign-extend int64[n] to 128-bit pairs uint64[n, 2]."""
+    pairs = np.empty((len(values), 2), dtype=np.int64)
+    pairs[:, 0] = values
+    np.right_shift(values, 63, out=pairs[:, 1])
+    return pairs.view(np.uint64)
+
+
+def bytes_column(rows: Rows, offset: int, valid: Mask, dtype: DataType) -> pa.Array:
+    """A bytes column as an Arrow string or binary array.
+
+    Raises:
+        OversizeError: the values take more than 2 GiB.
+    """
+    offsets = np.empty(rows.count + 1, dtype=np.int64)
+    arrow_words.byte_offsets(rows.words, offset, offsets)
+    total = int(offsets[-1])
+    if total > LIMIT:
+        raise OversizeError
+    data = np.empty(total + 8, dtype=np.uint8)
+    arrow_words.unpack_bytes(rows.words, offset, rows.heap, offsets, data)
+    buffers = [bitmap(valid), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data[:total])]
+    return pa.Array.from_buffers(dtype.arrow, rows.count, buffers)
+
+
+def atom(rows: Rows, place: Place, dtype: DataType) -> pa.Array:
+    """One stored atomic column as Arrow."""
+    valid = not_null(rows, place)
+    machine = dtype.machine
+    if machine == "bytes":
+        return bytes_column(rows, place.offset, valid, dtype)
+    if machine == "wide":
+        return to_arrow(rows.words[:, place.offset : place.offset + 2], valid, dtype)
+    return to_arrow(floats(rows, place.offset) if machine == "float" else ints(rows, place.offset), valid, dtype)
+
+
+def key_column(rows: Rows, places: Iterator[Place], dtype: DataType) -> pa.Array:
+    """A key column, rebuilt from its flattened places (taken from the iterator in the order of `types.leaves`)."""
+    place = next(places)
+    if dtype.name != "struct":
+        return atom(rows, place, dtype)
+    valid = not_null(rows, place)
+    fields = [key_column(rows, places, inner) for _, inner in dtype.fields]
+    return pa.Array.from_buffers(dtype.arrow, rows.count, [bitmap(valid)], children=fields)
+
+
+def key_columns(rows: Rows, places: Sequence[Place], dtypes: Sequence[DataType]) -> list[pa.Array]:
+    """All key columns of the rows."""
+    remaining = iter(places)
+    return [key_column(rows, remaining, dtype) for dtype in dtypes]

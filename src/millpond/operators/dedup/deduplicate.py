@@ -1,0 +1,142 @@
+"""Deduplication: of every key the first row passes, whatever batch it comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.layout import HashRange, Rows
+from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
+from millpond.operators.event_time_slices import Sliced, Whole, times_of
+from millpond.operators.functions.accumulators import BLOCK
+from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
+from millpond.operators.table_schemas import main_table
+from millpond.spec.operators import DeduplicateSpec
+from millpond.spec.types import parse_type
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.table import RmwTable
+
+
+class Seen:
+    """The keys that were seen.
+
+    Args:
+        spec: columns and keys.
+        make_table: opens the partition's tables.
+        suffix: of the table's name.
+    """
+
+    def __init__(self, spec: DeduplicateSpec, make_table: MakeTable, suffix: str = "") -> None:
+        self._main, _ = main_table(spec)
+        self._positions = spec.keys
+        self._name = MAIN + suffix
+        self.table = make_table(self._name, self._main.layout.schema, self._main.initial)
+        self._version = 0
+
+    @property
+    def tables(self) -> Mapping[str, RmwTable]:
+        """The table by name."""
+        return {self._name: self.table}
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads state `version`."""
+        self._version = version
+        self.table.begin(version)
+
+    def fresh(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows whose key is new; the batch has the column `__hash`, then those of the spec."""
+        for portion in portions(batch, self.table.portion, self.table.ahead):
+            new = self._note(portion)
+            if new.any():
+                rows = pa.RecordBatch.from_arrays(portion.columns[1:], names=portion.schema.names[1:])
+                yield rows if new.all() else rows.filter(pa.array(new))
+
+    def _note(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        leaves = [
+            leaf
+            for position, dtype in zip(self._positions, self._main.types, strict=True)
+            for leaf in flatten(batch.column(1 + position), dtype)
+        ]
+        keys = key_rows(hashes_of(batch), leaves, self._main.keys, self._main.layout.key_stop)
+        self.table.prepare(keys, self._version)
+        new = np.empty(batch.num_rows, dtype=np.bool_)
+        for start in range(0, batch.num_rows, BLOCK):
+            block = Rows(keys.words[start : start + BLOCK], keys.heap)
+            new[start : start + BLOCK] = self.table.upsert(block, self._version, touch="created").created
+        return new
+
+    def seal(self) -> dict[str, TableDelta]:
+        """End the batch: seal the table."""
+        return {self._name: self.table.seal()}
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self.table.close()
+
+
+class DeduplicateOperator:
+    """A `DeduplicateSpec` on one partition. Keys with event time are forgotten when the watermark has passed it."""
+
+    def __init__(self, spec: DeduplicateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
+        self.spec = spec
+        self._new: list[pa.RecordBatch] = []
+        self._late = 0
+        self.late_rows = 0
+        self._parts: Sliced[Seen] | Whole[Seen]
+        if spec.time is not None and spec.time.column in spec.keys:
+            self._parts = Sliced(spec.time, lambda suffix: Seen(spec, make_table, suffix), existing)
+        else:
+            self._parts = Whole(Seen(spec, make_table))
+
+    @property
+    def tables(self) -> Mapping[str, RmwTable]:
+        """The operator's tables by name."""
+        return self._parts.tables
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        self._new = []
+        self._late = times.late * 1000
+        self.late_rows = 0
+        self._parts.begin(version, times)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return self._parts.passes(rows)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._parts.narrow(range_)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
+        times = np.zeros(0, np.int64)
+        if self.spec.time is not None:
+            at = self.spec.time.column
+            times = times_of(batch.column(1 + at), parse_type(self.spec.columns[at].type))
+            on_time = times > self._late
+            if not on_time.all():
+                self.late_rows += int(np.count_nonzero(~on_time))
+                batch, times = batch.filter(pa.array(on_time)), times[on_time]
+        for seen, rows in self._parts.divide(batch, times):
+            self._new += seen.fresh(rows)
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: seal what it changed, forget what is closed."""
+        return self._parts.finish()
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The rows whose key was new in this batch."""
+        for rows in self._new:
+            for start in range(0, rows.num_rows, PIECE):
+                yield rows.slice(start, PIECE)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._parts.close()

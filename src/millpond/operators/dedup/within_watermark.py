@@ -1,0 +1,111 @@
+"""Deduplication within the watermark: of every key the first row passes, until the watermark has left it behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.layout import HashRange, Rows
+from millpond.operators.columns.encode import flatten, hashes_of, key_rows, numbers, plain, portions, validity
+from millpond.operators.functions.accumulators import BLOCK
+from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
+from millpond.operators.table_schemas import main_table
+from millpond.spec.operators import WithinSpec
+from millpond.spec.types import parse_type
+from millpond.stores.rmw.expiry import Expiry
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.table import RmwTable
+
+
+class WithinOperator:
+    """A `WithinSpec` on one partition.
+
+    As in Spark, a key that has expired still stops rows of the batch in which it is forgotten, and a time that is null
+    is never late and counts as that of 1970.
+    """
+
+    def __init__(self, spec: WithinSpec, make_table: MakeTable) -> None:
+        self.spec = spec
+        self._main, _ = main_table(spec)
+        self._table: RmwTable = make_table(MAIN, self._main.layout.schema, self._main.initial)
+        self.tables: dict[str, RmwTable] = {MAIN: self._table}
+        self._at = self._main.values[0].offset
+        self._expiry = self._table.expire_by(self._at)
+        self._time_type = parse_type(spec.columns[spec.time.column].type)
+        self._times = Times()
+        self._new: list[pa.RecordBatch] = []
+        self.late_rows = 0
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        self._times = times
+        self._new = []
+        self.late_rows = 0
+        self._table.begin(version)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return self._table.passes(rows)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._table.narrow(range_)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
+        for portion in portions(batch, self._table.portion, self._table.ahead):
+            column = plain(portion.column(1 + self.spec.time.column))
+            times, valid = numbers(column, self._time_type), validity(column).astype(np.bool_)
+            late = times <= self._times.late * 1000
+            if valid.size:
+                late &= valid
+                times = np.where(valid, times, 0)
+            if late.any():
+                self.late_rows += int(np.count_nonzero(late))
+                portion, times = portion.filter(pa.array(~late)), times[~late]
+            if portion.num_rows:
+                self._pass_on(portion, -(-times // 1000) + self.spec.delay_ms)
+
+    def _pass_on(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> None:
+        leaves = [
+            leaf
+            for position, dtype in zip(self.spec.keys, self._main.types, strict=True)
+            for leaf in flatten(batch.column(1 + position), dtype)
+        ]
+        keys = key_rows(hashes_of(batch), leaves, self._main.keys, self._main.layout.key_stop)
+        stamps = Expiry.stamps(expiries)
+        self._table.prepare(keys, stamps)
+        new = np.empty(batch.num_rows, dtype=np.bool_)
+        for start in range(0, batch.num_rows, BLOCK):
+            block = slice(start, start + BLOCK)
+            rows, created = self._table.upsert(Rows(keys.words[block], keys.heap), stamps[block], touch="created")
+            new[block] = created
+            fresh = rows[created]
+            self._table.words[fresh, self._at] = expiries[block][created].view(np.uint64)
+            self._expiry.file(fresh)
+        if new.any():
+            rows_ = pa.RecordBatch.from_arrays(batch.columns[1:], names=batch.schema.names[1:])
+            self._new.append(rows_ if new.all() else rows_.filter(pa.array(new)))
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: forget the keys that have expired, seal the table."""
+        self._table.widen()
+        for rows in self._expiry.due(self._times.closed):
+            self._table.remove(rows)
+        return {MAIN: self._table.seal()}
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The rows whose key was new in this batch."""
+        for rows in self._new:
+            for start in range(0, rows.num_rows, PIECE):
+                yield rows.slice(start, PIECE)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._table.close()

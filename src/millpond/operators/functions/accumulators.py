@@ -1,0 +1,251 @@
+"""Accumulators over integers and doubles: count, sum, average, variance. Each call keeps a few words per key.
+
+The life of an `Accumulator`: made from the call, told where its state columns stand (`bind`) and when a batch begins
+(`begin`), then for every Arrow batch `load` followed by `update` for each block of rows just located, and `result` for
+rows to be shown. Partial states of one key that were folded apart, as panes of a window or sessions that grow
+together, come into one by `combine`.
+"""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import ArithmeticOverflowError
+from millpond.kernels.aggregate import numeric
+from millpond.layout import Kind, Rows
+from millpond.operators.columns.decode import floats, ints, not_null, to_arrow
+from millpond.operators.columns.encode import ALL, Mask, Operand, Place, both
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType, parse_type
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Writable
+
+BLOCK = 2048
+"""Rows located and folded at a time, so that they are still in the cache when they are folded."""
+
+
+class StateColumn(NamedTuple):
+    """A column of state: its kind, and whether a fresh key has null there (else zero)."""
+
+    kind: Kind
+    null: bool = False
+
+
+class Accumulator(ABC):
+    """One aggregate call: its state columns, how rows are folded into them, and its result.
+
+    Attributes:
+        columns: the state columns.
+        places: where they stand in a row, once bound.
+    """
+
+    columns: tuple[StateColumn, ...]
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        self.call = call
+        self.inputs = tuple(inputs)
+        self.type = parse_type(call.type)
+        self.ansi = call.options.get("eval_mode") == "ansi"
+        self.places: tuple[Place, ...] = ()
+
+    def bind(self, places: Sequence[Place]) -> None:
+        """Learn where the state columns stand."""
+        self.places = tuple(places)
+
+    def begin(self, version: int) -> None:  # noqa: B027 (most have nothing to do)
+        """Start the batch that reads state `version`. Not told, an accumulator takes all batches for one."""
+
+    @abstractmethod
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        """Take up the inputs of an Arrow batch; `counts` are the rows that count (filter, distinct)."""
+
+    @abstractmethod
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        """Fold the block of the batch that begins at `start`; `rows` are the row ids of its keys."""
+
+    def combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        """Fold partial states into the states of rows, as if what they were made of came after what is there.
+
+        Args:
+            table: the table. rows: row ids, also several times the same, none of them a row that `source` lies in.
+            source: a row of the table's layout for each of them; its heap may be the table's own.
+
+        Raises:
+            ArithmeticOverflowError: a sum overflows in ANSI mode.
+        """
+        for start in range(0, len(rows), BLOCK):
+            stop = start + BLOCK
+            self._combine(table, rows[start:stop], Rows(source.words[start:stop], source.heap))
+
+    @abstractmethod
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        """`combine` for one block."""
+
+    @abstractmethod
+    def result(self, rows: Rows) -> pa.Array:
+        """The call's result for every row."""
+
+
+class Count(Accumulator):
+    """`count(*)`, `count(x, …)`, `count_if(b)`: one word."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("word"),)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        for column in operands:
+            counts = both(counts, column.valid)
+        if self.call.function == "count_if":
+            counts = both(counts, operands[0].values.astype(np.uint8))
+        self._counts = counts
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        if self._counts.size:
+            numeric.count_valid(table.words, rows, start, self.places[0].offset, self._counts)
+        else:
+            numeric.count_rows(table.words, rows, self.places[0].offset)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        add_counts(table, rows, source, self.places[0])
+
+    def result(self, rows: Rows) -> pa.Array:
+        return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
+
+
+class SumInts(Accumulator):
+    """`sum` of integers: one word, wrapping, or an error in ANSI mode."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("word", null=True),)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        self._add(table, rows, start, self._values, self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        self._add(table, rows, 0, ints(source, self.places[0].offset), not_null(source, self.places[0]))
+
+    def _add(
+        self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
+    ) -> None:
+        place = self.places[0]
+        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
+        if not self.ansi:
+            numeric.sum_ints(*at)
+        elif not numeric.sum_ints_checked(*at):
+            raise overflow_in_integers()
+
+    def result(self, rows: Rows) -> pa.Array:
+        place = self.places[0]
+        return to_arrow(ints(rows, place.offset), not_null(rows, place), self.type)
+
+
+class SumFloats(Accumulator):
+    """`sum` of floats and doubles: one word."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("word", null=True),)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values.astype(np.float64, copy=False)
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        self._add(table, rows, start, self._values, self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        self._add(table, rows, 0, floats(source, self.places[0].offset), not_null(source, self.places[0]))
+
+    def _add(
+        self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.float64], valid: Mask
+    ) -> None:
+        place = self.places[0]
+        numeric.sum_floats(table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
+
+    def result(self, rows: Rows) -> pa.Array:
+        place = self.places[0]
+        return to_arrow(floats(rows, place.offset), not_null(rows, place), self.type)
+
+
+class Average(SumFloats):
+    """`avg` of integers, floats and doubles: a sum of doubles and a count."""
+
+    columns = (StateColumn("word"), StateColumn("word"))
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        super().update(table, rows, start)
+        count_valid(table, rows, start, self.places[1], self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        super()._combine(table, rows, source)
+        add_counts(table, rows, source, self.places[1])
+
+    def result(self, rows: Rows) -> pa.Array:
+        counts = ints(rows, self.places[1].offset)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            quotients = floats(rows, self.places[0].offset) / counts
+        return to_arrow(quotients, (counts != 0).view(np.uint8), self.type)
+
+
+class Moments(Accumulator):
+    """`stddev` and `variance`, of the sample or the population: count, mean and squared deviations, all doubles."""
+
+    columns = (StateColumn("word"), StateColumn("word"), StateColumn("word"))
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values.astype(np.float64, copy=False)
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        numeric.moments(table.words, rows, start, self.places[0].offset, self._values, self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        moments = (floats(source, place.offset) for place in self.places)
+        numeric.combine_moments(table.words, rows, self.places[0].offset, *moments)
+
+    def result(self, rows: Rows) -> pa.Array:
+        counts, _, squares = (floats(rows, place.offset) for place in self.places)
+        population = self.call.function.endswith("_pop")
+        valid = counts > 0.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = squares / (counts if population else counts - 1.0)
+            if self.call.function.startswith("std"):
+                values = np.sqrt(values)
+        if not population:  # one value has no sample variance: null, formerly NaN
+            if self.call.options.get("null_on_divide_by_zero", True):
+                valid &= counts != 1.0
+            else:
+                values = np.where(counts == 1.0, np.nan, values)
+        return to_arrow(values, valid.view(np.uint8), self.type)
+
+
+def overflow_in_integers() -> ArithmeticOverflowError:
+    """The error for an integer sum beyond its type."""
+    return ArithmeticOverflowError(
+        "overflow in a sum of integers.",
+        action="Set spark.sql.ansi.enabled to false (the sum then wraps) and start again, or sum a wider type "
+        "with a new checkpointLocation. SQLSTATE: 22003",
+    )
+
+
+def count_valid(table: Writable, rows: NDArray[np.int64], start: int, place: Place, valid: Mask) -> None:
+    """Add one to the count of every row of a block that is valid."""
+    if valid.size:
+        numeric.count_valid(table.words, rows, start, place.offset, valid)
+    else:
+        numeric.count_rows(table.words, rows, place.offset)
+
+
+def add_counts(table: Writable, rows: NDArray[np.int64], source: Rows, place: Place) -> None:
+    """Add the counts of other rows of the table's layout."""
+    counts = ints(source, place.offset)
+    numeric.sum_ints(table.words, rows, 0, place.offset, place.null_word, place.null_bit, counts, ALL)

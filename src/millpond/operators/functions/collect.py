@@ -1,0 +1,230 @@
+"""Accumulators over blobs: lists of all values, and sketches of their number."""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.aggregate import collect as kernels
+from millpond.layout import Bytes, Rows, Words
+from millpond.operators.columns.decode import LIMIT, OversizeError, ints, to_arrow
+from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
+from millpond.operators.columns.structs import unpacked
+from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
+from millpond.spec.functions import sketch_precision
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Writable
+
+_NO_PAIRS: Words = np.empty((0, 2), dtype=np.uint64)
+
+
+class Blobs:
+    """Grows blobs: a byte column followed by a word that says how much of it is used."""
+
+    columns = (StateColumn("bytes"), StateColumn("word"))
+
+    def __init__(self) -> None:
+        self._rows = np.empty(BLOCK, dtype=np.int64)
+        self._sizes = np.empty(BLOCK, dtype=np.int64)
+
+    def make_room(
+        self,
+        table: Writable,
+        rows: NDArray[np.int64],
+        start: int,
+        offset: int,
+        *,
+        width: int,
+        valid: Mask,
+        values: Words = _NO_PAIRS,
+    ) -> None:
+        """Let the blobs of a block's rows grow where the block's values have no room."""
+        count = kernels.find_short(table.words, rows, start, offset, values, valid, width, self._rows, self._sizes)
+        if count:
+            self.grow(table, self._rows[:count], offset, self._sizes[:count])
+
+    def append(self, table: Writable, rows: NDArray[np.int64], offset: int, source: Rows) -> None:
+        """Append the contents of the blobs of as many rows of the same layout."""
+        sizes, starts = ints(source, offset + 2), ints(source, offset + 1)
+        count = kernels.find_short_by(table.words, rows, offset, sizes, self._rows, self._sizes)
+        if count:
+            self.grow(table, self._rows[:count], offset, self._sizes[:count])
+        kernels.append_blobs(table.words, table.heap.data, rows, offset, sizes, starts, source.heap)
+
+    @staticmethod
+    def grow(table: Writable, rows: NDArray[np.int64], offset: int, sizes: NDArray[np.int64]) -> None:
+        """Give the blobs of rows (each once) new lengths; what is added is zero."""
+        pairs: Words = np.empty((len(rows), 2), dtype=np.uint64)
+        grown: Bytes = np.zeros(int(sizes.sum()), dtype=np.uint8)
+        kernels.grow(table.words, table.heap.data, rows, offset, sizes, pairs, grown)
+        table.put_bytes(rows, offset, pairs, grown)
+
+
+class Collect(Accumulator):
+    """`collect_list`, and `collect_set` of inputs of which only distinct ones arrive: nulls left out."""
+
+    columns = Blobs.columns
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._blobs = Blobs()
+        self._element = inputs[0]
+        self._struct = self._element.name == "struct"
+        self._width = 0 if self._struct or self._element.machine == "bytes" else _element_width(self._element)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        column = operands[0]
+        self._column = column
+        self._valid = both(counts, column.valid)
+        self._data = NO_HEAP if self._width == 0 else _element_bytes(column, self._element)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        offset, column = self.places[0].offset, self._column
+        if self._width:
+            self._blobs.make_room(table, rows, start, offset, width=self._width, valid=self._valid)
+            heap = table.heap.data
+            kernels.append_fixed(table.words, heap, rows, start, offset, self._data, self._valid, self._width)
+        else:
+            self._blobs.make_room(table, rows, start, offset, width=0, valid=self._valid, values=column.values)
+            heap = table.heap.data
+            kernels.append_bytes(table.words, heap, rows, start, offset, column.values, column.heap, self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        self._blobs.append(table, rows, self.places[0].offset, source)
+
+    def result(self, rows: Rows) -> pa.Array:
+        offset = self.places[0].offset
+        offsets = np.empty(rows.count + 1, dtype=np.int64)
+        if self._width:
+            kernels.list_offsets(rows.words, offset, self._width, offsets)
+            count = int(offsets[-1])
+            _check(count)
+            data = np.empty(count * self._width, dtype=np.uint8)
+            kernels.read_fixed(rows.words, rows.heap, offset, offsets, self._width, data)
+            if self._element.name == "boolean":
+                data = np.packbits(data, bitorder="little")
+            buffers = [None, pa.py_buffer(data)]
+        else:
+            total = kernels.bytes_list_offsets(rows.words, rows.heap, offset, offsets)
+            count = int(offsets[-1])
+            _check(count, total)
+            ends = np.empty(count + 1, dtype=np.int64)
+            data = np.empty(total, dtype=np.uint8)
+            kernels.read_bytes(rows.words, rows.heap, offset, ends, data)
+            buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
+        if self._struct:
+            values = unpacked(data, ends, self._element)
+        else:
+            values = pa.Array.from_buffers(self._element.arrow, count, buffers)
+        offsets_buffer = pa.py_buffer(offsets.astype(np.int32))
+        return pa.Array.from_buffers(self.type.arrow, rows.count, [None, offsets_buffer], children=[values])
+
+
+class Sketch(Accumulator):
+    """`approx_count_distinct`: HyperLogLog++ registers, packed as Spark packs them, over hashes that Spark computed.
+
+    The input is `xxhash64(value)`, null where the value is null. Bias correction needs the options `raw_estimates`,
+    `biases` and `threshold`: Spark's tables for the precision that follows from `relative_sd`.
+    """
+
+    columns = Blobs.columns
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._precision = sketch_precision(call.options)
+        registers = 1 << self._precision
+        self._size = kernels.HEADER + 8 * (registers // 10 + 1)
+        self._raw = np.array(call.options.get("raw_estimates", ()), dtype=np.float64)
+        self._biases = np.array(call.options.get("biases", ()), dtype=np.float64)
+        self._threshold = float(call.options.get("threshold", 0.0))
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._hashes = operands[0].values
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        offset = self.places[0].offset
+        used = rows[self._valid[start : start + len(rows)].astype(np.bool_)] if self._valid.size else rows
+        self._start(table, used)
+        heap = table.heap.data
+        kernels.sketch(table.words, heap, rows, start, offset, self._hashes, self._valid, self._precision)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        offset = self.places[0].offset
+        started = source.words[:, offset] != 0
+        rows, starts = rows[started], ints(source, offset + 1)[started]
+        self._start(table, rows)
+        kernels.combine_sketches(table.words, table.heap.data, rows, offset, starts, source.heap, self._size)
+
+    def _start(self, table: Writable, rows: NDArray[np.int64]) -> None:
+        """Give the rows that have no registers yet their own."""
+        offset = self.places[0].offset
+        fresh = np.unique(rows[table.words[rows, offset] == 0])
+        if len(fresh):
+            Blobs.grow(table, fresh, offset, np.full(len(fresh), self._size, dtype=np.int64))
+
+    def result(self, rows: Rows) -> pa.Array:
+        inverse, empty = np.empty(rows.count), np.empty(rows.count)
+        kernels.read_sketch(rows.words, rows.heap, self.places[0].offset, self._precision, inverse, empty)
+        return to_arrow(self._estimate(inverse, empty), ALL, self.type)
+
+    def _estimate(self, inverse: NDArray[np.float64], empty: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Cardinalities, by the HyperLogLog++ paper's rules in Spark's order of operations."""
+        registers = float(1 << self._precision)
+        small = {4: 0.673, 5: 0.697, 6: 0.709}
+        alpha = small.get(self._precision, 0.7213 / (1.0 + 1.079 / registers))
+        raw = alpha * registers * registers / inverse
+        corrected = raw.copy()
+        low = np.flatnonzero(raw < 5.0 * registers) if len(self._raw) else np.empty(0, dtype=np.int64)
+        corrected[low] -= self._bias(raw[low])
+        with np.errstate(divide="ignore"):
+            linear = registers * np.log(registers / empty)
+        counting = (linear <= self._threshold) & bool(len(self._raw)) | (raw <= 2.5 * registers)
+        estimate = np.where((empty > 0) & counting, linear, corrected)
+        return np.floor(estimate + 0.5).astype(np.int64)
+
+    def _bias(self, estimates: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Mean bias of the six known estimates nearest to each."""
+        known, count = self._raw, len(self._raw)
+        low = np.maximum(np.searchsorted(known, estimates) - 5, 0)
+        high = np.minimum(low + 6, count)
+        while True:
+            distance_high = (estimates - known[np.minimum(high, count - 1)]) ** 2
+            moving = (high < count) & (distance_high < (estimates - known[low]) ** 2)
+            if not moving.any():
+                break
+            low += moving
+            high += moving
+        total = np.zeros(len(estimates))
+        for step in range(6):  # summed in order, as Spark does
+            at = low + step
+            total += np.where(at < high, self._biases[np.minimum(at, count - 1)], 0.0)
+        mean: NDArray[np.float64] = total / (high - low)
+        return mean
+
+
+def _element_width(dtype: DataType) -> int:
+    """Bytes of a list element: Arrow's width of the type; a byte for a boolean."""
+    return 1 if dtype.name == "boolean" else int(dtype.arrow.bit_width) // 8
+
+
+def _element_bytes(column: Operand, dtype: DataType) -> Bytes:
+    """The bytes of a column's values as list elements."""
+    if dtype.name == "boolean":
+        return column.values.astype(np.uint8)
+    data = to_arrow(column.values, ALL, dtype).buffers()[1]
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _check(*lengths: int) -> None:
+    if max(lengths) > LIMIT:
+        raise OversizeError

@@ -1,0 +1,161 @@
+"""Accumulators over decimals: sums and averages, with Spark's limits and rounding."""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import ArithmeticOverflowError, NumericRangeError
+from millpond.kernels.aggregate import decimals
+from millpond.layout import Rows, Words
+from millpond.operators.columns.decode import ints, not_null, to_arrow, wide
+from millpond.operators.columns.encode import Mask, Operand, both
+from millpond.operators.functions.accumulators import Accumulator, StateColumn, add_counts, count_valid
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Writable
+
+_DIGITS = 38
+_NO_WORDS: Words = np.empty((0, 1), dtype=np.uint64)
+
+
+class SumDecimals(Accumulator):
+    """`sum` of decimals: two words; a sum beyond its precision is null, or an error in ANSI mode.
+
+    A sum has ten digits more than its input. Where 38 digits are no room for so many, a few rows can take it beyond
+    them, and others of the same batch bring it back. Spark adds up the rows of a batch before it adds them to the
+    state, and what is beyond when a batch ends is lost, for good. So these sums have a third word.
+    """
+
+    columns: tuple[StateColumn, ...] = (StateColumn("wide", null=True),)
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._limit = words_of(10 ** sum_precision(inputs[0]))
+        self._returns = inputs[0].precision + 10 > _DIGITS
+        if self._returns:
+            self.columns = (self.columns[0], StateColumn("word"), *self.columns[1:])
+        self._batch = np.uint64(1)
+
+    def begin(self, version: int) -> None:
+        self._batch = np.uint64(1 + version % (2**32 - 1))
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        self._add(table, rows, start, self._values, _NO_WORDS, self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        place = self.places[0]
+        excesses = np.ascontiguousarray(source.words[:, [self.places[1].offset]]) if self._returns else _NO_WORDS
+        self._add(table, rows, 0, wide(source, place.offset), excesses, not_null(source, place))
+
+    def _add(
+        self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[Any], excesses: Words, valid: Mask
+    ) -> None:
+        place = self.places[0]
+        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values)
+        if self._returns:
+            decimals.sum_beyond(*at, excesses, valid, *self._limit, self._batch)
+        elif values.ndim == 2:
+            decimals.sum_long(*at, valid, *self._limit)
+        else:
+            decimals.sum_short(*at, valid, *self._limit)
+
+    def result(self, rows: Rows) -> pa.Array:
+        valid = both(not_null(rows, self.places[0]), self._within(rows).view(np.uint8))
+        return to_arrow(self._sums(rows), valid, self.type)
+
+    def _sums(self, rows: Rows) -> Words:
+        return wide(rows, self.places[0].offset)
+
+    def _within(self, rows: Rows) -> NDArray[np.bool_]:
+        """The rows whose sums are within their precision.
+
+        Raises:
+            ArithmeticOverflowError: not all are, in ANSI mode.
+        """
+        sums = self._sums(rows)
+        fine: NDArray[np.bool_] = (sums[:, 1] != decimals.OVERFLOWN) | (sums[:, 0] != 0)
+        if self._returns:
+            fine &= rows.words[:, self.places[1].offset] == 0
+        if self.ansi and not fine.all():
+            raise overflow_in_sum(self.call)
+        return fine
+
+
+class AverageDecimals(SumDecimals):
+    """`avg` of decimals: a sum and a count, divided half up."""
+
+    columns = (StateColumn("wide"), StateColumn("word"))
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        super().update(table, rows, start)
+        count_valid(table, rows, start, self.places[-1], self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        super()._combine(table, rows, source)
+        add_counts(table, rows, source, self.places[-1])
+
+    def result(self, rows: Rows) -> pa.Array:
+        counts = ints(rows, self.places[-1].offset)
+        return averages(self.inputs[0], self.type, self._sums(rows), counts, self._within(rows), ansi=self.ansi)
+
+
+def averages(
+    dtype: DataType,
+    result: DataType,
+    sums: Words,
+    counts: NDArray[np.int64],
+    within: NDArray[np.bool_],
+    *,
+    ansi: bool,
+) -> pa.Array:
+    """Averages of decimals.
+
+    Args:
+        dtype: of the values. result: of the averages.
+        sums, counts: what to divide by what; without any value the average is null.
+        within: the sums that are within their precision; of others the average is null.
+        ansi: whether an average beyond its precision is an error. It is null otherwise.
+
+    Raises:
+        NumericRangeError: an average is beyond its precision, in ANSI mode.
+    """
+    out, state = np.empty_like(sums), np.empty(len(sums), dtype=np.uint8)
+    decimals.average(sums, counts, result.scale - dtype.scale, *words_of(10**result.precision), out, state)
+    if ansi and (within & (state == 2)).any():
+        raise NumericRangeError(
+            f"an average cannot be represented as decimal({result.precision},{result.scale}).",
+            action="Use 'try_avg', or set spark.sql.ansi.enabled to false (it is then null). SQLSTATE: 22003",
+        )
+    return to_arrow(out, (within & (state == 1)).view(np.uint8), result)
+
+
+def sum_precision(dtype: DataType) -> int:
+    """Digits of the sum of decimals: ten more than the input's, 38 at most."""
+    return min(_DIGITS, dtype.precision + 10)
+
+
+def overflow_in_sum(call: AggregateCall) -> ArithmeticOverflowError:
+    """The error for a sum or an average of decimals whose sum is beyond its precision."""
+    return ArithmeticOverflowError(
+        "overflow in a sum of decimals.",
+        action=f"Use 'try_{call.function}', or set spark.sql.ansi.enabled to false (it is then null), and start again. "
+        "SQLSTATE: 22003",
+    )
+
+
+def words_of(value: int) -> tuple[np.uint64, np.uint64]:
+    """A number up to 2¹²⁸ as two words, the low one first."""
+    return np.uint64(value & (2**64 - 1)), np.uint64(value >> 64)

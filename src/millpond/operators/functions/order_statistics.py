@@ -1,0 +1,234 @@
+"""Aggregate functions that need all values of a group at once: percentiles and modes (FlowKV's append pattern).
+
+They follow Spark's `Percentile`, `PercentileDisc` and `Mode`: nulls do not count; the percentile at share *p* of *n*
+values is interpolated at position (n − 1) · p, computed in doubles; the discrete one is the first value up to which at
+least n · p are counted. Of values that are equally frequent, `mode` takes the least, or if asked for the greatest;
+where Spark takes any, so the least.
+"""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`, `WholeGroups` and `OrderStatistic`)
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from millpond.errors import NumericRangeError
+from millpond.kernels.aggregate import order_statistics as kernels
+from millpond.kernels.runs.sort import order_by_hash
+from millpond.layout import INLINE, Rows
+from millpond.operators.columns.decode import bytes_column, to_arrow
+from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both, one_after_other
+from millpond.operators.functions.whole_groups import WholeGroups
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType
+
+_SIGN = np.uint64(1 << 63)
+_EXACT = 1 << 53
+_MOST_SCALE = 22
+_CONTEXT = Context(prec=60)
+
+
+class OrderStatistic(WholeGroups):
+    """One call over the values of groups of rows that are all there."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._operands: list[list[Operand]] = []
+        self._counts: list[Mask] = []
+        self._results: pa.Array | None = None
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._operands.append(list(operands))
+        self._counts.append(counts)
+
+    def result(self, rows: Rows) -> pa.Array:
+        if self._results is None:
+            self._results = self._all()
+        return self._results.take(pa.array(self.numbers(rows)))
+
+    def _all(self) -> pa.Array:
+        operands = [_joined(list(parts)) for parts in zip(*self._operands, strict=True)]
+        counts = one_after_other(self._counts, [_length(each[0]) for each in self._operands])
+        return self.results(self.groups, self.count, operands, counts)
+
+    @abstractmethod
+    def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
+        """The results of groups 0 to `count`.
+
+        Args:
+            groups: of each row, the number of its group. operands: the inputs. counts: the rows that count (filter).
+        """
+
+
+class Percentile(OrderStatistic):
+    """`percentile`, `median`, `percentile_cont` and `percentile_disc`, of one share or several."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._shares = [float(share) for share in call.options["percentages"]]
+        self._reverse = bool(call.options.get("reverse", False))
+        discrete = kernels.LOWER if call.options.get("legacy") else kernels.DISCRETE
+        self._kind = discrete if call.options.get("discrete") else kernels.CONTINUOUS
+
+    def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
+        values = operands[0]
+        counts = both(counts, values.valid)
+        frequencies = None
+        if len(operands) > 1:
+            counts = both(counts, operands[1].valid)
+            frequencies = operands[1].values.astype(np.int64, copy=False)
+            used = frequencies[counts.astype(np.bool_)] if counts.size else frequencies
+            if (used < 0).any():
+                raise NumericRangeError(
+                    "a frequency of a percentile is negative.",
+                    action="Filter such rows. SQLSTATE: 22003 (VALUE_OUT_OF_RANGE)",
+                )
+            counts = both(counts, (frequencies > 0).view(np.uint8))
+        order, codes, starts = sort_values(groups, count, values, self.inputs[0], counts)
+        weights = np.ones(len(order), np.int64) if frequencies is None else frequencies[order]
+        totals = np.cumsum(weights)
+        columns = [self._at(share, order, codes, starts, totals, values) for share in self._shares]
+        empty = starts[1:] == starts[:-1]
+        valid: Mask = (~empty).view(np.uint8) if empty.any() else ALL
+        if not self.call.options.get("array"):
+            return to_arrow(columns[0], valid, self.type)
+        # An empty group's list is null; its elements are left out.
+        kept = np.stack(columns, 1)[~empty].reshape(-1)
+        offsets = np.zeros(count + 1, np.int64)
+        np.cumsum(np.where(empty, 0, len(columns)), out=offsets[1:])
+        mask = pa.array(empty) if empty.any() else None
+        field = self.type.arrow.value_field
+        listed = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(kept, pa.float64()), mask=mask)
+        return listed.cast(pa.list_(field))
+
+    def _at(
+        self,
+        share: float,
+        order: NDArray[np.int64],
+        codes: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        totals: NDArray[np.int64],
+        values: Operand,
+    ) -> NDArray[np.float64]:
+        count = len(starts) - 1
+        lower, upper = np.empty(count, np.int64), np.empty(count, np.int64)
+        fraction = np.empty(count)
+        kernels.percentile(starts, totals, share, self._reverse, self._kind, lower, upper, fraction)
+        out = np.zeros(count)
+        there = np.flatnonzero(lower >= 0)
+        low, high = lower[there], upper[there]
+        out[there] = low_values = doubles(values.values[order[low]], self.inputs[0])
+        between = np.flatnonzero((fraction[there] != 0.0) & (codes[low] != codes[high]))
+        if len(between):
+            at, least = there[between], low_values[between]
+            high_values = doubles(values.values[order[high[between]]], self.inputs[0])
+            with np.errstate(invalid="ignore", over="ignore"):
+                out[at] = least + fraction[at] * (high_values - least)
+        return out
+
+
+class Mode(OrderStatistic):
+    """`mode`: the most frequent value."""
+
+    def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
+        values = operands[0]
+        order, codes, starts = sort_values(groups, count, values, self.inputs[0], both(counts, values.valid))
+        rows = np.empty(count, np.int64)
+        kernels.mode(starts, codes, bool(self.call.options.get("greatest", False)), rows)
+        picked = order[np.maximum(rows, 0)] if len(order) else np.zeros(count, np.int64)
+        there = (rows >= 0).view(np.uint8)
+        if not len(order):
+            return pa.nulls(count, self.type.arrow)
+        if self.inputs[0].machine == "bytes":
+            pairs = np.ascontiguousarray(np.where(there[:, None], values.values[picked], np.uint64(0)))
+            return bytes_column(Rows(pairs, values.heap), 0, there, self.type)
+        return to_arrow(values.values[picked], there, self.type)
+
+
+def _length(column: Operand) -> int:
+    return len(column.values)
+
+
+def _joined(parts: Sequence[Operand]) -> Operand:
+    """The columns of several batches as one."""
+    if len(parts) == 1:
+        return parts[0]
+    values = np.concatenate([part.values for part in parts])
+    valid = ALL
+    if any(part.valid.size for part in parts):
+        valid = np.concatenate([p.valid if p.valid.size else np.ones(len(p.values), np.uint8) for p in parts])
+    heap = NO_HEAP
+    if any(part.heap.size for part in parts):
+        heap = np.concatenate([part.heap for part in parts])
+        shifts = np.cumsum([0, *(part.heap.size for part in parts[:-1])]).astype(np.uint64)
+        shift = np.repeat(shifts, [len(part.values) for part in parts])
+        long = (values[:, 0] & np.uint64(0xFFFFFFFF)) > INLINE
+        values[long, 1] += shift[long]
+    return Operand(values, valid, heap)
+
+
+def sort_values(
+    groups: NDArray[np.int64], count: int, values: Operand, dtype: DataType, counts: Mask
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Sort rows by group and value.
+
+    Returns:
+        The rows that count, in order; for each, a number that equal values of a group share (−0.0 equals 0.0, NaN
+        equals NaN and is greater than all); and where each group begins, with the number of rows at the end.
+    """
+    rows = np.flatnonzero(counts) if counts.size else np.arange(len(groups))
+    ranks = _ranks(values, dtype)
+    for rank in ranks:  # the least significant part first
+        _, order = order_by_hash(rank[rows])
+        rows = rows[order]
+    _, order = order_by_hash(groups[rows].view(np.uint64))
+    rows = rows[order]
+    different = np.zeros(len(rows), np.bool_)
+    for rank in ranks:
+        ranked = rank[rows]
+        different[1:] |= ranked[1:] != ranked[:-1]
+    starts = np.searchsorted(groups[rows], np.arange(count + 1), "left").astype(np.int64)
+    return rows, np.cumsum(different), starts
+
+
+def _ranks(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
+    """Unsigned words that order as the values do, the least significant first; of rows that do not count, anything."""
+    plain = values.values
+    if dtype.machine == "float":
+        bits = np.where(np.isnan(plain), np.nan, plain + 0.0).view(np.uint64)
+        return [np.where(bits & _SIGN != 0, ~bits, bits | _SIGN)]
+    if dtype.machine == "wide":
+        return [np.ascontiguousarray(plain[:, 0]), np.ascontiguousarray(plain[:, 1]) ^ _SIGN]
+    if dtype.machine == "bytes":
+        text = bytes_column(Rows(np.ascontiguousarray(plain), values.heap), 0, ALL, DataType("binary"))
+        encoded = text.dictionary_encode()
+        rank = np.empty(len(encoded.dictionary), np.uint64)
+        order = pc.array_sort_indices(encoded.dictionary)
+        rank[order.to_numpy()] = np.arange(len(rank), dtype=np.uint64)
+        return [rank[encoded.indices.to_numpy()]]
+    return [np.ascontiguousarray(plain.astype(np.int64, copy=False)).view(np.uint64) ^ _SIGN]
+
+
+def doubles(values: NDArray[Any], dtype: DataType) -> NDArray[np.float64]:
+    """Values as doubles, decimals rounded to the nearest as Java's `BigDecimal.doubleValue` does."""
+    if dtype.name != "decimal":
+        return values.astype(np.float64)
+    if values.ndim == 1 and dtype.scale <= _MOST_SCALE:
+        out: NDArray[np.float64] = values.astype(np.float64) / 10.0**dtype.scale  # both exact: so is the rounding
+        odd = np.flatnonzero(np.abs(values) > _EXACT)
+    else:
+        out, odd = np.empty(len(values)), np.arange(len(values))
+    for row in odd.tolist():  # of a group one or two values
+        unscaled = (
+            int(values[row]) if values.ndim == 1 else (int(values[row, 1].view(np.int64)) << 64) | int(values[row, 0])
+        )
+        out[row] = float(Decimal(unscaled).scaleb(-dtype.scale, _CONTEXT))
+    return out

@@ -1,0 +1,227 @@
+"""Accumulators from which rows can be taken back: `count`, `sum` and `avg`.
+
+Sums are exact, and wide enough never to overflow: what exceeds the result's type does so when it is shown, and no more
+once rows that made it so are taken back.
+"""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.aggregate import fixed_point, retract
+from millpond.layout import Rows, Words
+from millpond.operators.columns.decode import ints, to_arrow, widen
+from millpond.operators.columns.encode import ALL, Mask, Operand, both
+from millpond.operators.functions.accumulators import Accumulator, StateColumn, overflow_in_integers
+from millpond.operators.functions.decimal_sums import averages, overflow_in_sum, sum_precision, words_of
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Writable
+
+Signs = NDArray[np.int8]
+
+
+class Retractable(Accumulator):
+    """An accumulator that folds rows in by their sign.
+
+    Attributes:
+        signs: 1 or −1 for every row of the Arrow batch; set before `load`.
+    """
+
+    signs: Signs
+
+
+class Count(Retractable):
+    """`count(*)`, `count(x, …)`, `count_if(b)`: one word."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("word"),)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        for column in operands:
+            counts = both(counts, column.valid)
+        if self.call.function == "count_if":
+            counts = both(counts, operands[0].values.astype(np.uint8))
+        self._counts = counts
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        retract.count(table.words, rows, start, self.places[0].offset, self._counts, self.signs)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        _add(table, rows, self.places[0].offset, source.words[:, self.places[0].offset])
+
+    def result(self, rows: Rows) -> pa.Array:
+        return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
+
+
+class _Summing(Retractable):
+    """A sum of some words, in two's complement, and behind it the number of values."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], size: int, *, more: int = 0) -> None:
+        super().__init__(call, inputs)
+        self._size = size
+        self.columns = (StateColumn("word"),) * (size + 1 + more)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values
+        self._valid = both(counts, operands[0].valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        retract.add_numbers(table.words, rows, self.places[0].offset, self._sums(source))
+        for place in self.places[self._size :]:
+            _add(table, rows, place.offset, source.words[:, place.offset])
+
+    def _sums(self, rows: Rows) -> Words:
+        offset = self.places[0].offset
+        return np.ascontiguousarray(rows.words[:, offset : offset + self._size])
+
+    def _numbers(self, rows: Rows) -> NDArray[np.int64]:
+        return ints(rows, self.places[self._size].offset)
+
+
+class _SummingInts(_Summing):
+    """A sum of numbers of 64 bits, in 128."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, 2)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        retract.sum_words(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+
+
+class SumInts(_SummingInts):
+    """`sum` of integers: what leaves the range of its type wraps, or is an error in ANSI mode."""
+
+    def result(self, rows: Rows) -> pa.Array:
+        sums, there = self._sums(rows), self._numbers(rows) != 0
+        low = np.ascontiguousarray(sums[:, 0]).view(np.int64)
+        if self.ansi and (((low >> 63) != np.ascontiguousarray(sums[:, 1]).view(np.int64)) & there).any():
+            raise overflow_in_integers()
+        return to_arrow(low, there.view(np.uint8), self.type)
+
+
+class AverageInts(_SummingInts):
+    """`avg` of integers."""
+
+    def result(self, rows: Rows) -> pa.Array:
+        sums, numbers = self._sums(rows), self._numbers(rows)
+        high = np.ascontiguousarray(sums[:, 1]).view(np.int64).astype(np.float64)
+        low = np.ascontiguousarray(sums[:, 0])
+        small = (low.view(np.int64) >> 63) == np.ascontiguousarray(sums[:, 1]).view(np.int64)
+        total = np.where(small, low.view(np.int64).astype(np.float64), high * 2.0**64 + low.astype(np.float64))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return to_arrow(total / numbers, (numbers != 0).view(np.uint8), self.type)
+
+
+class SumDecimals(_Summing):
+    """`sum` of decimals, in 192 bits: what exceeds its precision is null, or an error in ANSI mode."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, 3)
+        self._limit = 10 ** sum_precision(inputs[0])
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        super().load(operands, counts)
+        if self._values.ndim == 1:
+            self._values = widen(self._values)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        retract.sum_pairs(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+
+    def result(self, rows: Rows) -> pa.Array:
+        sums, fits = self._checked(rows)
+        return to_arrow(sums[:, :2], ((self._numbers(rows) != 0) & fits).view(np.uint8), self.type)
+
+    def _checked(self, rows: Rows) -> tuple[Words, NDArray[np.bool_]]:
+        """The sums, and which of them are within their precision.
+
+        Raises:
+            ArithmeticOverflowError: not all are, in ANSI mode.
+        """
+        sums = self._sums(rows)
+        fits = _within(sums, self._limit)
+        if self.ansi and not fits.all():
+            raise overflow_in_sum(self.call)
+        return sums, fits
+
+
+class AverageDecimals(SumDecimals):
+    """`avg` of decimals, divided half up."""
+
+    def result(self, rows: Rows) -> pa.Array:
+        sums, fits = self._checked(rows)
+        sums = np.ascontiguousarray(sums[:, :2])
+        return averages(self.inputs[0], self.type, sums, self._numbers(rows), fits, ansi=self.ansi)
+
+
+class SumFloats(_Summing):
+    """`sum` and `avg` of floats and doubles: an exact sum of those that are finite; NaNs and infinities are counted."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        self._width = fixed_point.FLOATS if inputs[0].name == "float" else fixed_point.DOUBLES
+        super().__init__(call, inputs, self._width.words, more=3)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        super().load(operands, counts)
+        self._values = self._values.astype(np.float64, copy=False)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        at = (table.words, rows, start, self.places[0].offset, *self._width)
+        fixed_point.sum_floats(*at, self._values, self._valid, self.signs)
+
+    def result(self, rows: Rows) -> pa.Array:
+        numbers, nans, above, below = (ints(rows, place.offset) for place in self.places[self._size :])
+        finite = np.empty(rows.count)
+        fixed_point.nearest(self._sums(rows), self._width.base, finite)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            total = np.where(above != 0, np.inf, np.where(below != 0, -np.inf, finite))
+            total = np.where((nans != 0) | ((above != 0) & (below != 0)), np.nan, total)
+            if self.call.function == "avg":
+                total = total / numbers
+        return to_arrow(total, (numbers != 0).view(np.uint8), self.type)
+
+
+def _add(table: Writable, rows: NDArray[np.int64], offset: int, numbers: NDArray[np.uint64]) -> None:
+    """Add to a word of rows, which may be named several times."""
+    np.add.at(table.words[:, offset], rows, numbers)
+
+
+def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
+    """Whether |sum| < limit, for 192-bit numbers."""
+    low, high, above = (np.ascontiguousarray(sums[:, word]) for word in range(3))
+    small = above.view(np.int64) == high.view(np.int64) >> 63
+    negative = high >> np.uint64(63) != 0
+    flipped = ~low + np.uint64(1)
+    high = np.where(negative, ~high + (flipped == 0), high)
+    low = np.where(negative, flipped, low)
+    limit_low, limit_high = words_of(limit)
+    fits: NDArray[np.bool_] = small & ((high < limit_high) | ((high == limit_high) & (low < limit_low)))
+    return fits
+
+
+def _sum(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
+    if inputs[0].name == "decimal":
+        return SumDecimals(call, inputs)
+    return (SumFloats if inputs[0].machine == "float" else SumInts)(call, inputs)
+
+
+def _average(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
+    if inputs[0].name == "decimal":
+        return AverageDecimals(call, inputs)
+    return (SumFloats if inputs[0].machine == "float" else AverageInts)(call, inputs)
+
+
+RETRACTABLE: dict[str, Callable[[AggregateCall, Sequence[DataType]], Retractable]] = {
+    "count": Count,
+    "count_if": Count,
+    "sum": _sum,
+    "avg": _average,
+}

@@ -1,0 +1,208 @@
+"""Accumulators that keep one of the values seen: min, max, first, last, min_by, max_by, and the boolean ones."""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.aggregate import byte_values, decimals, numeric
+from millpond.layout import Rows
+from millpond.operators.columns.decode import atom, floats, ints, not_null, wide
+from millpond.operators.columns.encode import ALL, Mask, Operand, Place, both
+from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Writable
+
+GREATEST = frozenset(["max", "max_by", "bool_or", "some"])
+
+
+class ValueColumn:
+    """A state column that holds a value of any atomic type."""
+
+    def __init__(self, dtype: DataType) -> None:
+        self.dtype = dtype
+        self.state = StateColumn(dtype.kind, null=True)
+        self.place: Place
+        if dtype.machine == "bytes":
+            self._scratch = np.empty(2 * byte_values.SCRATCH, dtype=np.int64)
+            self._rows = np.empty(BLOCK, dtype=np.int64)
+            self._positions = np.empty(BLOCK, dtype=np.int64)
+
+    def keep_extreme(
+        self,
+        table: Writable,
+        rows: NDArray[np.int64],
+        start: int,
+        column: Operand,
+        valid: Mask,
+        *,
+        greatest: bool,
+        ties: bool = False,
+        won: Mask = ALL,
+    ) -> None:
+        """Keep the least or greatest of the block's values; see `kernels.aggregate.extreme_ints`."""
+        place, values = self.place, column.values
+        at = (place.offset, place.null_word, place.null_bit, values)
+        machine = self.dtype.machine
+        if machine == "bytes":
+            count = byte_values.extreme_bytes(
+                *(table.words, table.heap.data, rows, start, *at, column.heap, valid, greatest, ties, won),
+                *(self._scratch, self._rows, self._positions),
+            )
+            self._write(table, count, column, ALL)
+            return
+        kernel = {"int": numeric.extreme_ints, "float": numeric.extreme_floats, "wide": decimals.extreme_pairs}
+        kernel[machine or "int"](table.words, rows, start, *at, valid, greatest, ties, won)
+
+    def assign(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, won: Mask) -> None:
+        """Take over the value, or null, of the last row of each key that has won."""
+        place, machine = self.place, self.dtype.machine
+        if machine == "bytes":
+            count = byte_values.assign_bytes(
+                *(table.words, rows, start, place.null_word, place.null_bit, column.valid, won),
+                *(self._scratch, self._rows, self._positions),
+            )
+            self._write(table, count, column, column.valid)
+            return
+        values = column.values if machine == "wide" else column.values.view(np.int64)
+        kernel = decimals.assign_pairs if machine == "wide" else numeric.assign_words
+        at = (place.offset, place.null_word, place.null_bit)
+        kernel(table.words, rows, start, *at, values, column.valid, won)
+
+    def column(self, source: Rows) -> Operand:
+        """The column in rows of the table's layout."""
+        offset, machine = self.place.offset, self.dtype.machine
+        valid = not_null(source, self.place)
+        if machine in ("bytes", "wide"):
+            return Operand(wide(source, offset), valid, source.heap)
+        return Operand(floats(source, offset) if machine == "float" else ints(source, offset), valid)
+
+    def _write(self, table: Writable, count: int, column: Operand, valid: Mask) -> None:
+        if count == 0:
+            return
+        pairs = np.empty((count, 2), dtype=np.uint64)
+        byte_values.take_pairs(column.values, valid, self._positions[:count], pairs)
+        table.put_bytes(self._rows[:count], self.place.offset, pairs, column.heap)
+
+
+class Extreme(Accumulator):
+    """`min`, `max`, and over booleans `bool_and`, `bool_or` and their other names."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._greatest = call.function in GREATEST
+        self._kept = ValueColumn(inputs[0])
+        self.columns = (self._kept.state,)
+
+    def bind(self, places: Sequence[Place]) -> None:
+        super().bind(places)
+        self._kept.place = places[0]
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._column = operands[0]
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        self._kept.keep_extreme(table, rows, start, self._column, self._valid, greatest=self._greatest)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        column = self._kept.column(source)
+        self._kept.keep_extreme(table, rows, 0, column, column.valid, greatest=self._greatest)
+
+    def result(self, rows: Rows) -> pa.Array:
+        return atom(rows, self.places[0], self.type)
+
+
+class ExtremeBy(Accumulator):
+    """`min_by`, `max_by`: the value beside the least or greatest ordering; of equal orderings the last."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._greatest = call.function in GREATEST
+        self._value = ValueColumn(inputs[0])
+        self._ordering = ValueColumn(inputs[1])
+        self._won = np.empty(BLOCK, dtype=np.uint8)
+        self.columns = (self._value.state, self._ordering.state)
+
+    def bind(self, places: Sequence[Place]) -> None:
+        super().bind(places)
+        self._value.place, self._ordering.place = places
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._column, self._by = operands
+        self._valid = both(counts, self._by.valid)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        self._keep(table, rows, start, self._column, self._by, self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        by = self._ordering.column(source)
+        self._keep(table, rows, 0, self._value.column(source), by, by.valid)
+
+    def _keep(
+        self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, by: Operand, valid: Mask
+    ) -> None:
+        self._ordering.keep_extreme(table, rows, start, by, valid, greatest=self._greatest, ties=True, won=self._won)
+        self._value.assign(table, rows, start, column, self._won)
+
+    def result(self, rows: Rows) -> pa.Array:
+        return atom(rows, self.places[0], self.type)
+
+
+class FirstLast(Accumulator):
+    """`first`, `any_value`, `last`, with or without nulls.
+
+    A word tells whether any row has counted, where a null would not tell: always for the first, and for a last value,
+    which may be null, of rows that pass a filter.
+    """
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._last = call.function == "last"
+        self._ignore_nulls = bool(call.options.get("ignore_nulls", False))
+        self._kept = ValueColumn(inputs[0])
+        self._won = np.empty(BLOCK, dtype=np.uint8)
+        counted = not self._last or (call.filter is not None and not self._ignore_nulls)
+        self.columns = (self._kept.state, StateColumn("word")) if counted else (self._kept.state,)
+
+    def bind(self, places: Sequence[Place]) -> None:
+        super().bind(places)
+        self._kept.place = places[0]
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._column = operands[0]
+        self._counts = both(counts, operands[0].valid) if self._ignore_nulls else counts
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        self._keep(table, rows, start, self._column, self._counts)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        column, counts = self._kept.column(source), ALL
+        if len(self.columns) > 1:
+            counts = (source.words[:, self.places[1].offset] != 0).view(np.uint8)
+        elif self._ignore_nulls:
+            counts = column.valid
+        self._keep(table, rows, 0, column, counts)
+
+    def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
+        if self._last:
+            stop = start + len(rows)
+            won = counts[start:stop] if counts.size else np.ones(len(rows), dtype=np.uint8)
+            if len(self.columns) > 1:
+                table.words[rows[won.astype(np.bool_)], self.places[1].offset] = 1
+        else:
+            won = self._won
+            numeric.first_rows(table.words, rows, start, self.places[1].offset, counts, won)
+        self._kept.assign(table, rows, start, column, won)
+
+    def result(self, rows: Rows) -> pa.Array:
+        return atom(rows, self.places[0], self.type)

@@ -1,0 +1,135 @@
+"""Accumulators of groups whose rows are all there (FlowKV's append pattern), and the plainest: lists of the rows.
+
+They belong to tables that live for one piece of rows only, in which each group is whole (`holistic.py`,
+`closed_sessions.py`): what they keep in the table is the number of the group.
+"""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import UsageError
+from millpond.kernels.runs.sort import order_by_hash
+from millpond.layout import Rows
+from millpond.operators.columns.decode import LIMIT, OversizeError, ints
+from millpond.operators.columns.encode import ALL, Mask, Operand, both, one_after_other, plain, validity
+from millpond.operators.columns.offsets import bounds_of, spans
+from millpond.operators.functions.accumulators import Accumulator, StateColumn
+from millpond.spec.functions import ROWS
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Writable
+
+
+class WholeGroups(Accumulator):
+    """One call over groups of rows that are all there: `result` is asked for when all have been loaded.
+
+    Attributes:
+        count: how many groups there are; they have numbers from 0.
+    """
+
+    columns = (StateColumn("word"),)
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self.count = 0
+        self._groups: list[NDArray[np.int64]] = []
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        offset = self.places[0].offset
+        numbers = table.words[rows, offset].view(np.int64)
+        if not numbers.all():
+            fresh = np.unique(rows[numbers == 0])
+            table.words[fresh, offset] = np.arange(self.count + 1, self.count + 1 + len(fresh), dtype=np.uint64)
+            self.count += len(fresh)
+            numbers = table.words[rows, offset].view(np.int64)
+        self._groups.append(numbers - 1)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        raise UsageError(f"{self.call.function} has no partial states.", action="Give it all rows of a group at once.")
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The number of each loaded row's group."""
+        return np.concatenate(self._groups)
+
+    def numbers(self, rows: Rows) -> NDArray[np.int64]:
+        """The numbers of the groups that rows of the table stand for."""
+        return ints(rows, self.places[0].offset) - 1
+
+
+class Gathered(WholeGroups):
+    """A list of each group's rows, in the order in which they were kept.
+
+    `rows`: structs of all inputs, nulls included. `collect_list`: the one input, without nulls.
+    """
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._parts: list[pa.Array] = []
+        self._counts: list[Mask] = []
+        self._order = self._bounds = np.empty(0, np.int64)
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        raise UsageError("Rows are gathered as they are.", action="Call `gather`.")
+
+    def gather(self, columns: Sequence[pa.Array], counts: Mask) -> None:
+        """Take up the inputs of an Arrow batch, instead of `load`."""
+        columns = [plain(column) for column in columns]
+        if self.call.function == ROWS:
+            self._parts.append(pa.StructArray.from_arrays(columns, fields=list(self.type.arrow.value_type)))
+            self._counts.append(ALL)
+        else:
+            self._parts.append(columns[0])
+            self._counts.append(both(counts, validity(columns[0])))
+
+    def result(self, rows: Rows) -> pa.Array:
+        if not len(self._bounds):
+            self._settle()
+        members, offsets = spans(self._bounds, self.numbers(rows))
+        if len(members) > LIMIT:
+            raise OversizeError
+        values = self._taken(self._order[members])
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=self.type.arrow)
+
+    def _settle(self) -> None:
+        """Put the rows that count into the order of their groups."""
+        counts = one_after_other(self._counts, [len(part) for part in self._parts])
+        if sum(part.nbytes for part in self._parts) <= LIMIT:
+            self._parts = [pa.concat_arrays(self._parts)]
+        groups = self.groups
+        if counts.size:
+            counting = np.flatnonzero(counts)
+            groups = groups[counting]
+        _, self._order = order_by_hash(groups.view(np.uint64))
+        if counts.size:
+            self._order = counting[self._order]
+        self._bounds = bounds_of(np.bincount(groups, minlength=self.count))
+
+    def _taken(self, places: NDArray[np.int64]) -> pa.Array:
+        """The rows with these numbers."""
+        if len(self._parts) == 1:
+            (whole,) = self._parts
+            in_order = len(places) == len(whole) and np.array_equal(places, np.arange(len(whole)))
+            return whole if in_order else whole.take(pa.array(places))
+        _, order = order_by_hash(places.view(np.uint64))
+        firsts = bounds_of(np.array([len(part) for part in self._parts]))
+        cuts = np.searchsorted(places[order], firsts)
+        found = [
+            part.take(pa.array(places[order[low:high]] - first))
+            for part, first, low, high in zip(self._parts, firsts[:-1], cuts[:-1], cuts[1:], strict=True)
+        ]
+        if sum(part.nbytes for part in found) > LIMIT:
+            raise OversizeError
+        where = np.empty(len(places), np.int64)
+        where[order] = np.arange(len(places))
+        return pa.concat_arrays(found).take(pa.array(where))

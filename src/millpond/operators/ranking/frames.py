@@ -1,0 +1,72 @@
+"""Aggregates over frames: of rows in sequence, results over themselves and so many rows before them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.layout import Rows, Words
+from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
+from millpond.operators.table_schemas import main_table
+from millpond.spec.operators import AggregateSpec, OverSpec
+
+
+@dataclass
+class _States:
+    """Rows of accumulators, one for each result, in the place of a table."""
+
+    words: Words
+
+
+class Frames:
+    """The calls of an `OverSpec`.
+
+    Attributes:
+        inputs: positions of the columns that the calls read.
+        most: how many rows before the current one are in the longest frame.
+    """
+
+    def __init__(self, spec: OverSpec) -> None:
+        self.inputs = sorted({p for call in spec.calls for p in (*call.inputs, *_filter(call.filter))})
+        self.most = max(spec.preceding)
+        self._spec = spec
+        self._state, self._calls = main_table(AggregateSpec((), spec.columns, spec.calls, "update"))
+
+    def results(
+        self, columns: Mapping[int, Operand], rows: NDArray[np.int64], before: NDArray[np.int64]
+    ) -> list[pa.Array]:
+        """The calls' results for some rows of sequences.
+
+        Args:
+            columns: the inputs, by their positions, for all rows of the sequences.
+            rows: those that results are wanted for.
+            before: how many rows of its sequence stand before each of them; beyond `most` it does not matter.
+        """
+        states = _States(np.tile(self._state.initial, (len(rows), 1)))
+        for lag in range(min(self.most, int(before.max(initial=0))), -1, -1):  # from a frame's first row to its last
+            reach = np.flatnonzero(before >= lag)
+            taken = rows[reach] - lag
+            for call, spec, preceding in zip(self._calls, self._spec.calls, self._spec.preceding, strict=True):
+                if lag > preceding or not len(reach):
+                    continue
+                counts = ALL
+                if spec.filter is not None:
+                    condition = columns[spec.filter]
+                    counts = both(condition.valid, condition.values.astype(np.uint8))[taken]
+                call.load([_taken(columns[position], taken) for position in spec.inputs], counts)
+                call.update(states, reach, 0)  # type: ignore[arg-type]
+        return [call.result(Rows(states.words, NO_HEAP)) for call in self._calls]
+
+
+def _filter(position: int | None) -> tuple[int, ...]:
+    return () if position is None else (position,)
+
+
+def _taken(column: Operand, rows: NDArray[np.int64]) -> Operand:
+    valid: Mask = column.valid[rows] if column.valid.size else ALL
+    values = column.values[rows] if len(column.values) else column.values
+    return Operand(np.ascontiguousarray(values), valid)

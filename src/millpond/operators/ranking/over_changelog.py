@@ -1,0 +1,123 @@
+"""Aggregates over each key's last rows where rows come, go and change: every row has its result over those there are.
+
+All rows of a key are kept in order, as by a top-N over rows that change. Once a batch's changes are folded in, the
+results that they may have touched are computed twice, over the rows before the batch and over those after it; what
+differs is given out (docs/changes.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.pointers import address
+from millpond.kernels.ranking import frames as kernels
+from millpond.kernels.ranking.packed_rows import long_slots, read_slots
+from millpond.layout import Bytes, Rows, Words
+from millpond.operators.columns.decode import floats, ints, not_null, wide
+from millpond.operators.columns.encode import NO_HEAP, Operand
+from millpond.operators.protocol import PIECE, MakeTable
+from millpond.operators.ranking.frames import Frames
+from millpond.operators.ranking.packed_rows import RankedRows
+from millpond.operators.ranking.top_n import BLOCK, TopNOperator
+from millpond.spec.operators import OverSpec, RankSpec, output_fields
+from millpond.spec.types import leaves
+
+NO_BLOBS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+class OverChangesOperator(TopNOperator):
+    """An `OverSpec` that `retracts`, on one partition: a top-N without bound keeps the rows."""
+
+    def __init__(self, spec: OverSpec, make_table: MakeTable) -> None:
+        rows = RankSpec(spec.columns, spec.keys, spec.order, "row_number", 1 << 62, retracts=True, changes=True)
+        super().__init__(rows, make_table)
+        self._over = spec
+        self._frames = Frames(spec)
+        width = len(spec.columns)
+        self._results = RankedRows(output_fields(spec)[width : width + len(spec.calls)], ())
+        # Where the inputs, which are atomic, stand in a slot.
+        parts = [sum(1 for _ in leaves(dtype)) for dtype in self._slots.types]
+        firsts = np.concatenate([[0], np.cumsum(parts)])
+        self._inputs = {p: (self._slots.places[firsts[p]], self._slots.types[p]) for p in self._frames.inputs}
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The new images of the rows that the batch changed; with `changes` also those that are gone."""
+        for rows in self._table.touched():
+            rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
+            held = rows.words[:, self._place + 2].astype(np.int64)
+            marks = np.empty(int(held.sum()), dtype=np.uint8)
+            counts = np.empty((rows.count, 2), dtype=np.int64)
+            at = (rows.words, address(rows.heap), self._place, self._slots.stride, self._version)
+            kernels.mark(*at, self._frames.most, marks, counts)
+            slots, read = _running(held), _running(counts.sum(axis=1))
+            first = 0
+            while first < rows.count:  # whole keys at a time
+                last = max(first + 1, int(np.searchsorted(read, read[first] + BLOCK, "right")) - 1)
+                if read[last] > read[first]:
+                    size = counts[first:last].sum(axis=0)
+                    yield from self._block(rows, (first, last), marks[slots[first] : slots[last]], size)
+                first = last
+
+    def _block(
+        self, rows: Rows, keys: tuple[int, int], marks: NDArray[np.uint8], size: NDArray[np.int64]
+    ) -> Iterator[pa.RecordBatch]:
+        """What changed of some keys; `size` tells how many of their rows are read before the batch and after it."""
+        olds, news = (int(each) for each in size)
+        of, which, asked, before, runs = (np.empty(olds + news, dtype=np.int64) for _ in range(5))
+        table = (rows.words, address(rows.heap), self._place, self._slots.stride)
+        more = (self._version, self._slots.descriptor, self._frames.most, marks, *keys)
+        old = kernels.sequence(*table, *more, 0, of[:olds], which[:olds], asked, before, runs, 0)
+        taken = (asked[old:], before[old:], runs[old:])
+        new = kernels.sequence(*table, *more, 1, of[olds:], which[olds:], *taken, olds)
+        asked = asked[: old + new]
+        words: Words = np.empty((olds + news, self._slots.layout.width), dtype=np.uint64)
+        read_slots(*table, NO_BLOBS, of, which, words, NO_HEAP.copy())
+        results = self._frames.results(self._operands(words), asked, before[: old + new])
+        packed = self._results.pack(results, old + new)
+        kinds = np.empty(old + new, dtype=np.int8)
+        kernels.differences(
+            *(runs[:old], runs[old : old + new], address(packed.words), self._results.stride),
+            *(self._results.descriptor, kinds),
+        )
+        shown = np.flatnonzero(kinds if self._over.changes else kinds > 0)
+        of, which = of[asked[shown]], which[asked[shown]]
+        for start in range(0, len(shown), PIECE):
+            some = slice(start, start + PIECE)
+            yield from self._shown(table, of[some], which[some], [*_taken(results, shown[some])], kinds[shown[some]])
+
+    def _operands(self, words: Words) -> dict[int, Operand]:
+        """The inputs of the calls, of rows as they stand in slots."""
+        rows, operands = Rows(words, NO_HEAP), {}
+        for position, (place, dtype) in self._inputs.items():
+            read = {"float": floats, "wide": wide}.get(dtype.machine or "int", ints)
+            operands[position] = Operand(read(rows, place.offset), not_null(rows, place))
+        return operands
+
+    def _shown(
+        self,
+        table: tuple[Words, int, int, int],
+        of: NDArray[np.int64],
+        which: NDArray[np.int64],
+        results: list[pa.Array],
+        kinds: NDArray[np.int8],
+    ) -> Iterator[pa.RecordBatch]:
+        piece = (*table, self._slots.blobs, of, which)
+        out: Words = np.empty((len(of), self._slots.layout.width), dtype=np.uint64)
+        values: Bytes = np.empty(long_slots(*piece), dtype=np.uint8)
+        read_slots(*piece, out, values)
+        more = [*results, *([pa.array(kinds)] if self._over.changes else [])]
+        yield from self._slots.unpack(Rows(out, values), more, output_fields(self._over))
+
+
+def _taken(columns: list[pa.Array], positions: NDArray[np.int64]) -> Iterator[pa.Array]:
+    taken = pa.array(positions)
+    for column in columns:
+        yield column.take(taken)
+
+
+def _running(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)])

@@ -1,0 +1,112 @@
+"""Whole rows that are ranked or kept in order: packed into the fixed words of a layout, and given back as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.columns import arrow_words
+from millpond.kernels.ranking import compare
+from millpond.layout import Bytes, Column, RowLayout, Rows, TableSchema, Words
+from millpond.operators.columns.decode import OversizeError, key_columns
+from millpond.operators.columns.encode import NO_HEAP, Leaf, Place, byte_offsets, flatten, numbers
+from millpond.spec.operators import Field, Order
+from millpond.spec.types import DataType, leaves, parse_type
+
+_KINDS = {"int": compare.INT, "float": compare.FLOAT, "wide": compare.WIDE, "bytes": compare.BYTES}
+
+
+class RankedRows:
+    """The layout of rows with these columns, and their order.
+
+    The first two words of a row are its own (see `kernels.slots`), then come its nulls and columns, structs
+    flattened, floats as they are.
+
+    Args:
+        fields: the columns.
+        order: by which of them rows are ordered. Rows that are equal there are ordered by the other columns.
+
+    Attributes:
+        layout: of a row, all columns being keys.
+        descriptor: the columns for `kernels.compare`, those of the order first.
+        ordering: how many of them belong to the order.
+        blobs: first words of the columns of byte strings.
+    """
+
+    def __init__(self, fields: Sequence[Field], order: Sequence[Order]) -> None:
+        self.fields = tuple(fields)
+        self.types = [parse_type(field.type) for field in fields]
+        flat = [list(leaves(dtype)) for dtype in self.types]
+        firsts = np.cumsum([0, *(len(part) for part in flat)])
+        stored = [leaf for part in flat for leaf in part]
+        columns = tuple(Column(str(number), leaf.kind) for number, leaf in enumerate(stored))
+        self.layout = RowLayout(TableSchema(columns, ()))
+        self.places = [Place.of(offset, index) for index, offset in enumerate(self.layout.offsets)]
+        self.blobs: NDArray[np.int64] = np.array(self.layout.bytes_columns, dtype=np.int64)
+        first = [(place, each) for each in order for place in range(firsts[each.column], firsts[each.column + 1])]
+        named = {position for position, _ in first}
+        rest = [(position, Order(0)) for position in range(len(stored)) if position not in named]
+        described = [self._describe(position, stored[position], each) for position, each in first + rest]
+        self.descriptor = np.array(described, dtype=np.int64).reshape(len(described), compare.COLUMN)
+        self.ordering = len(first)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row."""
+        return 8 * self.layout.width
+
+    def _describe(self, position: int, leaf: DataType, order: Order) -> list[int]:
+        place = self.places[position]
+        flags = compare.DESCENDING * order.descending | compare.NULLS_LAST * order.nulls_last
+        return [_KINDS[leaf.machine or "int"], place.offset, place.null_word, position % 64, flags]
+
+    def columns(self) -> list[Column]:
+        """Columns of a table that hold one row word for word, from the first word on."""
+        head = [Column(name, "word") for name in ("born", "gone")]
+        nulls = [Column(f"nulls{number}", "word") for number in range(self.layout.null_words)]
+        return [*head, *nulls, *self.layout.schema.keys]
+
+    def pack(self, arrays: Sequence[pa.Array], count: int) -> Rows:
+        """Rows of these columns."""
+        words: Words = np.empty((count, self.layout.width), dtype=np.uint64)
+        arrow_words.put_header(words, np.zeros(count, dtype=np.int64), self.layout.key_start)
+        heaps: list[Bytes] = []
+        base = 0
+        flat = [leaf for array, dtype in zip(arrays, self.types, strict=True) for leaf in flatten(array, dtype)]
+        for leaf, place in zip(flat, self.places, strict=True):
+            base += self._put(words, leaf, place, heaps, base)
+        return Rows(words, NO_HEAP if not heaps else heaps[0] if len(heaps) == 1 else np.concatenate(heaps))
+
+    def _put(self, words: Words, leaf: Leaf, place: Place, heaps: list[Bytes], base: int) -> int:
+        """Write a column; the bytes that it adds to the heap."""
+        at = (words, place.offset, place.null_word, place.null_bit)
+        machine = leaf.dtype.machine
+        if leaf.array is None:
+            arrow_words.put_ints(*at, np.zeros(len(words), dtype=np.int64), leaf.valid)
+        elif machine == "wide":
+            arrow_words.put_pairs(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
+        elif machine == "bytes":
+            offsets, data = byte_offsets(leaf.array)
+            first = int(offsets[0])
+            arrow_words.pack_bytes(*at, offsets, data, base - first, leaf.valid)
+            heaps.append(data[first:])
+            return len(data) - first
+        else:  # floats keep their bits: rows are shown as they came
+            arrow_words.put_ints(*at, np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64), leaf.valid)
+        return 0
+
+    def unpack(self, rows: Rows, more: Sequence[pa.Array], fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
+        """Rows as Arrow, with more columns beside them; one batch, or more where a column exceeds 32-bit offsets."""
+        try:
+            columns = key_columns(rows, self.places, self.types)
+        except OversizeError:
+            middle = rows.count // 2
+            if not middle:
+                raise
+            yield from self.unpack(Rows(rows.words[:middle], rows.heap), [m[:middle] for m in more], fields)
+            yield from self.unpack(Rows(rows.words[middle:], rows.heap), [m[middle:] for m in more], fields)
+            return
+        yield pa.RecordBatch.from_arrays([*columns, *more], names=[field.name for field in fields])

@@ -1,0 +1,227 @@
+"""Top-N: of every key the rows that stand first in an order, and what a batch changes among them.
+
+Rows that are equal in the order are ranked by the batch in which they came, the earlier first, then by their other
+columns; where rows can go again, by their other columns alone. The changes follow Flink's retraction model
+(docs/changes.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.pointers import address
+from millpond.kernels.ranking import changes as rank_changes
+from millpond.kernels.ranking import top_n as ranking
+from millpond.kernels.ranking.packed_rows import BORN, long_slots, read_slots, write_slots
+from millpond.layout import HashRange, Rows
+from millpond.operators.aggregate.changelog import never_there
+from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
+from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
+from millpond.operators.ranking.packed_rows import RankedRows
+from millpond.operators.table_schemas import rank_table, single
+from millpond.spec.operators import RankSpec, output_fields
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.table import RmwTable
+
+BLOCK = 8192
+"""Rows worked on at a time."""
+
+FUNCTIONS = {"row_number": ranking.ROW_NUMBER, "rank": ranking.RANK, "dense_rank": ranking.DENSE_RANK}
+
+
+class _Block(NamedTuple):
+    """Rows of a block by key: row ids of the keys, and for each where its members (positions) stand."""
+
+    groups: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    members: NDArray[np.int64]
+
+
+class TopNOperator:
+    """A `RankSpec` on one partition."""
+
+    late_rows = 0
+
+    def __init__(self, spec: RankSpec, make_table: MakeTable) -> None:
+        self.spec = spec
+        self._main = rank_table(spec)
+        self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
+        self.tables: dict[str, RmwTable] = {MAIN: self._table}
+        self._slots = RankedRows(spec.columns, spec.order)
+        self._place = self._main.values[0].offset
+        self._function = FUNCTIONS[spec.function]
+        self._flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * (
+            spec.changes or spec.retracts or spec.function != "row_number"
+        )
+        self._bytes = np.zeros(self._slots.layout.width, dtype=np.int64)
+        for offset in self._slots.blobs:
+            self._bytes[offset : offset + 2] = 1
+        self._scratch = np.zeros(4 * BLOCK, dtype=np.int64)
+        self._version = 0
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        self._version = version
+        self._table.begin(version)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        count: int = self._table.passes(rows)
+        return count
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        self._table.narrow(range_)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Take up rows of the batch: the column `__hash`, then those of the spec."""
+        for portion in portions(batch, self._table.portion, self._table.ahead):
+            self._take(portion)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        columns = batch.columns[1 : 1 + len(self.spec.columns)]
+        leaves = [
+            leaf
+            for position, dtype in zip(self.spec.keys, self._main.types, strict=True)
+            for leaf in flatten(columns[position], dtype)
+        ]
+        keys = key_rows(hashes_of(batch), leaves, self._main.keys, self._main.layout.key_stop)
+        rows = self._slots.pack(columns, batch.num_rows)
+        signs = np.empty(0, dtype=np.int8)
+        if self.spec.retracts:
+            signs = np.sign(batch.column(batch.num_columns - 1).to_numpy())
+        self._table.prepare(keys, self._version)
+        put = self._put_single if single(self.spec) else self._put
+        for start in range(0, batch.num_rows, BLOCK):
+            stop = start + BLOCK
+            put(Rows(keys.words[start:stop], keys.heap), Rows(rows.words[start:stop], rows.heap), signs[start:stop])
+
+    def _group(self, keys: Rows) -> tuple[_Block, NDArray[np.bool_]]:
+        located = self._table.upsert(keys, self._version, touch="created")
+        count = len(located.rows)
+        groups, members = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+        starts = np.empty(count + 1, dtype=np.int64)
+        self._scratch[:] = 0
+        found = ranking.group(located.rows, self._scratch, groups, starts, members)
+        return _Block(groups[:found], starts[: found + 1], members), located.created
+
+    def _touch(
+        self,
+        keys: Rows,
+        block: _Block,
+        firsts: NDArray[np.int64],
+        changed: NDArray[np.int64],
+        created: NDArray[np.bool_],
+    ) -> NDArray[np.int64]:
+        """The row ids of changed groups, said to be changed; what was read of the table before may have moved."""
+        first = firsts[changed]
+        if created[first].all():
+            return block.groups[changed]
+        rows: NDArray[np.int64] = self._table.upsert(Rows(keys.words[first], keys.heap), self._version).rows
+        return rows
+
+    def _slab(self) -> tuple[int, int]:
+        words = self._table.words
+        return address(words), words.strides[0]
+
+    def _put(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
+        spec, slots = self.spec, self._slots
+        block, created = self._group(keys)
+        held = int(self._table.words[block.groups, self._place + 2].sum())
+        sources = np.empty(held + rows.count, dtype=np.int64)
+        fates = np.empty(held + rows.count, dtype=np.int8)
+        ends, sizes = np.empty(len(block.groups), dtype=np.int64), np.empty(len(block.groups), dtype=np.int64)
+        spare = np.empty(rows.count, dtype=np.int64)
+        # `members` is put in order: which is the first of a group is told before.
+        firsts = block.members[block.starts[:-1]]
+        at = (address(rows.words), slots.stride, address(rows.heap))
+        found = ranking.decide(
+            *(*self._slab(), address(self._table.heap.data), self._place, *block, *at, signs),
+            *(slots.descriptor, slots.ordering, slots.blobs, spec.limit, self._function, self._flags, self._version),
+            *(sources, fates, ends, sizes, spare),
+        )
+        if found < 0:
+            raise never_there()
+        if not found:
+            return
+        changed = np.flatnonzero(sizes)
+        ids = self._touch(keys, block, firsts, changed, created)
+        lengths = np.maximum(sizes[changed], 0)
+        places = np.concatenate([[0], np.cumsum(lengths)])
+        out = np.empty(int(places[-1]) + 8, dtype=np.uint8)
+        pairs = np.empty((len(changed), 2), dtype=np.uint64)
+        begins = np.concatenate([[0], ends[:-1]])
+        write_slots(
+            *(*self._slab(), address(self._table.heap.data), self._place, changed, ids, begins, ends, fates, sources),
+            *(*at, slots.blobs, self._version, address(out), pairs, places),
+        )
+        self._table.put_bytes(ids, self._place, pairs, out)
+        self._table.words[ids, self._place + 2] = (ends - begins)[changed]
+
+    def _put_single(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
+        slots = self._slots
+        block, created = self._group(keys)
+        winners = np.empty(len(block.groups), dtype=np.int64)
+        at = (address(rows.words), slots.stride)
+        found = ranking.best(
+            *(*self._slab(), address(self._table.heap.data), self._place, *block, *at, address(rows.heap)),
+            *(slots.descriptor, slots.ordering, self._version, winners),
+        )
+        if not found:
+            return
+        changed = np.flatnonzero(winners >= 0)
+        ids = self._touch(keys, block, block.members[block.starts[:-1]], changed, created)
+        winners = winners[changed]
+        ranking.put_best(*self._slab(), self._place, ids, winners, *at, self._bytes, self._version)
+        for offset in slots.blobs:
+            pairs = np.ascontiguousarray(rows.words[winners, offset : offset + 2])
+            self._table.put_bytes(ids, self._place + offset, pairs, rows.heap)
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: seal the table."""
+        return {MAIN: self._table.seal()}
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The new images of the rows that the batch changed; with `changes` also those that are gone."""
+        for rows in self._table.touched():
+            yield from self._new(rows) if single(self.spec) else self._changes(rows)
+
+    def _new(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        words = rows.words[:, self._place :]
+        words = np.ascontiguousarray(words[words[:, BORN] == np.uint64(self._version + 1)])
+        if len(words):
+            ranks = pa.array(np.ones(len(words), dtype=np.int32))
+            yield from self._slots.unpack(Rows(words, rows.heap), [ranks], output_fields(self.spec))
+
+    def _changes(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        slots, spec = self._slots, self.spec
+        words = np.ascontiguousarray(rows.words)
+        most = 2 * int(words[:, self._place + 2].sum())
+        of, which = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+        ranks, kinds = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int8)
+        heap = address(rows.heap)
+        found = rank_changes.changes(
+            *(words, heap, self._place, slots.stride, slots.descriptor, slots.ordering, spec.limit, self._function),
+            *(self._version, spec.changes, of, which, ranks, kinds),
+        )
+        for start in range(0, found, PIECE):
+            stop = min(start + PIECE, found)
+            piece = (words, heap, self._place, slots.stride, slots.blobs, of[start:stop], which[start:stop])
+            out = np.empty((stop - start, slots.layout.width), dtype=np.uint64)
+            values = np.empty(long_slots(*piece), dtype=np.uint8)
+            read_slots(*piece, out, values)
+            more = [pa.array(ranks[start:stop])]
+            if spec.changes:
+                more.append(pa.array(kinds[start:stop]))
+            yield from slots.unpack(Rows(out, values), more, output_fields(spec))
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._table.close()

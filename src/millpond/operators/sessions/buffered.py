@@ -1,0 +1,142 @@
+"""Session windows whose rows are kept until the watermark closes them, for functions that need all of them at once.
+
+The sessions themselves stand in the main table, as those of every session operator do, and say which lists of the
+unaligned append store their rows are in (`session_lists.py`). When sessions close, their lists are taken, and what has
+come in whole is aggregated like a small batch, in tables that live for it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.kernels.event_time import sessions as kernels
+from millpond.layout import HASH, Ints, Rows
+from millpond.operators.columns.input_rows import StoredRows
+from millpond.operators.protocol import MAIN, ROWS, MakeTable, Times
+from millpond.operators.sessions.closed import ClosedSessions, together
+from millpond.operators.sessions.operator import SessionOperator
+from millpond.operators.sessions.row_lists import Lists
+from millpond.spec.operators import SessionSpec
+from millpond.stores.memory.spooled import spooled
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.expiry import Expiry
+    from millpond.stores.unaligned.table import UnalignedTable
+
+_TOGETHER = 65_536  # closed sessions whose rows are taken together, at most
+
+
+class HolisticSessions(SessionOperator):
+    """A `SessionSpec` in append mode, on one partition, whose rows are kept until their sessions close.
+
+    Args:
+        spec: keys, inputs and calls.
+        make_table: opens the partition's tables, and tables that live for some closed sessions only.
+    """
+
+    def __init__(self, spec: SessionSpec, make_table: MakeTable) -> None:
+        super().__init__(spec, make_table)
+        self._make_scratch = partial(make_table, kind="scratch")
+        self._stored = StoredRows(spec)
+        (lists,) = self._calls
+        assert isinstance(lists, Lists)
+        self._lists = lists
+        layout = self._stored.layout
+        self._kept: UnalignedTable = make_table(ROWS, layout.schema, self._stored.initial, kind="unaligned")
+        self._boundary = layout.offsets[len(layout.schema.keys) - 1]
+        self.tables[ROWS] = self._kept
+        self._rows = Rows(np.empty((0, layout.width), np.uint64), np.empty(0, np.uint8))
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        super().begin(version, times)
+        self._kept.begin(version)
+
+    def _settle(self, earliest: int) -> None:
+        """Nothing is closed ahead of the batch's rows: results could not be put back."""
+
+    def _load(self, batch: pa.RecordBatch, order: Ints) -> None:
+        first = 1 + len(self._key_types)
+        columns = batch.columns
+        columns[first : first + self._bounds] = [pa.array(np.zeros(batch.num_rows, np.int64))]
+        names = ["__hash", *(field.name for field in self._stored.fields)]
+        rows = self._stored.encode(pa.RecordBatch.from_arrays(columns, names=names))
+        self._rows = Rows(rows.words[order], rows.heap)
+
+    def _update(self, rows: Ints, bounds: Ints) -> None:
+        if not len(rows):
+            return
+        at, words = self._session, self._table.words
+        starts, ends = (np.ascontiguousarray(words[rows, at + i]).view(np.int64) for i in (0, 1))
+        counts = np.diff(bounds)
+        boundaries = self._lists.add(self._table, rows, starts, counts)
+        kept = self._rows.words[bounds[0] : bounds[-1]]
+        kept[:, self._boundary] = np.repeat(boundaries, counts).view(np.uint64)
+        times = -(-ends // 1000)
+        self._kept.append(Rows(kept, self._rows.heap), np.repeat(times, counts))
+        merged = self._lists.several(words, rows)
+        if len(merged):
+            sessions, first = np.unique(rows[merged], return_index=True)
+            self._postpone(sessions, times[merged[first]])
+
+    def _postpone(self, rows: Ints, times: Ints) -> None:
+        """Tell the store of the other lists of sessions that they will be asked for when the session ends."""
+        table = self._table
+        sessions = Rows(table.words[rows], table.heap.data)
+        of, boundaries = self._lists.of(sessions)
+        heads = np.ascontiguousarray(sessions.words[:, : self._layout.key_stop])
+        kernels.head_rows(heads, self._ordinal)
+        self._kept.postpone(heads[of, HASH], boundaries, times[of])
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: take out what is closed and aggregate it, seal the tables."""
+        assert self._expiry is not None
+        self._rows = Rows(self._rows.words[:0].copy(), self._rows.heap[:0].copy())
+        self._table.widen()
+        self._closed = spooled(self._results(self._expiry), self._table.portion)
+        return {MAIN: self._table.seal(), ROWS: self._kept.seal()}
+
+    def _results(self, expiry: Expiry) -> Iterator[list[Any]]:
+        """The results of the sessions that the watermark has passed, each batch as an Arrow stream."""
+        with closing(self._together(expiry)) as pieces:
+            for sessions in pieces:
+                closed = ClosedSessions(
+                    self.spec, self._main, self._lists, self._stored, self._kept, self._make_scratch, sessions
+                )
+                for batch in closed.results():
+                    sink = pa.BufferOutputStream()
+                    with pa.ipc.new_stream(sink, batch.schema) as writer:
+                        writer.write_batch(batch)
+                    yield [sink.getvalue()]
+
+    def _together(self, expiry: Expiry) -> Generator[Rows]:
+        """Closed sessions, as many at a time as are taken together: one scan of the store's indexes finds them all."""
+        waiting: list[Rows] = []
+        count = 0
+        for rows in self._close(expiry):
+            waiting.append(rows)
+            count += rows.count
+            if count >= _TOGETHER:
+                yield together(waiting, self._layout)
+                waiting, count = [], 0
+        if waiting:
+            yield together(waiting, self._layout)
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The sessions that the watermark has closed."""
+        for buffer in self._closed:
+            with pa.BufferReader(buffer) as source:
+                while source.tell() < source.size():
+                    yield from pa.ipc.open_stream(source)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        super().close()
+        self._kept.close()

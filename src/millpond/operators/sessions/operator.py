@@ -1,0 +1,393 @@
+"""Session windows: rows of a key that follow each other closely are aggregated together, whatever order they come in.
+
+A key's sessions stand in the main table under the key and an ordinal, 0 to n − 1, in no order; the one with ordinal 0
+says how many there are. Nearly always there is one, which the batch extends: then its row is found, and folded into, as
+for any grouping. Keys with more sessions are read whole, merged, and written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.files.segment import decode_rows as decode_segment
+from millpond.files.segment import encode_rows
+from millpond.kernels.event_time import sessions as kernels
+from millpond.layout import HashRange, Ints, Rows
+from millpond.operators.columns.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions
+from millpond.operators.columns.offsets import bounds_of
+from millpond.operators.columns.structs import element
+from millpond.operators.functions.accumulators import BLOCK
+from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
+from millpond.operators.sessions.pieces import Pieces, own_windows
+from millpond.operators.table_schemas import decode_rows, main_table
+from millpond.spec.functions import elements
+from millpond.spec.operators import SessionSpec, output_fields, window_bounds
+from millpond.spec.types import parse_type
+from millpond.stores.memory.spooled import spooled
+from millpond.stores.rmw.expiry import Expiry
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.table import RmwTable
+
+Fold = Callable[[Ints, int, int], None]
+
+_MANY = 8192  # sessions of keys with several that are merged together
+
+
+class SessionOperator:
+    """A `SessionSpec` on one partition."""
+
+    def __init__(self, spec: SessionSpec, make_table: MakeTable) -> None:
+        self.spec = spec
+        self._main, self._calls = main_table(spec)
+        self._layout = self._main.layout
+        self._table: RmwTable = make_table(MAIN, self._layout.schema, self._main.initial)
+        self.tables: dict[str, Any] = {MAIN: self._table}
+        self._ordinal = self._main.keys[-1].offset
+        self._session = self._main.values[0].offset
+        self._expiry = self._table.expire_by(self._session + 2) if spec.output_mode == "append" else None
+        self._key_types = self._main.types[:-1]
+        self._bound_type = parse_type(window_bounds(spec)[0].type)
+        self._bounds = len(window_bounds(spec))
+        self._input_types = [parse_type(field.type) for field in spec.inputs]
+        self._used = {position for call in spec.calls for position in call.inputs}
+        self._elements = elements(spec.calls)
+        self._filters = {call.filter for call in spec.calls if call.filter is not None}
+        self._version = 0
+        self._times = Times()
+        self._closed: list[Any] = []
+        self._early: bool | None = None  # whether sessions were closed ahead of the batch's rows; None: not settled
+        self.late_rows = 0
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        self._version = version
+        self._times = times
+        self._closed = []
+        self._early = None
+        self.late_rows = 0
+        self._table.begin(version)
+        for call in self._calls:
+            call.begin(version)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        return self._table.passes(rows)
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
+        if self._early is None:
+            self._early = False  # closing looks at the whole range
+        self._table.narrow(range_)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Fold in rows of the batch: the column `__hash`, then the input columns of the spec."""
+        at = 1 + len(self._key_types)
+        for portion in portions(batch, self._table.portion, self._table.ahead):
+            bounds = [numbers(plain(column), self._bound_type) for column in portion.columns[at : at + self._bounds]]
+            starts, ends = own_windows(bounds, self.spec.gap)
+            on_time = ends > self._times.late * 1000
+            if self.spec.lag_ms is not None and not on_time.all():
+                self.late_rows += int(np.count_nonzero(~on_time))
+                portion, starts, ends = portion.filter(pa.array(on_time)), starts[on_time], ends[on_time]
+            if portion.num_rows:
+                self._settle(int(starts.min()))
+                self._fold(portion, starts, ends)
+
+    def _settle(self, earliest: int) -> None:
+        """Close what the watermark has passed ahead of rows that start too late to change it, as nearly all do.
+
+        Few keys then have sessions left beside those that the batch makes. Should an earlier row follow, the closed
+        sessions are put back.
+        """
+        if self._expiry is None:
+            return
+        reached = earliest <= self._times.closed * 1000
+        if self._early is None:
+            self._early = not reached
+            if self._early:
+                self._close_all(self._expiry)
+        elif self._early and reached:
+            self._early = False
+            for rows in self._closed_rows():
+                for start in range(0, rows.count, _MANY):
+                    self._put_back(Rows(rows.words[start : start + _MANY], rows.heap))
+            self._closed = []
+
+    def _put_back(self, closed: Rows) -> None:
+        """Have some closed sessions again, as sessions beside those that there are."""
+        keys = Rows(np.ascontiguousarray(closed.words[:, : self._layout.key_stop]), closed.heap)
+        kernels.head_rows(keys.words, self._ordinal)
+        starts, ends = (np.ascontiguousarray(closed.words[:, self._session + i]).view(np.int64) for i in (0, 1))
+        pieces = Pieces.of(keys, starts, ends, self._layout)
+        heads = Rows(keys.words[pieces.leaders], keys.heap)
+        rows = self._find(heads, self._stamps(pieces.ends[pieces.keys[1:] - 1]), slice(None))
+        stored = np.ascontiguousarray(self._table.words[rows, self._session + 3]).view(np.int64)
+
+        def fold(rows: Ints, low: int, high: int) -> None:
+            source = Rows(closed.words[pieces.order[low:high]], closed.heap)
+            for call in self._calls:
+                call.combine(self._table, rows, source)
+
+        self._merge(heads, stored, pieces, fold)
+
+    def _fold(self, batch: pa.RecordBatch, starts: Ints, ends: Ints) -> None:
+        leaves = [
+            leaf
+            for position, dtype in enumerate(self._key_types)
+            for leaf in flatten(batch.column(1 + position), dtype)
+        ]
+        keys = key_rows(hashes_of(batch), leaves, self._main.keys[: len(leaves)], self._layout.key_stop)
+        keys.words[:, self._ordinal] = 0
+        pieces = Pieces.of(keys, starts, ends, self._layout)
+        heads = Rows(keys.words[pieces.leaders], keys.heap)
+        stamps = self._stamps(pieces.ends[pieces.keys[1:] - 1])
+        count = len(heads.words)
+        ids, stored, simple = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.uint8)
+        self._table.prepare(heads, stamps)
+        epoch = self._table.epoch
+        which = np.arange(count)
+        for chosen in self._blocks(which):
+            ids[chosen] = rows = self._find(heads, stamps, chosen)
+            known = (self._table.words, rows, chosen, self._session, pieces.keys, pieces.starts, pieces.ends)
+            kernels.classify(*known, stored, simple)
+        most = count
+        if not simple.all():
+            which = np.argsort(simple == 0, kind="stable")
+            most = int(np.count_nonzero(simple))
+            pieces = pieces.select(which)
+        self._load(batch, pieces.order)
+        for start in range(0, most, BLOCK):
+            chosen = which[start : min(start + BLOCK, most)]
+            stop = start + len(chosen)
+            rows = ids[chosen] if self._table.epoch == epoch else self._find(heads, stamps, chosen)
+            kernels.extend(self._table.words, rows, self._session, pieces.starts[start:stop], pieces.ends[start:stop])
+            self._changed(rows, rows)
+            self._update(rows, pieces.rows[start : stop + 1])
+        if most < count:
+            rest = which[most:]
+
+            def fold(rows: Ints, low: int, high: int) -> None:
+                self._update(rows, pieces.rows[low : high + 1])
+
+            self._merge(Rows(heads.words[rest], heads.heap), stored[rest], pieces, fold, most)
+
+    def _blocks(self, keys: Ints) -> Iterator[Ints]:
+        """Keys, which are in hash order, in blocks: each from all over, if it may be that the index has to grow.
+
+        (New keys in hash order would crowd where they stand in an index that has yet to grow for those to come.)
+        """
+        if len(keys) <= self._table.spare:
+            yield from (keys[start : start + BLOCK] for start in range(0, len(keys), BLOCK))
+            return
+        blocks = -(-len(keys) // BLOCK)
+        yield from (np.ascontiguousarray(keys[number::blocks]) for number in range(blocks))
+
+    def _find(self, heads: Rows, stamps: Ints, which: Any) -> Ints:
+        return self._table.upsert(Rows(heads.words[which], heads.heap), stamps[which], "created").rows
+
+    def _stamps(self, ends: Ints) -> Ints:
+        if self._expiry is None:
+            return np.full(len(ends), self._version)
+        return Expiry.stamps(-(-ends // 1000))
+
+    def _changed(self, touched: Ints, filed: Ints) -> None:
+        self._table.touch(touched)
+        if self._expiry is not None:
+            self._expiry.file(filed)
+
+    def _load(self, batch: pa.RecordBatch, order: Ints) -> None:
+        first = 1 + len(self._key_types) + self._bounds
+        places = pa.array(order)
+        columns = {p: batch.column(first + p).take(places) for p in self._used | self._filters}
+        operands = {
+            p: (element if p in self._elements else operand)(column, self._input_types[p])
+            for p, column in columns.items()
+        }
+        for call, spec in zip(self._calls, self.spec.calls, strict=True):
+            counts = ALL
+            if spec.filter is not None:
+                condition = operands[spec.filter]
+                counts = both(condition.valid, condition.values.astype(np.uint8))
+            call.load([operands[position] for position in spec.inputs], counts)
+
+    def _update(self, rows: Ints, bounds: Ints) -> None:
+        """Fold the rows of some pieces into table rows; `bounds`: where each piece begins, and where the last ends."""
+        spread = np.repeat(rows, np.diff(bounds))
+        for start in range(0, len(spread), BLOCK):
+            for call in self._calls:
+                call.update(self._table, spread[start : start + BLOCK], int(bounds[0]) + start)
+
+    # Keys with several sessions
+
+    def _merge(self, heads: Rows, stored: Ints, pieces: Pieces, fold: Fold, first: int = 0) -> None:
+        """Merge what is stored of some keys with the pieces of the keys from `first` on, and fold these in.
+
+        Args:
+            heads, stored: as for `_merge_keys`.
+            fold: folds the pieces between two numbers into given rows.
+        """
+        keys = pieces.keys[first:]
+        ends = bounds_of(stored + np.diff(keys))
+        start = 0
+        while start < len(stored):
+            stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _MANY, "right")) - 1)
+            low, high = int(keys[start]), int(keys[stop])
+            part = Rows(heads.words[start:stop], heads.heap)
+            times = pieces.starts[low:high], pieces.ends[low:high]
+            fold(self._merge_keys(part, stored[start:stop], keys[start : stop + 1] - low, *times), low, high)
+            start = stop
+
+    def _merge_keys(self, heads: Rows, stored: Ints, first: Ints, starts: Ints, ends: Ints) -> Ints:
+        """Merge sessions; returns the row of each piece's session.
+
+        Args:
+            heads: key rows of the keys' first sessions. stored: how many sessions each key has.
+            first, starts, ends: the pieces to merge in: the first one of each key, and their times.
+        """
+        table, at = self._table, self._session
+        stamp = int(self._stamps(ends.max(initial=self._times.closed * 1000, keepdims=True))[0])
+        bounds = bounds_of(stored)
+        which = np.repeat(np.arange(len(stored)), stored)
+        numbered = self._numbered(heads, which, np.arange(bounds[-1]) - bounds[which])
+        old = table.upsert(numbered, stamp, "created").rows
+        old_starts, old_ends = (np.ascontiguousarray(table.words[old, at + i]).view(np.int64) for i in (0, 1))
+        of_stored, stays = np.empty(len(old), np.int64), np.empty(len(old), np.uint8)
+        of_piece, sizes = np.empty(len(starts), np.int64), np.empty(len(stored), np.int64)
+        most = len(old) + len(starts)
+        key, slot, new_starts, new_ends = (np.empty(most, np.int64) for _ in range(4))
+        changed = np.empty(most, np.uint8)
+        count = kernels.merge_sessions(
+            *(bounds, old_starts, old_ends, first, starts, ends, key, slot, new_starts, new_ends),
+            *(of_stored, stays, of_piece, changed, sizes),
+        )
+        key, slot, changed = key[:count], slot[:count], changed[:count]
+        leaving = np.flatnonzero(stays == 0)
+        merged = leaving[of_stored[leaving] >= 0]
+        copies = table.copy(old[merged])
+        table.remove(old[leaving])
+        rows = table.upsert(self._numbered(heads, key, slot), stamp, "created").rows
+        kernels.put_sessions(table.words, rows, at, new_starts[:count], new_ends[:count])
+        head = np.flatnonzero(slot == 0)
+        table.words[rows[head], at + 3] = sizes[key[head]]
+        changed[head] |= sizes[key[head]] != stored[key[head]]
+        for call in self._calls:
+            call.combine(table, rows[of_stored[merged]], copies)
+        self._changed(rows[changed != 0], rows)
+        return rows[of_piece]
+
+    def _numbered(self, heads: Rows, which: Ints, ordinals: Ints) -> Rows:
+        words = np.empty((len(which), heads.words.shape[1]), np.uint64)
+        kernels.number_rows(heads.words, which, ordinals, self._ordinal, words)
+        return Rows(words, heads.heap)
+
+    # Closing
+
+    def _close_all(self, expiry: Expiry) -> None:
+        """Take the sessions that the watermark has passed out of the table."""
+        closed = (encode_rows(rows, self._layout, False) for rows in self._close(expiry))
+        self._closed = spooled(closed, self._table.portion)
+
+    def _close(self, expiry: Expiry) -> Iterator[Rows]:
+        """Take out the sessions that the watermark has passed; yields them."""
+        table = self._table
+        most = max(_MANY, table.portion // (8 * self._layout.key_stop))  # closed sessions that wait to be taken out
+        done = False
+        while not done:
+            epoch = table.epoch
+            marked: list[Ints] = []
+            left: list[Rows] = []
+            waiting = 0
+            done = True
+            with closing(expiry.due(self._times.closed)) as due:
+                for ids in due:
+                    rows = table.copy(ids)
+                    alone = np.empty(len(ids), np.uint8)
+                    waiting += kernels.mark_closed(table.words, ids, self._session, self._ordinal, alone)
+                    table.remove(ids[alone == 1])
+                    others = ids[alone == 0]
+                    self._changed(others, others)
+                    marked.append(others)
+                    left.append(Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap))
+                    yield rows
+                    if waiting >= most:
+                        done = False
+                        break
+            if waiting:
+                self._take_out(left, np.concatenate(marked) if table.epoch == epoch else None)
+
+    def _take_out(self, left: Sequence[Rows], marked: Ints | None) -> None:
+        """Remove sessions that are marked as closed.
+
+        Args:
+            left: their keys. marked: the ids of their rows, if these are in memory still.
+        """
+        table = self._table
+        epoch = table.epoch
+        found = [self._heads(keys) for keys in left]
+        if marked is not None and table.epoch == epoch:
+            # Mostly all sessions of a key have been closed: then there is nothing to number anew.
+            rows, places, counts = np.unique(np.concatenate(found), return_inverse=True, return_counts=True)
+            whole = (counts == table.words[rows, self._session + 3].view(np.int64))[places]
+            table.remove(marked[whole])
+            bounds = bounds_of(np.array([len(ids) for ids in found]))
+            left = [Rows(keys.words[~whole[bounds[i] : bounds[i + 1]]], keys.heap) for i, keys in enumerate(left)]
+        for keys in left:
+            self._renumber(keys)
+
+    def _heads(self, keys: Rows) -> Ints:
+        """The rows of the first sessions of some keys, whose key rows these become."""
+        kernels.head_rows(keys.words, self._ordinal)
+        stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
+        found = [np.empty(0, np.int64)]
+        for start in range(0, len(keys.words), BLOCK):
+            block = Rows(keys.words[start : start + BLOCK], keys.heap)
+            found.append(self._table.upsert(block, stamp, "created").rows)
+        return np.concatenate(found)
+
+    def _renumber(self, keys: Rows) -> None:
+        """Remove the sessions that are marked as closed of some keys, given by key rows of their first sessions."""
+        table = self._table
+        stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
+        for start in range(0, len(keys.words), BLOCK):
+            block = Rows(keys.words[start : start + BLOCK], keys.heap)
+            rows, created = table.upsert(block, stamp, "created")
+            rows, places = np.unique(rows, return_index=True)
+            gone = created[places]  # its closed sessions have been removed already, and there were no others
+            table.remove(rows[gone])
+            rows, places = rows[~gone], places[~gone]
+            stored = np.ascontiguousarray(table.words[rows, self._session + 3]).view(np.int64)
+            nothing = np.empty(0, np.int64)
+            pieces = Pieces(nothing, np.zeros(1, np.int64), nothing, nothing, np.zeros(len(rows) + 1, np.int64))
+            heads = Rows(np.ascontiguousarray(block.words[places]), keys.heap)
+            self._merge(heads, stored, pieces, lambda rows, low, high: None)
+
+    def finish(self) -> dict[str, TableDelta]:
+        """End the batch: take out what is closed, seal the table."""
+        if self._expiry is not None and not self._early:
+            self._table.widen()
+            self._close_all(self._expiry)
+        return {MAIN: self._table.seal()}
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The sessions that the watermark has closed, or in complete mode all sessions."""
+        fields = output_fields(self.spec)
+        for rows in self._table.scan() if self._expiry is None else self._closed_rows():
+            for start in range(0, rows.count, PIECE):
+                part = Rows(rows.words[start : start + PIECE], rows.heap)
+                yield from decode_rows(self._main, self._calls, fields, part)
+
+    def _closed_rows(self) -> Iterator[Rows]:
+        if self._closed:
+            data = self._closed[0] if len(self._closed) == 1 else b"".join(self._closed)
+            yield from decode_segment(data, self._layout, "closed sessions")
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._table.close()

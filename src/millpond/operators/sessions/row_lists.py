@@ -1,0 +1,105 @@
+"""Where the rows of sessions are that are kept until the watermark closes them."""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import UsageError
+from millpond.kernels.aggregate import collect as kernels
+from millpond.layout import Ints, Rows, Words
+from millpond.operators.columns.decode import ints, to_arrow
+from millpond.operators.columns.encode import ALL, Mask, Operand
+from millpond.operators.columns.offsets import bounds_of
+from millpond.operators.functions.accumulators import Accumulator, StateColumn
+from millpond.operators.functions.collect import Blobs
+from millpond.spec.operators import AggregateCall, Field
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Writable
+
+KEPT = Field("rows", "bigint")
+"""How many rows of a session are kept."""
+_WIDTH = 8
+
+
+class Lists(Accumulator):
+    """The lists that hold the rows of a session, each by its initial boundary (FlowKV §4.2), and the number of rows.
+
+    A list is begun with a session, under the session's start. It keeps that name when the session grows, so that what
+    was written need not be renamed. The start stays within the session, so that no other session of the key has a list
+    of that name. A session that others are merged into has their lists too.
+
+    Its columns are the first list, the rows, and the other lists.
+    """
+
+    columns = (StateColumn("word"), StateColumn("word"), *Blobs.columns)
+
+    def __init__(self) -> None:
+        super().__init__(AggregateCall("count", (), KEPT.type), [])
+        self._blobs = Blobs()
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        """Nothing: rows are kept elsewhere."""
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        raise UsageError("Rows of sessions are not folded here.", action="Add them by `Lists.add`.")
+
+    def add(self, table: Writable, sessions: Ints, starts: Ints, counts: Ints) -> Ints:
+        """Add rows to sessions (their row ids; also several times the same); returns the list that those of each go to.
+
+        Args:
+            starts: of the sessions. counts: how many rows come to each.
+        """
+        first, number = self.places[0].offset, self.places[1].offset
+        fresh = table.words[sessions, number] == 0
+        table.words[sessions[fresh], first] = starts[fresh].view(np.uint64)
+        np.add.at(table.words[:, number], sessions, counts.view(np.uint64))
+        return np.ascontiguousarray(table.words[sessions, first]).view(np.int64)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        first, number, others = (place.offset for place in self.places[:3])
+        names = np.ascontiguousarray(source.words[:, first])
+        beside = np.ones(len(rows), np.uint8)
+        fresh = np.flatnonzero(table.words[rows, number] == 0)
+        if len(fresh):
+            begun, which = np.unique(rows[fresh], return_index=True)
+            table.words[begun, first] = names[fresh[which]]
+            beside[fresh[which]] = 0
+        np.add.at(table.words[:, number], rows, source.words[:, number])
+        self._blobs.make_room(table, rows, 0, others, width=_WIDTH, valid=beside)
+        kernels.append_fixed(table.words, table.heap.data, rows, 0, others, names.view(np.uint8), beside, _WIDTH)
+        self._blobs.append(table, rows, others, source)
+
+    def several(self, words: Words, sessions: Ints) -> Ints:
+        """Which of some sessions (row ids) have more than one list."""
+        return np.flatnonzero(words[sessions, self.places[3].offset])
+
+    def rows(self, sessions: Rows) -> Ints:
+        """How many rows each session has."""
+        return ints(sessions, self.places[1].offset)
+
+    def of(self, sessions: Rows) -> tuple[Ints, Ints]:
+        """The lists of sessions: of which session each is, and its initial boundary."""
+        first, others = self.places[0].offset, self.places[2].offset
+        offsets = np.empty(sessions.count + 1, np.int64)
+        kernels.list_offsets(sessions.words, others, _WIDTH, offsets)
+        more = np.empty(int(offsets[-1]), np.int64)
+        kernels.read_fixed(sessions.words, sessions.heap, others, offsets, _WIDTH, more.view(np.uint8))
+        sizes = np.diff(offsets) + 1
+        of = np.repeat(np.arange(sessions.count), sizes)
+        boundaries = np.empty(len(of), np.int64)
+        leading = np.zeros(len(of), np.bool_)
+        leading[bounds_of(sizes)[:-1]] = True
+        boundaries[leading] = ints(sessions, first)
+        boundaries[~leading] = more
+        return of, boundaries
+
+    def result(self, rows: Rows) -> pa.Array:
+        return to_arrow(self.rows(rows), ALL, self.type)

@@ -1,0 +1,235 @@
+"""What expressions and plans compute, as text that is the same in every session; beside `catalyst`, for the JVM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from py4j.protocol import Py4JError
+
+from millpond.plan.catalyst.nodes import INTEGERS, Catalyst, Expression, Node, items
+from millpond.plan.catalyst.python import function_code
+from millpond.plan.reasons import nameless
+
+Cut = Callable[[Expression], str | None]
+"""What is said in place of an expression that is not looked into; None if it is."""
+
+_GENERATED = re.compile(r"#-?\d+L?\b|__auto_generated_subquery_name\.|(?<=_gen_alias)_\d+|(?<=\blambda )(?=\w)")
+_NUMBERED = re.compile(r"\b(lambda [a-z]\w*?)_\d+")  # variables of lambda functions
+_PLAIN_FIELDS = re.compile(
+    r"scala\.Enumeration\$Val|scala\.collection\.immutable\.Map.*|java\.math\..*|org\.apache\.spark\.sql\.types\..*|"
+    r"org\.apache\.spark\.sql\.catalyst\.expressions\.NumericEvalContext|org\.apache\.spark\..*\$"
+)
+"""Classes of an expression's fields that print what they hold, and nothing that a session numbers."""
+
+
+def readable(expression: Expression) -> str:
+    """An expression as SQL, for people."""
+    try:
+        said = str(expression.java.sql())
+    except Py4JError:
+        said = str(expression)
+    return nameless(_NUMBERED.sub(r"\1", _GENERATED.sub("", said)))
+
+
+class Canonical:
+    """Says what expressions compute. Columns are told by their names where they come from, others by number.
+
+    Not told apart is the code of functions of the user: that of those in Python is told beside.
+
+    Args:
+        catalyst: of the session.
+        source: the columns from which all comes.
+
+    Attributes:
+        functions: of the user, in Python: their names, each with a digest of its code, empty if it cannot be told.
+        zones: time zones by which expressions compute.
+        plain: whether no setting of the session changes what they are.
+    """
+
+    def __init__(self, catalyst: Catalyst, source: Sequence[Expression]) -> None:
+        self._catalyst = catalyst
+        names = [column.name for column in source]
+        self._labels: dict[tuple[str, int], str] = {
+            ("column", column.expr_id): f"{column.name}/{names[:number].count(column.name)}"
+            for number, column in enumerate(source)
+        }
+        self.functions: set[tuple[str, str]] = set()
+        self.zones: set[str] = set()
+        self.plain = True
+
+    def passes(self, result: Expression) -> bool:
+        """Whether a projection's result is a column as it was, maybe under another name."""
+        if result.kind == "Alias" and result.children[0].kind == "AttributeReference":
+            self._labels["column", result.expr_id] = self._label("column", result.children[0].expr_id)
+            return True
+        return result.kind == "AttributeReference"
+
+    def column(self, column: Expression) -> str:
+        """A column."""
+        return f"{self._label('column', column.expr_id)}:{column.type}"
+
+    def expression(self, expression: Expression, cut: Cut) -> str:
+        """An expression with all below it."""
+        said = cut(expression)
+        if said is not None:
+            return said
+        if expression.kind == "AttributeReference":
+            return self.column(expression)
+        self.plain = self.plain and _plain(expression)
+        code = function_code(self._catalyst, expression)
+        if code is not None:
+            self.functions.add(code)
+        parts = [self.expression(child, cut) for child in expression.children]
+        plan = subquery(expression)
+        if plan is not None:
+            parts.append(self.plan(plan))
+        own = f"{expression.kind}<{', '.join(self._fields(expression))}>"
+        if expression.kind in ("Alias", "NamedLambdaVariable"):
+            own += f" {self._label('column', expression.expr_id)}"
+        return f"{own}:{expression.type}({', '.join(parts)})"
+
+    def plan(self, node: Node) -> str:
+        """A plan over constant rows."""
+        if not node.children:
+            columns = ", ".join(self.column(column) for column in node.output)
+            return f"{node.kind}<{constant_rows(node)}>({columns})"
+        below = [self.plan(child) for child in node.children]
+        said = [self.expression(expression, lambda _: None) for expression in node.expressions]
+        return f"{node.kind}[{', '.join(said)}]({', '.join(below)})"
+
+    def _label(self, kind: str, identity: int) -> str:
+        return self._labels.setdefault((kind, identity), str(len(self._labels)))
+
+    def _fields(self, expression: Expression) -> Iterator[str]:
+        if expression.kind == "Literal":
+            yield str(expression)
+            return
+        if expression.kind == "VariableReference":
+            yield str(expression.constant)
+        zoned = expression.kind != "Cast" or expression.java.needsTimeZone()
+        for field in items(expression.java.productIterator().toSeq()):
+            if isinstance(field, str | bool | int | float):
+                yield repr(field)
+                continue
+            name = field.getClass().getName() if field is not None else ""
+            if name == "scala.Some":
+                value = field.get()
+                if isinstance(value, str) and value == expression.get("timeZoneId"):
+                    if zoned:
+                        self.zones.add(value)
+                elif isinstance(value, str | bool | int | float):
+                    yield repr(value)
+            elif name.endswith("CommonExpressionId"):
+                yield self._label("common", int(field.id()))
+            elif _PLAIN_FIELDS.fullmatch(name):
+                yield str(field.toString())
+            elif name == "java.lang.Class":
+                yield str(field.getName())
+
+
+_PLAIN = frozenset(
+    {
+        *("Alias", "Literal", "And", "Or", "Not", "IsNull", "IsNotNull", "EqualTo", "EqualNullSafe", "LessThan"),
+        *("LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Between", "With", "CommonExpressionDef"),
+        *("CommonExpressionRef", "SortOrder"),
+    }
+)
+
+
+def _plain(expression: Expression) -> bool:
+    if expression.kind == "Cast" and expression.type in INTEGERS:
+        source = expression.children[0].type
+        return source in INTEGERS and INTEGERS.index(source) <= INTEGERS.index(expression.type)
+    return expression.kind in _PLAIN
+
+
+def subquery(expression: Expression) -> Node | None:
+    """The plan of a subquery expression; None for others."""
+    if expression.kind not in _SUBQUERIES:
+        return None
+    return Node(expression.java.plan())
+
+
+_SUBQUERIES = frozenset({"ScalarSubquery", "ListQuery", "Exists", "LateralSubquery"})
+
+
+def constant_rows(leaf: Node) -> str | None:
+    """The rows of a relation that are part of the plan, as text; None where a plan only says where rows are."""
+    if leaf.kind == "LocalRelation" and not leaf.streaming:
+        return str(leaf.java.data().mkString(";"))
+    if leaf.kind == "Range":
+        java = leaf.java
+        return f"{java.start()}, {java.end()}, {java.step()}"
+    return "" if leaf.kind == "OneRowRelation" else None
+
+
+_COUNTING = (
+    "spark.sql.legacy.",
+    "spark.sql.ansi.",
+    "spark.sql.json",
+    "spark.sql.xml",
+    "spark.sql.variant",
+    "spark.sql.collation",
+    "spark.sql.function",
+    "spark.sql.decimalOperations.",
+    "spark.sql.caseSensitive",
+    "spark.sql.mapKeyDedupPolicy",
+    "spark.sql.columnNameOfCorruptRecord",
+    "spark.sql.binaryOutputStyle",
+    "spark.sql.charAsVarchar",
+    "spark.sql.chunkBase64String.",
+    "spark.sql.icu.",
+    "spark.sql.execution.pythonUDF.",
+    "spark.sql.preserveCharVarcharTypeInfo",
+    "spark.sql.datetime",
+    "spark.sql.timestampType",
+)
+"""How the names of settings begin that change what expressions are, beside the time zone."""
+
+_ALWAYS = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.legacy.timeParserPolicy")
+"""Those of them that are noted even where they are as Spark has them."""
+
+
+def counting_settings(catalyst: Catalyst) -> dict[str, str]:
+    """The session's settings that change what expressions are, but for those that are as Spark has them."""
+    given: dict[str, str] = catalyst.settings
+    defaults = _defaults(catalyst)
+    found = {name: str(catalyst.spark.conf.get(name)).lower() for name in _ALWAYS}
+    for name, value in given.items():
+        if name.startswith(_COUNTING) and str(value).lower() != defaults(name):
+            found[name] = str(value).lower()
+    return dict(sorted(found.items()))
+
+
+def _defaults(catalyst: Catalyst) -> Callable[[str], str | None]:
+    fresh = catalyst._class("org.apache.spark.sql.internal.SQLConf")()
+
+    @cache
+    def default(name: str) -> str | None:
+        try:
+            return str(fresh.getConfString(name)).lower()
+        except Py4JError:
+            return None
+
+    return default
+
+
+def constant_string(expression: Expression) -> str | None:
+    """The value of a constant string expression; None for others, and where it has none."""
+    if not expression.type.startswith("string") or not expression.foldable:
+        return None
+    value: Any = expression.known
+    return None if value is None else str(value.toString() if hasattr(value, "toString") else value)
+
+
+def walk(expressions: Sequence[Expression], cut: Cut) -> Iterator[Expression]:
+    """Expressions and all below them, also what stands for those that are replaced before they run."""
+    for expression in expressions:
+        if cut(expression) is not None:
+            continue
+        yield expression
+        replacement = expression.expression("replacement")
+        yield from walk(expression.children if replacement is None else [*expression.children, replacement], cut)

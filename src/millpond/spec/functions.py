@@ -1,0 +1,220 @@
+"""What Millpond can aggregate: the one table by which plans are decided and from which documentation is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from millpond.spec.operators import (
+    AggregateCall,
+    AggregateSpec,
+    Field,
+    JoinSpec,
+    OperatorSpec,
+    SessionSpec,
+    key_fields,
+)
+from millpond.spec.types import has_twins, leaves, parse_type
+
+FUNCTION = "MP-FUNCTION"
+"""Reason code: no such function here, or not with these arguments or options."""
+INPUT_TYPE = "MP-INPUT-TYPE"
+"""Reason code: the function does not take this type here."""
+KEY_TYPE = "MP-KEY-TYPE"
+"""Reason code: a grouping key, or the input of a distinct aggregate, of a type that is not compared here."""
+KEY_COLUMNS = "MP-KEYS"
+"""Reason code: more than 64 key columns, structs counted with all their fields."""
+
+WHOLE_WINDOWS = "MP-WHOLE"
+"""Reason code: a function of all values of a group, where groups are not shown once, when their window closes."""
+
+SESSION_DISTINCT = "MP-SESSION-DISTINCT"
+"""Reason code: an aggregate over distinct inputs in sessions that are not shown once, when they close."""
+
+MAX_KEY_COLUMNS = 64
+
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+FLOATS = ("float", "double")
+NUMBERS = (*INTEGERS, *FLOATS, "decimal")
+ATOMIC = (*NUMBERS, "string", "binary", "boolean", "date", "timestamp", "timestamp_ntz")
+"""The atomic types, by Spark's names; strings only of the binary collation."""
+
+
+class Function(NamedTuple):
+    """An aggregate function.
+
+    Attributes:
+        arguments: for each argument, the types it takes.
+        variadic: takes any number of arguments, all as the first.
+        distinct: whether DISTINCT changes the result (otherwise it is ignored).
+        optional: how many of the last arguments may be left out.
+        structs: takes structs of atomic types as well.
+    """
+
+    arguments: tuple[tuple[str, ...], ...]
+    variadic: bool = False
+    distinct: bool = True
+    optional: int = 0
+    structs: bool = False
+
+
+_EXTREME = Function((ATOMIC,), distinct=False)
+_BOOLEAN = Function((("boolean",),), distinct=False)
+_BY = Function((ATOMIC, ATOMIC), distinct=False)
+_MOMENTS = Function(((*INTEGERS, *FLOATS),))
+
+ROWS = "rows"
+"""All rows of a group, as a list of structs: what the user's own functions are called with."""
+
+HOLISTIC = frozenset(["percentile", "mode", ROWS])
+"""Functions that need all values of a group at once."""
+
+IN_ORDER = frozenset(["first", "last", "any_value", "min_by", "max_by", "collect_list", ROWS])
+"""Functions whose results depend on the order in which rows come."""
+
+FUNCTIONS: dict[str, Function] = {
+    "count": Function((ATOMIC,), variadic=True),
+    "count_if": Function((("boolean",),)),
+    "sum": Function((NUMBERS,)),
+    "avg": Function((NUMBERS,)),
+    "min": _EXTREME,
+    "max": _EXTREME,
+    "first": _EXTREME,
+    "last": _EXTREME,
+    "any_value": _EXTREME,
+    "bool_and": _BOOLEAN,
+    "every": _BOOLEAN,
+    "bool_or": _BOOLEAN,
+    "some": _BOOLEAN,
+    "min_by": _BY,
+    "max_by": _BY,
+    "stddev_samp": _MOMENTS,
+    "stddev_pop": _MOMENTS,
+    "var_samp": _MOMENTS,
+    "var_pop": _MOMENTS,
+    "approx_count_distinct": Function((("bigint",),), distinct=False),
+    "collect_list": Function((ATOMIC,), structs=True),
+    "collect_set": Function((ATOMIC,)),
+    "percentile": Function((NUMBERS, INTEGERS), optional=1),
+    "mode": Function((ATOMIC,)),
+    ROWS: Function((ATOMIC,), variadic=True, distinct=False, structs=True),
+}
+
+
+def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
+    """Why a call over inputs of these types (DDL) cannot run here, as a reason code; None if it can."""
+    function = FUNCTIONS.get(call.function)
+    if function is None:
+        return FUNCTION
+    arguments = function.arguments * (len(inputs) if function.variadic else 1)
+    if not len(arguments) - function.optional <= len(inputs) <= len(arguments):
+        return FUNCTION
+    if call.options.get("eval_mode") == "try" and call.function == "sum" and parse_type(inputs[0]).name in INTEGERS:
+        return FUNCTION
+    if call.function.startswith("collect_") and call.options.get("ignore_nulls") is False:
+        return FUNCTION
+    for accepted, ddl in zip(arguments[: len(inputs)], inputs, strict=True):
+        dtype = parse_type(ddl)
+        distinct = is_distinct(call)
+        reason = key_supported(ddl) if distinct else None
+        if reason:
+            return reason
+        whole = function.structs and dtype.name == "struct" and key_supported(ddl) is None
+        if not (dtype.atomic and dtype.name in accepted) and not (distinct and function.variadic) and not whole:
+            return INPUT_TYPE
+    return None
+
+
+def is_distinct(call: AggregateCall) -> bool:
+    """Whether only distinct inputs may reach the accumulator."""
+    distinct = call.distinct and bool(call.inputs) and FUNCTIONS[call.function].distinct
+    return distinct or call.function == "collect_set"
+
+
+def whole_windows(spec: OperatorSpec) -> bool:
+    """Whether an aggregate's rows are kept until their window closes: so that it computes what needs all of them."""
+    if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
+        return False
+    return _needs_rows(spec)
+
+
+def _needs_rows(spec: AggregateSpec | SessionSpec) -> bool:
+    """Whether functions need all rows of a group at once, or had better: a list is as long as its rows."""
+    if any(call.function in HOLISTIC for call in spec.calls) or spec.pattern == "append":
+        return True
+    return spec.pattern == "auto" and any(call.function == "collect_list" for call in spec.calls)
+
+
+def observed(spec: OperatorSpec) -> bool:
+    """Whether it depends on the data how an aggregate is best kept, and that is found out while it runs.
+
+    So it is with distinct inputs: where they repeat within a window, groups and a table of inputs are small; where not,
+    that table is as large as the rows, which are better appended, and sorted out when the window closes.
+    """
+    if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
+        return False
+    overlap = 1 if spec.time.windows is None else spec.time.windows.overlap
+    return spec.pattern == "auto" and not whole_windows(spec) and overlap == 1 and any(map(is_distinct, spec.calls))
+
+
+def whole_sessions(spec: OperatorSpec) -> bool:
+    """Whether the rows of sessions are kept until the watermark closes them: for what cannot be merged cheaply."""
+    if not isinstance(spec, SessionSpec) or spec.lag_ms is None or spec.output_mode != "append":
+        return False
+    return _needs_rows(spec) or any(map(is_distinct, spec.calls))
+
+
+def in_order(spec: AggregateSpec) -> bool:
+    """Whether rows have to reach overlapping windows in the order in which they come."""
+    windows = None if spec.time is None else spec.time.windows
+    return windows is not None and windows.overlap > 1 and any(call.function in IN_ORDER for call in spec.calls)
+
+
+def elements(calls: Iterable[AggregateCall]) -> set[int]:
+    """The inputs that are collected into lists."""
+    return {position for call in calls if call.function.startswith("collect_") for position in call.inputs}
+
+
+def sketch_precision(options: Mapping[str, Any]) -> int:
+    """Bits of the hash that choose a register of `approx_count_distinct`, from `relative_sd` (5 % by default)."""
+    return math.ceil(2.0 * math.log(1.106 / float(options.get("relative_sd", 0.05))) / math.log(2.0))
+
+
+def key_supported(ddl: str) -> str | None:
+    """Why values of this type (DDL) cannot be keys, as a reason code; None if they can."""
+    dtype = parse_type(ddl)
+    return KEY_TYPE if has_twins(dtype) or not all(leaf.atomic for leaf in leaves(dtype)) else None
+
+
+def supported_spec(spec: OperatorSpec) -> str | None:
+    """Why an operator cannot run here, as a reason code; None if it can."""
+    keys = key_fields(spec)
+    for field in keys:
+        if reason := key_supported(field.type):
+            return reason
+    width = key_width(keys)
+    if width > MAX_KEY_COLUMNS:
+        return KEY_COLUMNS
+    if isinstance(spec, JoinSpec):
+        values = spec.left.values + spec.right.values
+        return INPUT_TYPE if any(key_supported(field.type) for field in values) else None
+    if not isinstance(spec, AggregateSpec | SessionSpec):
+        return None
+    for call in spec.calls:
+        inputs = [spec.inputs[position] for position in call.inputs]
+        if reason := supported(call, [field.type for field in inputs]):
+            return reason
+        whole = whole_windows(spec) or whole_sessions(spec)
+        if is_distinct(call) and isinstance(spec, SessionSpec) and not whole:
+            return SESSION_DISTINCT
+        if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
+            return KEY_COLUMNS
+        if call.function in HOLISTIC and not whole:
+            return WHOLE_WINDOWS
+    return None
+
+
+def key_width(fields: Sequence[Field]) -> int:
+    """How many stored columns these fields take as a key."""
+    return sum(1 for field in fields for _ in leaves(parse_type(field.type)))

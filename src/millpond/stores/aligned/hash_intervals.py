@@ -1,0 +1,143 @@
+"""Reading hash-ordered files of rows together, gradually: in intervals of the hash axis that fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from millpond.files.append_file import AppendFile, RemoteBytes, Section
+from millpond.files.blocks import shape_of
+from millpond.kernels.runs.gather import addresses, gather_rows
+from millpond.kernels.runs.sort import order_by_hash
+from millpond.layout import HASH, HashRange, RowLayout, Rows
+
+_LEAST_PIECE = 1 << 16
+_SIDE_BY_SIDE = 16
+"""Files in a remote location that are read side by side."""
+
+
+def gradually(
+    groups: Sequence[Sequence[AppendFile]],
+    layout: RowLayout,
+    size: int,
+    range_: HashRange = HashRange(),  # noqa: B008
+) -> Iterator[Rows]:
+    """The rows of hash-ordered files, interval by interval of the hash axis (FlowKV §4.1, gradual state loading).
+
+    Args:
+        groups: the files of each window, oldest first.
+        layout: of the rows. size: bytes of an interval's rows, roughly. range_: the hashes wanted.
+    """
+    cursors = [_Cursor(file, section, range_) for group in groups for file in group for section in file.sections]
+    cursors = [cursor for cursor in cursors if cursor.pending]
+    if not cursors:
+        return
+    ends = list(_boundaries(cursors, size, range_))
+    remote = any(isinstance(cursor.file.data, RemoteBytes) for cursor in cursors)
+    pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(cursors)), "millpond-window") if remote else None
+    try:
+        for end in ends:
+            taken = (pool.map if pool else map)(partial(_Cursor.upto, end=end), cursors)
+            parts = [part for some in taken for part in some]
+            if parts:
+                yield in_hash_order(parts, layout)
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Cursor:
+    """Reads one file in hash order."""
+
+    def __init__(self, file: AppendFile, section: Section, range_: HashRange) -> None:
+        self.file = file
+        self.section = section
+        first = section.first
+        self.at = max(0, int(np.searchsorted(first, np.uint64(range_.lo), "left")) - 1)
+        self.stop = int(np.searchsorted(first, np.uint64(range_.hi - 1), "right"))
+        self._lo = np.uint64(range_.lo)
+        self._rest: Rows | None = None  # what is left of the last block read
+
+    @property
+    def pending(self) -> int:
+        """Blocks that are not read yet."""
+        return max(0, self.stop - self.at)
+
+    def upto(self, end: int) -> list[Rows]:
+        """All rows that are left with hashes below `end`."""
+        out: list[Rows] = []
+        if self._rest is not None:
+            self._split(self._rest, end, out)
+        last = int(np.searchsorted(self.section.first, np.uint64(end - 1), "right"))
+        last = min(self.stop, last)
+        if self._rest is None and self.at < last:
+            blocks = np.arange(self.at, last)
+            self.at = last
+            self.file.data.expect(self.file.ranges(self.section, np.arange(last, min(self.stop, 2 * last - blocks[0]))))
+            for block in self.file.read(self.section, blocks):
+                self._split(block, end, out)
+        return out
+
+    def _split(self, rows: Rows, end: int, out: list[Rows]) -> None:
+        hashes = rows.words[:, HASH]
+        begin = int(np.searchsorted(hashes, self._lo, "left"))
+        cut = int(np.searchsorted(hashes, np.uint64(end - 1), "right"))
+        if cut > begin:
+            out.append(Rows(rows.words[begin:cut], rows.heap))
+        self._rest = Rows(rows.words[cut:], rows.heap) if cut < len(hashes) else None
+
+
+def _boundaries(cursors: Sequence[_Cursor], size: int, range_: HashRange) -> Iterator[int]:
+    """Where to cut the axis (each the end of an interval, excluded) so that each has rows of about `size` bytes."""
+    fences = np.concatenate([c.section.first[c.at : c.stop] for c in cursors])
+    heap_and_words = []
+    for cursor in cursors:
+        rows = np.diff(cursor.section.starts)[cursor.at : cursor.stop]
+        # Compressed blocks are shorter than what is in them, but not long values alone.
+        words = rows * (8 * cursor.section.layout.width)
+        heap_and_words.append(np.maximum(words, 2 * cursor.section.sizes[cursor.at : cursor.stop] * _has_heap(cursor)))
+    sizes = np.concatenate(heap_and_words)
+    order = np.argsort(fences, kind="stable")
+    before = np.cumsum(sizes[order]) - sizes[order]
+    step = max(size, _LEAST_PIECE)
+    cuts = np.searchsorted(before, np.arange(step, int(sizes.sum()), step), "left")
+    for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
+        if fence > range_.lo:
+            yield fence
+    yield range_.hi
+
+
+def _has_heap(cursor: _Cursor) -> int:
+    return 1 if cursor.section.layout.bytes_columns else 0
+
+
+def in_hash_order(chunks: Sequence[Rows], layout: RowLayout) -> Rows:
+    """The rows of some chunks in hash order, those of one hash in the order of the chunks, with one compact heap."""
+    hashes = np.concatenate([chunk.words[:, HASH] for chunk in chunks])
+    if not layout.bytes_columns and (hashes[:-1] <= hashes[1:]).all():  # as where all rows are of one key
+        return Rows(np.concatenate([chunk.words for chunk in chunks]), np.empty(0, np.uint8))
+    at, heaps = [], []
+    for chunk in chunks:
+        rows_at, heaps_at = addresses(chunk.words, chunk.heap)
+        at.append(rows_at)
+        heaps.append(heaps_at)
+    _, order = order_by_hash(hashes)
+    rows_at, heaps_at = np.concatenate(at)[order], np.concatenate(heaps)[order]
+    return Rows(*gather_rows(rows_at, heaps_at, layout.width, shape_of(layout).blobs))
+
+
+def heaviest(files: Sequence[AppendFile]) -> int:
+    """Bytes of the rows that have one hash, at most, as far as whole blocks tell: so much has to be read together."""
+    fences, sizes = [], []
+    for file in files:
+        for section in file.sections:
+            same = np.flatnonzero(section.first[:-1] == section.first[1:])
+            fences.append(section.first[same])
+            sizes.append(np.diff(section.starts)[same] * (8 * section.layout.width) + section.sizes[same])
+    if not fences or not any(map(len, fences)):
+        return 0
+    _, of = np.unique(np.concatenate(fences), return_inverse=True)
+    return int(np.bincount(of, np.concatenate(sizes)).max())

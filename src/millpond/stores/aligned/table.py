@@ -1,0 +1,352 @@
+"""The aligned append store: whole windows of rows, read gradually when they close, and then dropped (FlowKV §4.1).
+
+Rows are kept by window, not by key: a table for each window, or for each pane of sliding windows. What a batch appends
+to a table is sorted by hash once, and is at the same time its delta and a segment of the window: it is not written
+again, but read where it lies, in the sealed file of the batch or in the commit that took it over. Only where a window
+gathers many small segments are they merged, behind the batch's back, into a file. Nothing is ever compacted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+
+import numpy as np
+
+from millpond.errors import TransientError
+from millpond.files.append_file import (
+    AppendFile,
+    AppendFileWriter,
+    MappedBytes,
+    Slice,
+    open_files,
+)
+from millpond.files.blocks import shape_of
+from millpond.files.filesystem import Buffer
+from millpond.files.refs import RunRef, TableManifest
+from millpond.kernels.runs.gather import addresses, gather_rows
+from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
+from millpond.stores.aligned.hash_intervals import gradually, in_hash_order
+from millpond.stores.append_files import AppendFiles
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.protocol import TableDelta
+
+_MOST_SEGMENTS = 64
+"""Segments of a window from which they are merged, unless they are large."""
+_LARGE = 4 << 20
+_MOST_LARGE = 512
+
+Window = int | str
+"""What a window is called: where it begins, or the name of some that are kept together."""
+
+_log = logging.getLogger(__name__)
+
+
+class AlignedTable:
+    """The rows of one window. Not thread-safe; made by `AlignedStore.open`.
+
+    Attributes:
+        layout: of the rows. rows: how many there are.
+    """
+
+    def __init__(
+        self,
+        owner: AlignedStore,
+        window: Window,
+        files: AppendFiles,
+        layout: RowLayout,
+        manifest: TableManifest,
+        deltas: Sequence[Slice],
+    ) -> None:
+        self._owner = owner
+        self._window = window
+        self.layout = layout
+        self._store = files
+        self._merged = [(ref, files.open(ref, [layout])) for ref in reversed(manifest.runs)]  # oldest first
+        self._flushed = manifest.flushed
+        self._segments = [file for at in deltas for file in files.open_slice(at, [layout])]  # behind those merged
+        self._chunks: list[Rows] = []
+        self._fresh: list[AppendFile] = []  # segments of the running batch
+        self._merging: tuple[int, int, int, Future[tuple[RunRef, AppendFile]]] | None = None
+        self.buffered = 0
+        self.rows = sum(file.sections[0].rows for file in self.files)
+        self._held = 0
+        self._count()
+
+    @property
+    def files(self) -> list[AppendFile]:
+        """The sealed segments, oldest first."""
+        return [file for _, file in self._merged] + self._segments
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(ref.bytes for ref, _ in self._merged) + sum(file.data.size for file in self._segments)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the table holds."""
+        return self.buffered + self._held
+
+    def _count(self) -> None:
+        files = self.files + self._fresh
+        resident = sum(file.data.size for file in files if isinstance(file.data, _Resident))
+        self._held = resident + sum(file.memory for file in files)
+
+    @property
+    def portion(self) -> int:
+        """Bytes of input that should be worked on at once, at most."""
+        return self._owner.portion
+
+    @property
+    def ahead(self) -> int:
+        """How many keys should be worked on together: any number."""
+        return self._owner.ahead
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a merge is under way, or done, that `begin` has yet to take over."""
+        return self._merging is not None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether rows are to leave memory for others' sake: they have, once they are sealed."""
+        return False
+
+    def rest(self, resting: bool) -> None:
+        """Nothing: rows stay in memory no longer than a batch."""
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch: one, in any order."""
+        return 1
+
+    def narrow(self, range_: HashRange) -> None:
+        """Nothing: rows are taken in any order."""
+
+    def append(self, rows: Rows) -> None:
+        """Append rows (all words filled); they are copied."""
+        rows = Rows(np.ascontiguousarray(rows.words), np.ascontiguousarray(rows.heap))
+        self._owner.make_room(rows.words.nbytes + rows.words.nbytes // 8)
+        chunk = Rows(*gather_rows(*addresses(*rows), self.layout.width, shape_of(self.layout).blobs))
+        self._chunks.append(chunk)
+        self.buffered += chunk.words.nbytes + chunk.heap.nbytes
+        self.rows += chunk.count
+
+    def freeze(self, *, spool: bool) -> None:
+        """Make a segment of the rows in the buffer, in memory or in a file on the local disk."""
+        if not self._chunks:
+            return
+        rows = in_hash_order(self._chunks, self.layout)
+        self._chunks = []
+        self.buffered = 0
+
+        def fill(writer: AppendFileWriter) -> None:
+            writer.begin(self.layout)
+            writer.add(rows, rows.words[:, HASH])
+
+        if spool:
+            self._fresh.append(AppendFile(MappedBytes(self._store.spool(fill), "a segment set aside"), [self.layout]))
+            self._count()
+            return
+        pieces: list[Buffer] = []
+        writer = AppendFileWriter(pieces.append, compress=True)
+        fill(writer)
+        writer.finish()
+        self._fresh.append(AppendFile(_Resident(b"".join(pieces), "a segment in memory"), [self.layout]))
+        self._count()
+
+    def seal(self) -> TableDelta:
+        """End the batch: the segments that it has appended."""
+        self.freeze(spool=False)
+        new, self._fresh = self._fresh, []
+        self._segments += new
+        return TableDelta(sum(file.sections[0].rows for file in new), [_view(file) for file in new])
+
+    def placed(self, data: Buffer) -> None:
+        """Say where the last delta lies from now on; what it took of memory is free."""
+        files = open_files(MappedBytes(data, "a sealed delta"), [self.layout])
+        self._segments[len(self._segments) - len(files) :] = files
+        self._count()
+
+    def begin(self, version: int) -> None:
+        """Start a batch: segments that nobody has placed leave memory, and many small ones are merged."""
+        background, piece = self._owner.background, self._owner.piece
+        for at, file in enumerate(self._segments):
+            if isinstance(file.data, _Resident):
+                view = self._store.put_aside(file.data.view)
+                self._segments[at] = AppendFile(MappedBytes(view, "a segment set aside"), [self.layout])
+        self._adopt()
+        if self._merging is None and self._due:
+            old = len(self._merged) if len(self._merged) >= _MOST_SEGMENTS // 2 else 0
+            inputs = [file for _, file in self._merged[:old]] + self._segments
+            future = background.submit(self._merge, inputs, piece)
+            self._merging = version, old, len(self._segments), future
+        self._count()
+
+    @property
+    def _due(self) -> bool:
+        count, size = len(self._segments), sum(file.data.size for file in self._segments)
+        return count >= _MOST_LARGE or (count >= _MOST_SEGMENTS and size < count * _LARGE)
+
+    def _merge(self, inputs: Sequence[AppendFile], piece: int) -> tuple[RunRef, AppendFile]:
+        def fill(writer: AppendFileWriter) -> None:
+            writer.begin(self.layout)
+            for rows in gradually([inputs], self.layout, piece):
+                writer.add(rows, rows.words[:, HASH])
+
+        return self._store.write(fill, [self.layout], sum(file.sections[0].rows for file in inputs))
+
+    def _adopt(self) -> None:
+        if self._merging is None or not self._merging[3].done():
+            return
+        (version, old, count, future), self._merging = self._merging, None
+        try:
+            result = future.result()
+        except (TransientError, OSError) as error:
+            _log.warning("Merging %d segments of a window failed and will be tried again: %s", count, error)
+            return
+        for ref, file in self._merged[:old]:
+            self._store.forget(ref, file)
+        self._merged = [*self._merged[old:], result]
+        self._segments = self._segments[count:]
+        self._flushed = version
+
+    def manifest(self) -> TableManifest:
+        """The merged segments, newest first; the others are the deltas of later versions."""
+        return TableManifest(tuple(ref for ref, _ in reversed(self._merged)), self._flushed, self.rows)
+
+    def stats(self) -> dict[str, int]:
+        """Figures: `keys`: rows; `windows`; `segments`; `bytes`: in memory and files; `hot_bytes`: in memory."""
+        return {
+            "keys": self.rows,
+            "windows": 1,
+            "segments": len(self.files),
+            "bytes": self.bytes + self.buffered,
+            "hot_bytes": self.memory,
+        }
+
+    def readable(self) -> list[AppendFile]:
+        """All segments, oldest first, those of the running batch included."""
+        if self._chunks:
+            self.freeze(spool=False)
+        return self.files + self._fresh
+
+    def close(self) -> None:
+        """Let go of the segments."""
+        self._owner.forget(self._window, self)
+        if self._merging is not None:
+            self._merging[3].cancel()
+        for ref, file in self._merged:
+            self._store.forget(ref, file)
+        self._chunks, self._fresh, self._segments, self._merged = [], [], [], []
+        self.buffered = self._held = 0
+
+
+class _Resident(MappedBytes):
+    """A segment that takes memory until it lies in a file."""
+
+
+def _view(file: AppendFile) -> memoryview:
+    assert isinstance(file.data, MappedBytes)
+    return file.data.view
+
+
+class AlignedStore:
+    """The windows of one operator on one partition, each a table, and the memory that they share.
+
+    Args:
+        schema: the stored columns. Rows of equal keys have equal hashes; each row that is appended is kept.
+        files: where segments are written. budget: the memory shared with the other tables of the slot.
+        background: merges segments.
+
+    Attributes:
+        layout: of the rows. piece: bytes of what is read at once.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        files: AppendFiles,
+        budget: MemoryBudget,
+        background: Executor,
+    ) -> None:
+        self.layout = RowLayout(schema)
+        self._files = files
+        self._budget = budget
+        self._account = budget.open()
+        self.background = background
+        self.piece = budget.piece
+        self._tables: dict[Window, AlignedTable] = {}
+        self._spilled_bytes = 0
+
+    def open(
+        self,
+        window: Window,
+        manifest: TableManifest,
+        deltas: Sequence[Slice] = (),
+        *,
+        layout: RowLayout | None = None,
+    ) -> AlignedTable:
+        """Open a window at a version; of its segments only the directories are read.
+
+        Args:
+            manifest: of the table. deltas: where those behind `manifest.flushed` lie, oldest first.
+            layout: of its rows, if they are others than the store's.
+
+        Raises:
+            StateDamagedError: a file is missing or damaged.
+        """
+        table = AlignedTable(self, window, self._files, layout or self.layout, manifest, deltas)
+        self._tables[window] = table
+        return table
+
+    @property
+    def portion(self) -> int:
+        """Bytes of input that should be worked on at once, at most."""
+        return 2 * self._budget.piece
+
+    @property
+    def ahead(self) -> int:
+        """How many keys should be worked on together: any number."""
+        return 1 << 32
+
+    def _memory(self) -> int:
+        return sum(table.memory for table in self._tables.values())
+
+    def make_room(self, more: int) -> None:
+        """Have room for so many more bytes, in part by moving rows that wait for the end of the batch to a file."""
+        self._budget.relieve()
+        held = self._memory() + more
+        if self._account.reserve(held):
+            return
+        for table in sorted(self._tables.values(), key=lambda each: -each.buffered):
+            if self._account.reserve(held + more):
+                break
+            self._spilled_bytes += table.buffered
+            table.freeze(spool=True)
+            held = self._memory() + more
+        if not self._account.reserve(held):
+            self._account.force(held)
+
+    def forget(self, window: Window, table: AlignedTable) -> None:
+        """A table is closed."""
+        if self._tables.get(window) is table:
+            del self._tables[window]
+
+    def stats(self) -> dict[str, int]:
+        """Figures of all windows (see `AlignedTable.stats`), and `spilled_bytes`: what did not fit in memory before it
+        was sealed.
+        """
+        figures = dict.fromkeys(("keys", "windows", "segments", "bytes", "hot_bytes"), 0)
+        figures["spilled_bytes"] = self._spilled_bytes
+        for table in self._tables.values():
+            for name, value in table.stats().items():
+                figures[name] = figures.get(name, 0) + value
+        return figures
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for table in tuple(self._tables.values()):
+            table.close()
+        self._account.close()

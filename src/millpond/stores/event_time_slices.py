@@ -1,0 +1,107 @@
+"""Slices of event time, each of which has tables of its own, so that what is closed is dropped whole.
+
+State that is keyed by event time (windows, timestamps) is never looked for without its time, and is over when the
+watermark passes. So each stretch of time gets tables of its own: to expire them is to forget their names, and no other
+row is touched (the read-modify-write store's part of what FlowKV §4.1 does for appended values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels.event_time.slices import assign, group
+
+NEVER = (1 << 63) - 1
+"""The time of rows that never close: those whose event time is null."""
+
+_MANY = 32
+"""Slices that one batch adds at most, roughly; beyond as many live ones, new ones get wider."""
+
+
+class Slice(NamedTuple):
+    """Event times from `low` to `last`, both included, in microseconds."""
+
+    low: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        """What tells the slice's tables from those of others."""
+        return f"{self.low}:{self.last}"
+
+    @staticmethod
+    def parse(name: str) -> Slice:
+        """The slice of a `name`."""
+        low, last = name.split(":")
+        return Slice(int(low), int(last))
+
+
+class Slices:
+    """The live slices of one operator's state, disjoint and in order.
+
+    A slice holds one grain, as a rule. When a batch brings very many, or very many are live, it holds several.
+
+    Args:
+        grain: microseconds that belong together: the pane of a window. origin: where one of them begins.
+        live: the slices that there are.
+    """
+
+    def __init__(self, grain: int, origin: int = 0, live: Iterable[Slice] = ()) -> None:
+        self._grain = grain
+        self._origin = origin
+        self.live: list[Slice] = []
+        self._set(live)
+
+    def _set(self, live: Iterable[Slice]) -> None:
+        self.live = sorted(set(live))
+        self._lows = np.array([one.low for one in self.live], np.int64)
+        self._lasts = np.array([one.last for one in self.live], np.int64)
+
+    def divide(self, times: NDArray[np.int64]) -> Iterator[tuple[Slice, NDArray[np.int64] | None]]:
+        """The slices of some rows, made where there are none, each with its rows' positions (None: all of them)."""
+        if not len(times):
+            return
+        at = np.empty(len(times), np.int32)
+        if assign(times, self._lows, self._lasts, at):
+            self._add(np.unique(times[at < 0]))
+            assign(times, self._lows, self._lasts, at)
+        if (at == at[0]).all():
+            yield self.live[int(at[0])], None
+            return
+        starts = np.empty(len(self.live) + 1, np.int64)
+        order = np.empty(len(times), np.int64)
+        group(at, starts, order)
+        live = self.live
+        for number in np.flatnonzero(np.diff(starts)).tolist():
+            yield live[number], order[starts[number] : starts[number + 1]]
+
+    def _add(self, times: NDArray[np.int64]) -> None:
+        """Add slices for some times, in order, none of which has one."""
+        added = [Slice(NEVER, NEVER)] if times[-1] == NEVER else []
+        grains = np.unique((times[times != NEVER] - self._origin) // self._grain)
+        lows = grains * self._grain + self._origin
+        ahead = 1 << min(len(self.live) // _MANY, 16)
+        before = np.searchsorted(self._lows, lows, "right")
+        most = -(-len(grains) // _MANY)
+        begin = 0
+        while begin < len(grains):
+            # Neighbours share a slice if there are many, but no slice that exists may lie between them.
+            end = min(begin + most, int(np.searchsorted(before, before[begin], "right")))
+            following = self.live[int(before[begin])].low if before[begin] < len(self.live) else NEVER
+            following = min(following, int(lows[end])) if end < len(lows) else following
+            past = max(int(lows[end - 1]) + self._grain, int(lows[begin]) + ahead * self._grain)
+            first = max(int(lows[begin]), self.live[before[begin] - 1].last + 1) if before[begin] else int(lows[begin])
+            added.append(Slice(first, min(past, following) - 1))
+            begin = end
+        self._set([*self.live, *added])
+
+    def drop(self, until: int) -> list[Slice]:
+        """Forget the slices that end at or before a time; returns them."""
+        over = [one for one in self.live if one.last <= until and one.last != NEVER]
+        if over:
+            self._set(one for one in self.live if one not in over)
+        return over

@@ -1,0 +1,72 @@
+"""Merging the parts of an ordered table that are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millpond.layout import HashRange
+from millpond.stores.ordered.merge import Input, Window, merged
+from millpond.stores.ordered.parts import Part
+from millpond.stores.ordered.time_buckets import Slices
+
+_GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows
+
+
+def merged_in_memory(
+    parts: Sequence[Part],
+    slices: Slices,
+    range_: HashRange,
+    expired: int,
+    *,
+    most: int,
+    drop_matched: bool,
+    everything: bool,
+) -> list[Part]:
+    """The same state, the small parts of each slice that are in memory merged, or all of them.
+
+    Args:
+        parts: the state. slices: of event time.
+        range_: the hashes that count. expired: the time up to which rows do not.
+        most: bytes that are merged at once, at most; a merge needs them twice.
+        drop_matched: leave out rows that were matched.
+        everything: merge all parts of a slice, large ones too, as they are about to be written.
+    """
+    groups: dict[int | None, list[Part]] = {}
+    kept = []
+    for part in parts:
+        if part.rows is None or part.file is not None:
+            kept.append(part)
+        else:
+            groups.setdefault(slices.of(part), []).append(part)
+    for number, group in groups.items():
+        group.sort(key=lambda part: -part.count)
+        stay = 0 if everything or (number is None and slices.cut_up(group)) else settled(group)
+        while stay and group[stay - 1].expired_share(expired) > 0.5:
+            stay -= 1
+        chosen = group[stay:]
+        kept += group[:stay]
+        if sum(part.bytes for part in chosen) > most:
+            kept += chosen
+            continue
+        whole = len(chosen) == 1 and number is not None
+        if whole and chosen[0].expired_share(expired) <= (0.1 if everything else 0.5):
+            kept += chosen
+        elif chosen:
+            windows = [Window(expired)] if number is not None else slices.windows(chosen, expired)
+            inputs, upto = [Input(part) for part in chosen], max(part.upto for part in chosen)
+            kept += [
+                Part(chosen[0].layout, rows, upto)
+                for window in windows
+                for rows in merged(inputs, chosen[0].layout, range_, window, drop_matched=drop_matched)
+            ]
+    return kept
+
+
+def settled(group: Sequence[Part]) -> int:
+    """How many of some parts (largest first) stay as they are: each has far more rows than all behind it together."""
+    stay, behind = len(group), 0
+    for number in reversed(range(len(group))):
+        if behind and group[number].count <= _GROWTH * behind:
+            stay = number
+        behind += group[number].count
+    return stay

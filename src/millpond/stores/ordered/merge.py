@@ -1,0 +1,123 @@
+"""Merging parts of an ordered table, in memory or piece by piece into files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels.ordered import order as ordered
+from millpond.kernels.ordered import scan as ordered_scan
+from millpond.kernels.pointers import address
+from millpond.kernels.runs.gather import gather_rows
+from millpond.layout import HASH, HashRange, Rows
+from millpond.stores.ordered.layout import OrderedLayout
+from millpond.stores.ordered.parts import BEGINNING, Part
+
+_FENCE = 1024  # rows between two hashes by which a part in memory is cut
+_ANY = 1 << 62
+_NOWHERE: NDArray[np.uint64] = np.empty(0, np.uint64)
+
+
+class Window(NamedTuple):
+    """Times that count: later than `after`, not later than `until`."""
+
+    after: int = BEGINNING
+    until: int = ordered.NEVER
+
+
+class Input:
+    """A part as a merge reads it: with the marks that it had when the merge began."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.marks = None if part.marks is None else part.marks.copy()
+        self._hashes = _NOWHERE
+        if part.rows is not None:
+            self._hashes = np.ascontiguousarray(part.rows.words[:, HASH])
+
+    def fences(self, lowest: int, highest: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Hashes at which the part can be cut, and the rows between."""
+        if self.part.rows is not None:
+            cuts = np.arange(0, len(self._hashes), _FENCE)
+            return self._hashes[cuts], np.diff(cuts, append=len(self._hashes))
+        index = self.part.source.index
+        begin, end = index.span(lowest, highest)
+        return index.fence[begin:end], np.diff(index.starts[begin : end + 1])
+
+    def blocks(
+        self, lowest: int, highest: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], object]:
+        """Addresses of blocks and of their heaps, rows in them and before them, of an interval of hashes."""
+        part = self.part
+        if part.rows is not None:
+            begin = int(np.searchsorted(self._hashes, np.uint64(lowest), "left"))
+            end = int(np.searchsorted(self._hashes, np.uint64(highest), "right"))
+            if begin == end:
+                return _NOWHERE, _NOWHERE, np.empty(0, np.int64), np.empty(0, np.int64), None
+            at = np.array([address(part.rows.words) + begin * part.layout.stride], np.uint64)
+            heap = np.array([address(part.rows.heap)], np.uint64)
+            return at, heap, np.array([end - begin]), np.array([begin]), part.rows
+        first, last = part.source.index.span(lowest, highest)
+        part.source.expect_blocks(first, min(first + 2 * (last - first), part.source.index.count))
+        blocks = part.blocks(np.arange(first, last))
+        return blocks.words_at, blocks.heap_at, np.diff(blocks.starts), blocks.bases, blocks.pins
+
+
+def merged(
+    inputs: Sequence[Input],
+    layout: OrderedLayout,
+    range_: HashRange,
+    window: Window,
+    *,
+    drop_matched: bool = False,
+    size: int = _ANY,
+) -> Iterator[Rows]:
+    """The rows of some parts in order, those that were matched saying so themselves.
+
+    Args:
+        inputs: the parts. layout: of their rows.
+        range_, window: the hashes and the times that count.
+        drop_matched: leave out rows that were matched.
+        size: rows in a piece, roughly; a piece never splits the rows of one hash.
+
+    Yields:
+        Non-empty pieces, each with its own compact heap.
+    """
+    current = range_.lo
+    for boundary in _boundaries(inputs, range_.lo, range_.hi - 1, size):
+        pieces = [each.blocks(current, boundary - 1) for each in inputs]
+        first = np.zeros(len(pieces) + 1, np.int64)
+        np.cumsum([len(piece[0]) for piece in pieces], out=first[1:])
+        words_at, heap_at, rows_in, bases = (np.concatenate([piece[k] for piece in pieces]) for k in range(4))
+        room = int(rows_in.sum())
+        rows_at, heaps_at, matched = np.empty(room, np.uint64), np.empty(room, np.uint64), np.empty(room, np.int64)
+        marks_at = np.array([0 if each.marks is None else address(each.marks) for each in inputs], np.uint64)
+        count = ordered_scan.merge_parts(
+            first, rows_in, bases, words_at, heap_at, marks_at, current, boundary - 1, layout.stride, layout.time,
+            layout.number, window.after, window.until, drop_matched, rows_at, heaps_at, matched,
+        )  # fmt: skip
+        if count:
+            rows = Rows(*gather_rows(rows_at[:count], heaps_at[:count], layout.rows.width, layout.shape.blobs))
+            flagged = np.flatnonzero(matched[:count])
+            if len(flagged):
+                ordered_scan.flag(address(rows.words), len(flagged), layout.stride, flagged)
+            yield rows
+        current = boundary
+
+
+def _boundaries(inputs: Sequence[Input], lowest: int, highest: int, size: int) -> Iterator[int]:
+    """Where to cut an interval (each the end of a part, excluded) so that the parts hold about `size` rows."""
+    spans = [each.fences(lowest, highest) for each in inputs]
+    fences = np.concatenate([fence for fence, _ in spans])
+    rows = np.concatenate([counts for _, counts in spans])
+    if int(rows.sum()) > size:
+        order = np.argsort(fences, kind="stable")
+        before = np.cumsum(rows[order]) - rows[order]
+        cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
+        for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
+            if fence > lowest:
+                yield fence
+    yield highest + 1

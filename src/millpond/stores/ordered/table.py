@@ -1,0 +1,405 @@
+"""The ordered store: a multimap of rows by key and event time, read by intervals of time, expired by time.
+
+State is a set of immutable parts, each in the order of (key hash, time), most of them of one slice of time: what a
+batch adds becomes parts, parts of a slice are merged as they grow, and a slice that is expired is dropped whole. Rows
+never change but for one bit, that they were matched, which stands beside their part until it is merged.
+(APSys '18 §3.3 for unordered, append-only writes and stores chosen by access pattern; its range reads.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.errors import UsageError
+from millpond.files.refs import TableManifest
+from millpond.files.segment import encode_rows
+from millpond.kernels.ordered import order as ordered
+from millpond.kernels.ordered import scan as ordered_scan
+from millpond.kernels.ordered.order import MARK, MATCHED
+from millpond.layout import HASH, META, HashRange, Rows, TableSchema
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.spooled import spooled
+from millpond.stores.ordered.files import PartFiles
+from millpond.stores.ordered.layout import OrderedLayout, empty_rows, names_of, sorted_rows
+from millpond.stores.ordered.memory_merge import merged_in_memory
+from millpond.stores.ordered.merge import Input, Window, merged
+from millpond.stores.ordered.parts import BEGINNING, Part
+from millpond.stores.ordered.time_buckets import Slices
+from millpond.stores.protocol import TableDelta
+from millpond.stores.runs.compactor import Writer
+from millpond.stores.runs.run_store import RunStore
+
+_GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows
+_CHUNK = 65536
+
+
+class OrderedTable:
+    """One ordered table of one partition.
+
+    A batch is `begin`, `append`, `settle`, then reading, marking and `expire`, then `seal`; what was read stays as it
+    is until the next `begin`. Not thread-safe: one writer.
+
+    Args:
+        schema: the stored columns, as `ordered_schema` makes them.
+        budget: the memory that the table shares with the others of its slot.
+        background: merges files.
+        range_: the hashes that the table holds.
+        store: writes run files. Without one, everything stays in memory.
+        writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
+        manifest: the state before the deltas that are to be loaded.
+        drop_matched: whether rows are of no use once they were matched.
+
+    Attributes:
+        layout: of the rows.
+        parts: the state before the batch. fresh: what the batch adds, once settled.
+        expired: the time (microseconds) up to which rows are not part of the state that the batch reads; until: the
+            same for the state that it leaves.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        budget: MemoryBudget,
+        background: Executor,
+        range_: HashRange = HashRange(),  # noqa: B008
+        *,
+        store: Writer | None = None,
+        writers: Executor | None = None,
+        manifest: TableManifest = TableManifest(),  # noqa: B008
+        parts: Sequence[Part] = (),
+        drop_matched: bool = False,
+    ) -> None:
+        self.ordered = OrderedLayout.of(schema)
+        self.layout = self.ordered.rows
+        self._range = range_
+        self._budget = budget
+        self._account = budget.open()
+        self._drop_matched = drop_matched
+        self._files: PartFiles | None = None
+        if store is not None:
+            self._files = PartFiles(
+                self.ordered, store, background, writers or background, range_, budget, manifest.flushed, drop_matched
+            )
+        self.parts: list[Part] = list(parts)
+        self.fresh: list[Part] = []
+        self.expired = self.until = manifest.expired
+        self._slices = Slices()
+        self._version = manifest.flushed
+        self._sealed = True
+        self._waiting: list[Rows] = []
+        self._waiting_bytes = 0
+        self._numbered = 0
+        self._newly: list[tuple[Part, NDArray[np.int64]]] = []
+        self._delta: list[Rows] = []
+
+    @classmethod
+    def open(
+        cls,
+        schema: TableSchema,
+        manifest: TableManifest,
+        store: RunStore,
+        budget: MemoryBudget,
+        background: Executor,
+        range_: HashRange = HashRange(),  # noqa: B008
+        *,
+        writers: Executor | None = None,
+        drop_matched: bool = False,
+        writable: bool = True,
+    ) -> OrderedTable:
+        """Open a table on the runs that a manifest names; the deltas behind them are then to be given to `load`.
+
+        Unless it is `writable`, nothing is ever written to `store`.
+
+        Raises:
+            StateDamagedError: a run file is missing or damaged.
+        """
+        layout = OrderedLayout.of(schema)
+        refs = [ref for ref in manifest.runs if not ref.pending]
+        runs = store.open_all(refs, layout.rows, range_)
+        parts: list[Part] = []
+        notes: list[Part] = []
+        for ref, run in zip(refs, runs, strict=True):
+            (notes if ref.marks else parts).append(Part.of_run(layout, run, manifest.flushed))
+        table = cls(
+            schema,
+            budget,
+            background,
+            range_,
+            store=store if writable else None,
+            writers=writers,
+            manifest=manifest,
+            parts=parts,
+            drop_matched=drop_matched,
+        )
+        for note in notes:
+            for rows, _ in note.chunks():
+                table._apply_notes(rows)
+            if table._files is not None:
+                table._files.notes.append(note)
+        return table
+
+    @property
+    def portion(self) -> int:
+        """Bytes of input that should be worked on at once, at most."""
+        return 2 * self._budget.piece
+
+    # A batch
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads `version`: what is expired goes, parts are merged, files taken over."""
+        if not self._sealed:
+            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
+        self._settle(version)  # what was loaded
+        self._version = version
+        self._sealed = False
+        self.expired = self.until
+        self.parts += self.fresh
+        self.fresh, self._newly, self._delta = [], [], []
+        self._numbered = 0
+        gone = [part for part in self.parts if part.dead(self.expired)]
+        self.parts = [part for part in self.parts if not part.dead(self.expired)]
+        self._slices.choose(self.parts, self.expired)
+        self.parts = self._merged()
+        if self._files is not None:
+            self.parts = self._files.step(self.parts, gone, self._slices, self.expired, version)
+            if self._files.due:
+                self.parts = self._merged(everything=True)
+                self._files.flush(self.parts, version)
+        self._reserve()
+
+    def append(self, rows: Rows, times: NDArray[np.int64]) -> None:
+        """Add rows to the batch.
+
+        Args:
+            rows: whole rows of which meta word, time and number are still to be filled.
+            times: the time of each row, in microseconds; `NEVER` for rows without.
+        """
+        first = self._version << 32 | self._numbered
+        ordered.put_times(rows.words, times, self.ordered.time, self.ordered.number, first)
+        self._numbered += rows.count
+        self._add(rows)
+
+    def _add(self, rows: Rows) -> None:
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.words.nbytes + rows.heap.nbytes
+        if self._waiting_bytes > self._account.limit // 4:
+            self._settle(self._version + 1)
+            self._reserve()
+
+    def settle(self) -> None:
+        """All rows of the batch are there: `fresh` has them from now on."""
+        self._settle(self._version + 1)
+        self._reserve()
+
+    def _settle(self, upto: int) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        rows = sorted_rows(waiting, self.ordered)
+        del waiting
+        self.fresh += [Part(self.ordered, piece, upto) for piece in self._slices.cut(rows, self.ordered)]
+
+    def mark(
+        self,
+        part: Part,
+        rows_at: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+        keep: NDArray[np.uint8],
+        *,
+        once: bool,
+    ) -> NDArray[np.int64]:
+        """Mark rows of a part as matched.
+
+        Args:
+            part: one of `parts` or `fresh`.
+            rows_at, positions: addresses of rows and their positions in the part; may repeat.
+            keep: which of them count; cleared, if `once`, for those that were matched before.
+            once: whether rows count only the first time.
+
+        Returns:
+            The positions of the rows that were not matched before.
+        """
+        new = np.empty(len(positions), np.int64)
+        count = ordered_scan.mark(rows_at, positions, len(positions), part.bits(), once, keep, new)
+        new = new[:count]
+        if count and part.upto <= self._version:
+            self._newly.append((part, new))
+        return new
+
+    def expire(self, until: int) -> None:
+        """Take rows with a time up to `until` (microseconds) out of the state that the batch leaves."""
+        self.until = max(self.until, until)
+
+    def leaving(self, *, unmatched: bool) -> Iterator[Rows]:
+        """The rows that `expire` took out in this batch, perhaps only those that were never matched."""
+        for part in (*self.parts, *self.fresh):
+            for rows in part.between(self.floor(part), self.until, unmatched=unmatched):
+                yield rows
+                self._budget.relieve()
+
+    def floor(self, part: Part) -> int:
+        """The time up to which rows of a part do not count in this batch; those that it brought itself all do."""
+        return BEGINNING if part.upto > self._version - self._sealed else self.expired
+
+    def seal(self) -> TableDelta:
+        """End the batch: what it added and marked, encoded."""
+        count = 0
+
+        def encoded() -> Iterator[list[Any]]:
+            nonlocal count
+            for rows in self._changes():
+                count += rows.count
+                yield encode_rows(rows, self.layout, True)
+            if not count:
+                yield encode_rows(empty_rows(self.ordered), self.layout, True)
+
+        self.settle()
+        pieces = spooled(encoded(), self._account.limit // 16)
+        delta = TableDelta(count, pieces)
+        self._sealed = True
+        self._version += 1
+        if self._files is not None:
+            self._files.sealed(self._version, sum(part.bytes for part in self.fresh))
+        self._budget.relieve()
+        return delta
+
+    def _changes(self) -> Iterator[Rows]:
+        """The rows of the batch, then the names of older rows that it marked."""
+        for part in self.fresh:
+            if part.file is None:
+                part.burn()
+            if part.marks is None and part.rows is not None:
+                yield from self._remaining(rows for rows, _ in part.chunks())
+            else:
+                yield from merged(
+                    [Input(part)],
+                    self.ordered,
+                    self._range,
+                    Window(self.until),
+                    drop_matched=self._drop_matched,
+                    size=_CHUNK,
+                )
+        for part, positions in self._newly:
+            for rows in part.at(np.sort(positions)):
+                yield names_of(rows, self.ordered)
+
+    def _remaining(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+        """Without the rows that have left the state already."""
+        for rows in pieces:
+            if self.until == BEGINNING and not self._drop_matched:
+                yield rows
+                continue
+            stay = self.ordered.times(rows) > self.until
+            if self._drop_matched:
+                stay &= rows.words[:, META] & np.uint64(MATCHED) == 0
+            if stay.all():
+                yield rows
+            elif stay.any():
+                yield Rows(np.ascontiguousarray(rows.words[stay]), rows.heap)
+
+    def touched(self) -> Iterator[Rows]:
+        """The rows that the batch added."""
+        for part in self.fresh:
+            yield from self._remaining(rows for rows, _ in part.chunks())
+
+    def load(self, delta_rows: Rows) -> None:
+        """Take up rows of a delta, in recovery."""
+        notes = delta_rows.words[:, META] & np.uint64(MARK) != 0
+        if not notes.all():
+            words = delta_rows.words[~notes] if notes.any() else delta_rows.words
+            self._add(Rows(np.ascontiguousarray(words), delta_rows.heap))
+        if notes.any():
+            self._settle(self._version + 1)
+            self._apply_notes(Rows(np.ascontiguousarray(delta_rows.words[notes]), delta_rows.heap))
+        if self._files is not None:
+            self._files.sealed(0, delta_rows.words.nbytes)
+
+    def _apply_notes(self, rows: Rows) -> None:
+        hashes = np.ascontiguousarray(rows.words[:, HASH])
+        times = self.ordered.times(rows)
+        numbers = np.ascontiguousarray(rows.words[:, self.ordered.number]).view(np.int64)
+        order = np.lexsort((numbers, times, hashes))
+        names = (hashes[order], times[order], numbers[order])
+        for part in (*self.fresh, *self.parts):
+            missing = part.mark_named(*names)
+            names = (names[0][missing], names[1][missing], names[2][missing])
+
+    # Memory
+
+    def _merged(self, *, everything: bool = False) -> list[Part]:
+        return merged_in_memory(
+            self.parts,
+            self._slices,
+            self._range,
+            self.expired,
+            most=self._account.limit // 4,
+            drop_matched=self._drop_matched,
+            everything=everything,
+        )
+
+    def _reserve(self) -> None:
+        """Have the memory of all parts accounted for; if it is too much, they go to files."""
+        if self._account.reserve(self.memory):
+            return
+        if self._files is not None:
+            self._files.spill((*self.parts, *self.fresh), self._fits)
+        self._account.force(self.memory)
+
+    def _fits(self) -> bool:
+        return self._account.reserve(self.memory)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that rows take."""
+        return self._waiting_bytes + sum(part.memory for part in (*self.parts, *self.fresh))
+
+    # The rest
+
+    def scan(self) -> Iterator[Rows]:
+        """The whole state in hash order, in pieces."""
+        self._settle(self._version + 1)
+        inputs = [Input(part) for part in (*self.parts, *self.fresh)]
+        if inputs:
+            window = Window(self.until)
+            yield from merged(inputs, self.ordered, self._range, window, drop_matched=self._drop_matched, size=_CHUNK)
+
+    def manifest(self) -> TableManifest:
+        """The runs that hold the state together with the deltas of later versions."""
+        keys = self.stats()["keys"]
+        if self._files is None:
+            return TableManifest((), 0, keys, self.until)
+        parts = [part for part in (*self.parts, *self.fresh) if not part.dead(self.until)]
+        refs = self._files.listed(parts)
+        return TableManifest(tuple(refs), self._files.flushed, keys, self.until)
+
+    def stats(self) -> dict[str, int]:
+        """Figures, as those of `RmwTable`; `keys` is the number of rows that have not expired, about."""
+        parts = (*self.parts, *self.fresh)
+        hot = [part for part in parts if part.rows is not None]
+        filed = [part for part in parts if part.rows is None]
+        return {
+            "keys": sum(part.count - round(part.count * part.expired_share(self.until)) for part in parts),
+            "bytes": sum(part.bytes for part in parts),
+            "cache_hits": 0,
+            "cache_misses": 0,
+            "hot_rows": sum(part.count for part in hot),
+            "hot_bytes": self.memory,
+            "dirty_rows": sum(part.count for part in hot if part.file is None),
+            "buffer_bytes": sum(part.memory for part in hot if part.file is not None),
+            "run_rows": sum(part.count for part in filed),
+        }
+
+    def close(self) -> None:
+        """Give all memory back."""
+        if self._files is not None:
+            self._files.close()
+        for part in (*self.parts, *self.fresh):
+            if part.run is not None:
+                part.run.close()
+        self.parts, self.fresh, self._waiting = [], [], []
+        self._account.close()

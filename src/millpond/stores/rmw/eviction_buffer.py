@@ -1,0 +1,84 @@
+"""Rows on their way from the hot table into files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future, wait
+
+from millpond.layout import Rows
+from millpond.stores.runs.compactor import Writer
+from millpond.stores.runs.run_set import Run, RunSet, memory_run
+
+
+class Frozen:
+    """Rows that left the hot table: a run in memory, searched like any other, until its file is written.
+
+    Attributes:
+        run: the run in memory, later the one in the file.
+        memory: bytes that it holds while it waits.
+    """
+
+    def __init__(self, run: Run, file: Future[Run]) -> None:
+        self.run = run
+        self.file = file
+        self.memory = run.memory
+
+
+class Outbox:
+    """The eviction buffer: sorted runs in memory that a background thread writes to files (Keyed Prefetching §IV-D).
+
+    Args:
+        runs: the table's runs; what is added goes in front.
+        store: writes files.
+        background: runs the writing.
+    """
+
+    def __init__(self, runs: RunSet, store: Writer, background: Executor) -> None:
+        self._runs = runs
+        self._store = store
+        self._background = background
+        self._waiting: list[Frozen] = []
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the runs that still wait for their files."""
+        return sum(frozen.memory for frozen in self._waiting)
+
+    @property
+    def waiting(self) -> tuple[Frozen, ...]:
+        """The runs that still wait for their files, oldest first."""
+        return tuple(self._waiting)
+
+    def add(self, rows: Rows) -> Frozen:
+        """Take rows in hash order, each key once; they are found from now on."""
+        run = memory_run(rows, self._runs.layout)
+        self._runs.add(run)
+        frozen = Frozen(run, self._background.submit(self._store.write, rows, self._runs.layout))
+        self._waiting.append(frozen)
+        return frozen
+
+    def adopt(self) -> None:
+        """Put the files that are written in the place of their runs in memory; a failure to write one is raised."""
+        for frozen in list(self._waiting):
+            if frozen.file.done():
+                written = frozen.file.result()
+                self._runs.replace([frozen.run], [written])
+                frozen.run = written
+                self._waiting.remove(frozen)
+
+    def drain(self, below: int) -> None:
+        """Wait until what is left takes at most so many bytes."""
+        self.adopt()
+        while self._waiting and self.memory > below:
+            wait([self._waiting[0].file])
+            self.adopt()
+
+    def written(self, frozen: Iterable[Frozen]) -> bool:
+        """Whether the files of all these are in place."""
+        return not any(one in self._waiting for one in frozen)
+
+    def close(self) -> None:
+        """Forget what waits; files being written are left to the store's garbage collection."""
+        for frozen in self._waiting:
+            frozen.file.cancel()
+        self._waiting.clear()

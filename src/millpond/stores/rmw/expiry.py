@@ -1,0 +1,181 @@
+"""Which rows of a table have expired: those in memory and those in runs, without looking at all of them each time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels.hot_table.expiry import STAMP_END, STAMP_ZERO, file, file_all, sample_times, take_due
+from millpond.kernels.hot_table.state import EXPIRY, LOST, NOTHING_LOST, STAMP_SHIFT
+from millpond.kernels.hot_table.upsert import TOUCH_NONE
+from millpond.kernels.runs.gather import addresses
+from millpond.layout import META, HashRange, Rows
+from millpond.stores.protocol import Found
+from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.rmw.memory_pressure import Room
+from millpond.stores.runs.merge import merge
+from millpond.stores.runs.run_set import Query, Run, RunSet
+
+NEVER = (1 << 63) - 1
+"""A time of expiry that does not come."""
+
+_SHARE = 8  # one in so many rows is filed, or read ahead, so that passing over all of them pays
+_SAMPLE = 4096
+_PIECE = 16384
+
+
+class Expiry:
+    """The order in which rows expire, kept as coarsely as will do.
+
+    In memory, rows that expire before a horizon are filed in a list; when the horizon has passed, one pass over all
+    rows files those before the next one, which is chosen such that they are a small share. A row's time may move
+    forward while it is filed: it is looked at when it comes due.
+
+    Of a run, the stamp of the first row that has not been read yet is known. When it comes due, one pass over the run
+    brings in what is due, and what will be soon, as far as memory allows: predictive batch read (FlowKV §4.2).
+
+    Args:
+        hot: the rows in memory. runs: the others. room: makes room for rows that are read.
+        range_: the hashes that the table holds.
+        offset: of the word that holds a row's time of expiry, in milliseconds.
+    """
+
+    def __init__(self, hot: HotTable, runs: RunSet, room: Room, range_: HashRange, offset: int) -> None:
+        self._hot = hot
+        self._runs = runs
+        self._room = room
+        self._range = range_
+        self._offset = offset
+        self._filed = hot.list_filed()
+        hot.state[EXPIRY] = offset
+        self._forget()
+
+    def _forget(self) -> None:
+        self._count = 0
+        self._horizon = -NEVER
+        self._next = NEVER  # no filed row expires before
+        self._moves = self._hot.moves
+
+    @staticmethod
+    def stamps(times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The stamps to upsert keys with that will not expire before some times, in milliseconds."""
+        return np.clip(np.clip(times, -STAMP_ZERO, STAMP_END) + STAMP_ZERO, 1, STAMP_END)
+
+    def file(self, rows: NDArray[np.int64]) -> None:
+        """Note that the time of expiry of these rows was written; they are rows that the batch changed."""
+        if self._moves != self._hot.moves:
+            self._forget()
+        if self._count + len(rows) > len(self._filed):  # rows that are gone or filed anew take up the list
+            self._count = file_all(self._hot.state, self._horizon, self._filed)
+        if self._horizon > -NEVER and len(rows):
+            self._next = min(self._next, int(self._hot.words[rows, self._offset].view(np.int64).min()))
+        self._count = file(self._hot.state, rows, self._horizon, self._filed, self._count)
+
+    def due(self, limit: int) -> Generator[NDArray[np.int64]]:
+        """The ids of all rows that expire at or before a time in milliseconds, in pieces.
+
+        They have to be removed, or written and filed anew, before the next piece is asked for, and whether that is or
+        not; nothing else may happen to the table meanwhile.
+        """
+        yield from self._due_in_memory(limit)
+        stamp = min(limit + STAMP_ZERO, STAMP_END - 1)
+        while stamp > 0:
+            self._note_lost()
+            older = next((i for i, run in enumerate(reversed(self._runs.runs)) if run.due <= stamp), -1)
+            if older < 0:
+                return
+            yield from self._sweep(older, limit, stamp)
+
+    def _due_in_memory(self, limit: int) -> Iterator[NDArray[np.int64]]:
+        if self._moves != self._hot.moves:
+            self._forget()
+        if limit > self._horizon:
+            state = self._hot.state
+            times = np.empty(_SAMPLE, np.int64)
+            times = np.sort(times[: sample_times(state, max(1, self._hot.capacity // _SAMPLE), times)])
+            self._horizon = max(limit, int(times[len(times) // _SHARE]) if len(times) else limit)
+            self._count = file_all(state, self._horizon, self._filed)
+        elif limit < self._next:
+            return
+        due = self._take(limit)
+        start = 0
+        try:
+            while start < len(due):
+                start += _PIECE
+                yield due[start - _PIECE : start]
+        finally:  # the rest, if nobody asks for it now
+            self.file(due[start:])
+
+    def _take(self, limit: int) -> NDArray[np.int64]:
+        due, figures = np.empty(self._count, np.int64), np.empty(2, np.int64)
+        found = take_due(self._hot.state, limit, self._horizon, self._filed[: self._count], due, figures)
+        self._count, self._next = int(figures[0]), int(figures[1])
+        return due[:found]
+
+    def _note_lost(self) -> None:
+        """Learn of rows that left memory unchanged after they had been read: their runs are to be read again."""
+        lost = int(self._hot.state[LOST])
+        self._hot.state[LOST] = NOTHING_LOST
+        for run in self._runs.runs if lost != NOTHING_LOST else ():
+            run.due = min(run.due, lost)
+
+    def _sweep(self, older: int, limit: int, stamp: int) -> Iterator[NDArray[np.int64]]:
+        """Bring in what a run holds up to a stamp and some beyond; yields what is due up to `limit`.
+
+        Args:
+            older: how many runs are older than the one meant (others may be put in front of it meanwhile).
+        """
+        run = self._run(older)
+        last = -1
+        first_left = STAMP_END + 1
+        layout, range_ = self._hot.layout, self._range
+        pieces = merge([run.source], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=_PIECE)
+        for rows in pieces:
+            stamps = rows.words[:, META] >> np.uint64(STAMP_SHIFT)
+            if last < 0:  # runs are ordered by hash: any part of one is a fair sample of it
+                room = max(0, self._room.capacity // 2 - self._count) // (_SHARE // 2)
+                share = min(1.0, room / max(1, run.rows))
+                last = max(stamp, int(np.sort(stamps)[int((len(stamps) - 1) * share)]))
+            soon = stamps <= last
+            if not soon.all():
+                first_left = min(first_left, int(stamps[~soon].min()))
+            rows = Rows(np.ascontiguousarray(rows.words[soon]), rows.heap)
+            if rows.count:
+                ids = self._bring_in(rows, older)
+                times = self._hot.words[ids, self._offset].view(np.int64)
+                self.file(ids[times > limit])
+                expired = ids[times <= limit]
+                if len(expired):
+                    yield expired
+        # Rows that left memory again in the meantime are noted later, and may bring this forward.
+        self._run(older).due = first_left
+
+    def _run(self, older: int) -> Run:
+        return self._runs.runs[len(self._runs.runs) - 1 - older]
+
+    def _bring_in(self, rows: Rows, older: int) -> NDArray[np.int64]:
+        """The ids of those of a run's rows that are the newest of their keys, now in memory.
+
+        Rows in memory that nobody has filed yet, having been read from the run and not changed, are among them.
+        """
+        hot = self._hot
+        self._room.make(rows.count, hot.long_bytes(rows))  # first of all: rows may leave memory for it
+        present = hot.find(rows)
+        here = hot.live(present[present >= 0].astype(np.uint32)).astype(np.int64)
+        absent = np.flatnonzero(present < 0)
+        newer = self._runs.runs[: len(self._runs.runs) - 1 - older]
+        if newer and len(absent):
+            query = Query.of(rows, absent)
+            select = np.arange(len(absent), dtype=np.int32)
+            for run in newer:
+                select = run.search(query, select)
+            absent = np.sort(query.order[select])
+        if not len(absent):
+            return here
+        new = Rows(rows.words[absent], rows.heap)
+        stamps = (new.words[:, META] >> np.uint64(STAMP_SHIFT)).astype(np.int64)
+        located, pending = hot.upsert(new, stamps, TOUCH_NONE, True)
+        hot.settle(located, pending, Found(pending, *addresses(*new), (new,)), TOUCH_NONE)
+        return np.concatenate([here, located.rows])

@@ -1,0 +1,75 @@
+"""The arena of long byte values of a hot table."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels.hot_table.arena import ARENA_START, CLASSES, long_bytes, put_values
+from millpond.kernels.hot_table.state import HEAP, HEAP_FREE, HEAP_TOP
+from millpond.kernels.pointers import address
+from millpond.layout import Bytes, Words
+from millpond.stores.memory.reserved_mapping import Mapping
+
+_FIRST = np.zeros(1, np.int64)
+
+
+class Heap:
+    """Values longer than a row holds, at offsets that never change while a row refers to them.
+
+    Attributes:
+        data: the bytes; the array's address never changes.
+    """
+
+    def __init__(self, state: NDArray[np.int64], size: int) -> None:
+        self._mapping = Mapping(2 * size)
+        self._start = ARENA_START  # of the half in use
+        self._state = state
+        self.data: Bytes = self._mapping.view(np.uint8)
+        self.lists = np.zeros(CLASSES, np.int64)
+        state[HEAP] = self._mapping.address
+        state[HEAP_TOP] = ARENA_START
+        state[HEAP_FREE] = 0
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of address space for values."""
+        return self._mapping.size // 2
+
+    @property
+    def used(self) -> int:
+        """Bytes that take memory, freed chunks included."""
+        return int(self._state[HEAP_TOP]) - self._start
+
+    @property
+    def free(self) -> int:
+        """Bytes of freed chunks, which values of like length will use again."""
+        return int(self._state[HEAP_FREE])
+
+    def reserve(self, more: int) -> None:
+        """Say that up to `more` bytes will be added."""
+        self._mapping.using(int(self._state[HEAP_TOP]) + more)
+
+    def size_of(self, values: Words) -> int:
+        """Arena bytes that byte values (two words each) take at most."""
+        return int(long_bytes(address(values), len(values), values.strides[0] // 8, _FIRST))
+
+    def put(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
+        """Write byte values into column word `offset` of rows, freeing what was there."""
+        put_values(self._state, self.lists, rows, offset, address(values), values.strides[0] // 8, address(heap))
+
+    def turn(self) -> None:
+        """Begin to fill the other half of the address space; the values in this one stay until `turned`."""
+        self._old = self._start, int(self._state[HEAP_TOP])
+        self._start = ARENA_START if self._start >= self.capacity else self.capacity + ARENA_START
+        self._state[HEAP_TOP] = self._start
+        self._state[HEAP_FREE] = 0
+        self.lists[:] = 0
+
+    def turned(self) -> None:
+        """Give back the half that was left; all values have been copied."""
+        self._mapping.release(*self._old)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._mapping.close()

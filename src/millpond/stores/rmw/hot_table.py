@@ -1,0 +1,443 @@
+"""The hot table: the mutable rows of one table, in memory, found by an index that keeps them in hash order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.errors import UsageError
+from millpond.files.blocks import shape_of
+from millpond.kernels.hot_table import extract, sweep
+from millpond.kernels.hot_table import state as hs
+from millpond.kernels.hot_table.arena import long_bytes, long_bytes_at, relocate
+from millpond.kernels.hot_table.expiry import find
+from millpond.kernels.hot_table.index import walk
+from millpond.kernels.hot_table.upsert import (
+    BLOCK,
+    TOUCH_NONE,
+    data_of,
+    overwrite,
+    raise_stamps,
+    remove,
+    settle,
+    touch_rows,
+    upsert,
+)
+from millpond.kernels.pointers import address
+from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, Words
+from millpond.stores.memory.reserved_mapping import Mapping
+from millpond.stores.protocol import Found, Located
+from millpond.stores.rmw.heap import Heap
+from millpond.stores.rmw.hot_index import HotIndex
+
+_MAX_ROWS = (1 << 32) - 2
+_LISTED = 8  # bytes that a row takes in the lists of free and of touched rows
+_INDEXED = 24  # bytes that a row takes in the index, at most, but while that grows
+_DEAD_SHARE = 8  # tombstones are freed when they are more than one row in so many
+_SAMPLE = 8192  # rows that are looked at to choose what to evict
+
+
+class HotTable:
+    """Rows addressed by row id, in one slab whose address never changes.
+
+    Args:
+        layout: of the rows.
+        initial: a whole row: what a fresh row holds besides its key.
+        range_: the hashes that the table holds.
+        space: bytes of address space for the rows; as much again serves long values.
+
+    Attributes:
+        words: the slab, one row id to a line; lines may be longer than a row.
+        heap: what long values point into.
+        moves: how often rows have got other ids. departures: how often rows have left.
+    """
+
+    def __init__(self, layout: RowLayout, initial: Words, range_: HashRange, space: int) -> None:
+        self.layout = layout
+        shape = shape_of(layout)
+        self._references, self._blobs = shape.references, shape.blobs
+        self._initial = np.array(initial, np.uint64, copy=True).reshape(layout.width)
+        # Rows of seven words would straddle two cache lines for the sake of one word.
+        width = layout.width + (layout.width % 8 == 7)
+        capacity = min(max(space // (8 * width), 1 << 16), _MAX_ROWS)
+        self._slab = Mapping(capacity * width * 8)
+        self._free = Mapping(capacity * 4)
+        self._touched = Mapping((capacity + 1) * 4)
+        self._free_ids: NDArray[np.uint32] = self._free.view(np.uint32)
+        self._touched_ids: NDArray[np.uint32] = self._touched.view(np.uint32)
+        self.words: Words = self._slab.view(np.uint64)[: capacity * width].reshape(capacity, width)
+        self.state = np.zeros(hs.SIZE, np.int64)
+        self.heap = Heap(self.state, 2 * space if layout.bytes_columns else 0)
+        self._scratch = np.empty(2 * BLOCK, np.uint64)
+        state = self.state
+        state[hs.SLAB] = self._slab.address
+        state[hs.STRIDE] = width * 8
+        state[hs.WIDTH] = layout.width
+        state[hs.INITIAL] = address(self._initial)
+        state[hs.KEY_START] = layout.key_start
+        state[hs.KEY_STOP] = layout.key_stop
+        state[hs.LOST] = hs.NOTHING_LOST
+        state[hs.KEY_NULLS] = np.array(shape.null_mask, np.uint64).view(np.int64)
+        self._note_range(range_)
+        self.index = HotIndex(state)
+        self._clean_dead = 0  # tombstones that have been copied into runs, about
+        self._filed: Mapping | None = None
+        self._listed = _LISTED
+        self.moves = self.departures = 0
+
+    def _note_range(self, range_: HashRange) -> None:
+        state = self.state
+        state[hs.LOW] = np.array(range_.lo, np.uint64).view(np.int64)
+        span = range_.hi - range_.lo - 1
+        state[hs.SHIFT] = max(0, span.bit_length() - 32)
+        state[hs.LAST] = span >> int(state[hs.SHIFT])
+
+    # Figures
+
+    @property
+    def count(self) -> int:
+        """Rows in the table."""
+        return int(self.state[hs.COUNT])
+
+    @property
+    def dirty(self) -> int:
+        """Rows changed since they were last copied into a run."""
+        return int(self.state[hs.DIRTY_ROWS])
+
+    @property
+    def dead(self) -> int:
+        """Tombstones among the rows."""
+        return int(self.state[hs.DEAD])
+
+    @property
+    def expiring(self) -> bool:
+        """Whether rows expire, so that their stamps are the times at which they do."""
+        return bool(self.state[hs.EXPIRY])
+
+    @property
+    def capacity(self) -> int:
+        """Rows that memory is in use for."""
+        return int(self.state[hs.HIGH])
+
+    @property
+    def free(self) -> int:
+        """Rows that were used and are free again."""
+        return int(self.state[hs.FREE])
+
+    @property
+    def row_room(self) -> int:
+        """How many rows can be added before address space ends."""
+        return len(self.words) - int(self.state[hs.HIGH]) + self.free
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in the slab."""
+        return int(self.state[hs.STRIDE])
+
+    @property
+    def average_bytes(self) -> int:
+        """Bytes of a row with its long values, on average."""
+        return self.layout.width * 8 + self.heap.used // max(1, self.count)
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory that a row takes, on average, with its places in the lists and in the index."""
+        return self.row_bytes + self._listed + _INDEXED + self.heap.used // max(1, self.count)
+
+    def growth(self, keys: int, long_bytes: int) -> int:
+        """Bytes of memory that so many fresh rows, with so many bytes of long values, may take in addition."""
+        rows = max(0, keys - self.free) * (self.row_bytes + self._listed)
+        index = self.index.growth(keys) if keys > self.index.room else 0
+        # Free chunks serve values of like length; half of them may not fit.
+        values = max(0, long_bytes - self.heap.free // 2)
+        return rows + index + values
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory in use: rows ever used, index, arena, lists."""
+        state = self.state
+        return int(state[hs.HIGH]) * (self.row_bytes + self._listed) + self.index.memory + self.heap.used
+
+    # Rows
+
+    def long_key_bytes(self, keys: Rows) -> int:
+        """Arena bytes that the long key columns of some keys take at most."""
+        return self._long_bytes(keys, self._blobs[: self.layout.key_bytes])
+
+    def long_bytes(self, rows: Rows) -> int:
+        """Arena bytes that the long values of whole rows take at most."""
+        return self._long_bytes(rows, self._blobs)
+
+    def found_bytes(self, found: Found) -> int:
+        """Arena bytes that the long values of rows found in runs take at most."""
+        return int(long_bytes_at(found.rows_at, self._blobs)) if len(self._blobs) else 0
+
+    def _long_bytes(self, rows: Rows, columns: NDArray[np.int64]) -> int:
+        if not len(columns):
+            return 0
+        return int(long_bytes(address(rows.words), len(rows.words), rows.words.strides[0] // 8, columns))
+
+    def upsert(
+        self, keys: Rows, stamps: NDArray[np.int64] | int, touch: int, defer: bool
+    ) -> tuple[Located, NDArray[np.int64]]:
+        """Find or make the rows of keys; there must be room for all of them.
+
+        Returns:
+            The rows, and the positions of keys that were absent.
+        """
+        words = keys.words
+        count = len(words)
+        rows = np.empty(count, np.int64)
+        created = np.empty(count, np.bool_)
+        pending = np.empty(count, np.int64)
+        constant = isinstance(stamps, (int, np.integer))
+        self._slab.using((int(self.state[hs.HIGH]) + count) * self.row_bytes)
+        absent = upsert(
+            self.state,
+            self._references,
+            self.heap.lists,
+            self._free_ids,
+            self._touched_ids,
+            data_of(words),
+            words.strides[0] // 8,
+            count,
+            data_of(keys.heap),
+            0 if constant else address(stamps),  # type: ignore[arg-type]
+            stamps if constant else 0,
+            touch,
+            defer,
+            rows,
+            created,
+            pending,
+            self._scratch,
+        )
+        if absent < 0:
+            raise UsageError(
+                f"A key's hash {int(words[-1 - absent, 0])} lies outside the range of the table's partition.",
+                action="Route each row to the partition that owns its hash.",
+            )
+        self.index.advance(count)
+        return Located(rows, created), pending[:absent]
+
+    def settle(self, located: Located, pending: NDArray[np.int64], found: Found, touch: int) -> None:
+        """Give fresh rows the values that their keys have in runs.
+
+        Args:
+            located, pending: what `upsert` returned.
+            found: what the runs hold of the keys upserted.
+            touch: as for `upsert`.
+        """
+        which = np.searchsorted(pending, found.positions)
+        order = np.argsort(which, kind="stable")
+        settle(
+            self.state,
+            self._references,
+            self.heap.lists,
+            self._touched_ids,
+            located.rows,
+            located.created,
+            pending,
+            which[order],
+            found.rows_at[order],
+            found.heaps_at[order],
+            touch,
+        )
+
+    def find(self, keys: Rows) -> NDArray[np.int64]:
+        """The row ids of keys, −1 for those that are not in the table."""
+        rows = np.empty(len(keys.words), np.int64)
+        words = keys.words
+        find(self.state, self._references, address(words), words.strides[0] // 8, address(keys.heap), rows)
+        return rows
+
+    def list_filed(self) -> NDArray[np.uint32]:
+        """Room for a list of as many rows as there can be, which from now on counts as memory of each row."""
+        self._filed = Mapping((len(self.words) + 1) * 4)
+        self._listed += 4
+        return self._filed.view(np.uint32)
+
+    def load(self, rows: Rows) -> None:
+        """Put whole rows in, over those of the same keys; they become dirty. There must be room for all of them."""
+        located, _ = self.upsert(rows, 0, TOUCH_NONE, True)
+        words = rows.words
+        overwrite(
+            self.state,
+            self._references,
+            self.heap.lists,
+            located.rows,
+            address(words),
+            words.strides[0] // 8,
+            address(rows.heap),
+        )
+
+    def touch(self, rows: NDArray[np.int64]) -> None:
+        """Say that the batch changed some rows."""
+        touch_rows(self.state, self._touched_ids, np.ascontiguousarray(rows))
+
+    def remove(self, rows: NDArray[np.int64]) -> int:
+        """Make tombstones of given rows; returns how many were none before."""
+        return int(remove(self.state, self._references, self.heap.lists, self._touched_ids, np.ascontiguousarray(rows)))
+
+    def live(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Those of some rows that are not tombstones."""
+        return ids[(self.words[ids, META] & np.uint64(hs.TOMBSTONE)) == 0] if self.dead else ids
+
+    def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
+        """Move the stamps of the rows with given hashes forward, where there are such rows."""
+        raise_stamps(self.state, np.ascontiguousarray(hashes), np.ascontiguousarray(stamps))
+
+    # Copies
+
+    def touched_ids(self) -> NDArray[np.uint32]:
+        """The rows changed in this batch, in the order of their first change."""
+        return self._touched_ids[: int(self.state[hs.TOUCHED_ROWS])]
+
+    def forget_touched(self) -> None:
+        """Begin a new list of touched rows; their marks have been taken off."""
+        self.state[hs.TOUCHED_ROWS] = 0
+
+    def clear_touched(self) -> None:
+        """Take the mark of this batch off every row that has it."""
+        for ids in self.walk(_SAMPLE, hs.TOUCHED):
+            self.words[ids, META] &= ~np.uint64(hs.TOUCHED)
+
+    def copy(self, ids: NDArray[np.uint32], *, keep: int = 0, clear: int = 0, compact: bool = True) -> Rows:
+        """Copies of rows.
+
+        Args:
+            ids: row ids. keep: flags to keep in the copies.
+            clear: flags, which all of the rows have, to clear in the table.
+            compact: copy long values too, so that the copies do not depend on the table.
+        """
+        words = np.empty((len(ids), self.layout.width), np.uint64)
+        extract.gather(self.state, ids, words, keep, clear)
+        if clear & hs.DIRTY:
+            self.state[hs.DIRTY_ROWS] -= len(ids)
+            if keep & hs.TOMBSTONE and self.dead:
+                self._clean_dead += int(np.count_nonzero(words[:, META] & np.uint64(hs.TOMBSTONE)))
+        if not compact:
+            return Rows(words, self.heap.data[: int(self.state[hs.HEAP_TOP])])
+        return Rows(words, self._own_heap(words))
+
+    def _own_heap(self, words: Words) -> Bytes:
+        if not len(self._blobs):
+            return np.empty(0, np.uint8)
+        stride = words.shape[1]
+        size = long_bytes(address(words), len(words), stride, self._blobs)
+        heap = np.empty(size, np.uint8)
+        used = relocate(address(words), len(words), stride, self._blobs, address(self.heap.data), heap, 0)
+        return heap[:used]
+
+    def walk(self, size: int, flag: int = 0, start: int = 0) -> Iterator[NDArray[np.uint32]]:
+        """Row ids in hash order, at most `size` at a time, of all rows or those with a flag.
+
+        The rows may not change meanwhile, except for their flags.
+
+        Args:
+            size: of a piece. flag: of the rows wanted (0: all).
+            start: a hash; rows before it are left out, but for a few close to it.
+        """
+        self.index.settle()
+        slot = self.index.home(start)
+        while slot >= 0:
+            ids = np.empty(size, np.uint32)
+            found = sweep.walk_flagged(self.state, slot, flag, ids) if flag else walk(self.state, slot, ids)
+            slot = int(self.state[hs.WALK])
+            if found:
+                yield ids[:found]
+
+    # Making room
+
+    def cover(self, range_: HashRange) -> None:
+        """Hold rows of this range of hashes from now on. The table must be empty."""
+        if self.count:
+            raise UsageError("A table that holds rows cannot cover another range.", action="Evict them first.")
+        self._note_range(range_)
+        self.index.rescale()
+
+    def evict(self, share: float, rows: int) -> Iterator[Rows]:
+        """Remove about a share of the rows: those with the earliest stamps, those changed in this batch last.
+
+        Everything may go on only after the last piece was taken.
+
+        Args:
+            share: between 0 and 1.
+            rows: most rows in a piece.
+
+        Yields:
+            The dirty ones among them, in hash order, with their flags except that one.
+        """
+        self.departures += 1
+        self.index.settle()
+        rank, ties = self._threshold(share)
+        slot = 0
+        room = 2 * rows * (self.heap.used // max(1, self.count) + 64) if len(self._blobs) else 0
+        while slot >= 0:
+            words = np.empty((rows, self.layout.width), np.uint64)
+            heap = np.empty(room, np.uint8)
+            found = sweep.evict(self.state, self._blobs, self.heap.lists, self._free_ids, slot, rank, ties, words, heap)
+            slot = int(self.state[hs.WALK])
+            if found:
+                yield Rows(words[:found], heap[: int(self.state[hs.COPIED])])
+            else:
+                room *= 2  # a single row had more long values than fit
+        ids = self.touched_ids()
+        left = ids[(self.words[ids, META] & np.uint64(hs.TOUCHED)) != 0]
+        self._touched_ids[: len(left)] = left
+        self.state[hs.TOUCHED_ROWS] = len(left)
+
+    def drop_dead(self, *, dirty: bool) -> None:
+        """Free the rows of tombstones that are in runs, if there are many.
+
+        Args:
+            dirty: those too that are not in runs yet, since there are no runs with older versions of their keys.
+        """
+        if (self.dead if dirty else self._clean_dead) * _DEAD_SHARE > self.count:
+            self.index.settle()
+            kept = hs.TOUCHED if dirty else hs.TOUCHED | hs.DIRTY
+            sweep.drop_dead(self.state, self._blobs, self.heap.lists, self._free_ids, kept)
+            self._clean_dead = 0
+
+    def _threshold(self, share: float) -> tuple[int, int]:
+        """Rank below which rows go, and the share (of 2³²) of those that have it, so that about `share` of all go."""
+        ranks = np.empty(_SAMPLE, np.uint64)
+        step = max(1, int(self.state[hs.SLOTS]) // _SAMPLE)
+        ranks = np.sort(ranks[: sweep.sample_ranks(self.state, step, ranks)])
+        if share >= 1 or not len(ranks):
+            return 1 << 63, 0
+        rank = ranks[int(len(ranks) * share)]
+        below, upto = np.searchsorted(ranks, rank, "left"), np.searchsorted(ranks, rank, "right")
+        return int(rank), int((len(ranks) * share - below) / (upto - below) * (1 << 32))
+
+    def pack_rows(self) -> None:
+        """Move the rows together and give back the memory behind them; row ids change. No row may be touched."""
+        self.index.shrink()
+        self.index.settle()
+        count = self.count
+        free = self._free_ids[: self.free]
+        below = free[free < count]
+        self._free_ids[: len(below)] = below
+        self.state[hs.FREE] = len(below)
+        high = int(self.state[hs.HIGH])
+        sweep.move_rows(self.state, self._free_ids, count)
+        self.state[hs.HIGH] = count
+        self.moves += 1
+        self._slab.release(count * self.row_bytes, high * self.row_bytes)
+        self._free.release(0, len(free) * 4)
+
+    def pack_values(self) -> None:
+        """Move the long values together and give back the memory of those freed."""
+        self.index.settle()
+        self.heap.turn()
+        sweep.move_values(self.state, self._blobs)
+        self.heap.turned()
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for mapping in (self._slab, self._free, self._touched, self._filed):
+            if mapping is not None:
+                mapping.close()
+        self.heap.close()
+        self.index.close()

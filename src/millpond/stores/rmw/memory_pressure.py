@@ -1,0 +1,166 @@
+"""Keeping a table within its memory: what may be added without asking, and what has to leave."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.errors import SettingError
+from millpond.kernels.hot_table.state import TOUCHED
+from millpond.layout import META, HashRange
+from millpond.stores.memory.budget import Account
+from millpond.stores.rmw.eviction_buffer import Frozen, Outbox
+from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.runs.run_set import RunSet
+
+_STEP = 16384  # keys that are made room for in advance where memory is plentiful
+_SHARE = 0.2  # of the rows leave together, at least
+_PIECE = 1 << 18  # bytes of a piece that leaves, at least
+_PACK_FROM = 1 << 20  # bytes of freed chunks that are worth an effort
+
+
+class Room:
+    """The memory of one table.
+
+    Three quarters of what the table may use are for hot rows, the rest for rows on their way into files. (What runs
+    hold in memory for good is taken off before.)
+
+    Attributes:
+        complete: whether every key of the table is in memory, so that a key not found there is new.
+        spilled: what left memory in the running batch though the batch had changed it, oldest first.
+    """
+
+    def __init__(self, hot: HotTable, runs: RunSet, outbox: Outbox | None, account: Account) -> None:
+        self._hot = hot
+        self._runs = runs
+        self._outbox = outbox
+        self._account = account
+        self.complete = runs.rows == 0
+        self.spilled: list[Frozen] = []
+        self._departures = 0  # in this batch
+        self._present = 0
+        self._keys = 0  # that may be added without asking
+        self._bytes = 0  # of long values, likewise
+        self._margin = 0  # bytes of long values that may be written between two upserts, as seen so far
+
+    @property
+    def capacity(self) -> int:
+        """How many rows the table has memory for."""
+        return max(0, self._account.limit - self._fixed()) * 3 // 4 // self._hot.cost
+
+    def narrow(self, range_: HashRange) -> None:
+        """Make all the memory free for rows of one range of hashes, which none that are in memory lie in."""
+        while self._hot.count and self._outbox is not None:
+            self.evict(self._outbox, 1.0)  # leaves a few rows where one of its pieces is full
+        if self._hot.heap.used:
+            self._hot.pack_values()
+        self._hot.cover(range_)
+        self._keys = self._bytes = self._departures = self._present = 0
+
+    def expect(self, keys: int) -> None:
+        """Note that the next so many keys for which room is asked are in memory already."""
+        self._present = keys
+
+    def make(self, keys: int, long_bytes: int) -> None:
+        """Make room for so many fresh rows with so many bytes of long keys."""
+        if 0 < keys <= self._present:
+            self._present -= keys
+            # Nothing leaves for them, but should they be others, the index must hold them all the same.
+            if keys > self._hot.index.room:
+                self._hot.index.grow(keys)
+            if keys <= self._hot.row_room:
+                return
+        self._present = 0
+        if keys > self._keys or long_bytes > self._bytes:
+            self._find(keys, long_bytes)
+        self._keys -= keys
+        self._bytes -= long_bytes
+
+    def take(self, long_bytes: int) -> None:
+        """Note that so many bytes of long values are about to be written to rows that exist."""
+        hot = self._hot
+        hot.heap.reserve(long_bytes)
+        if hot.heap.used + long_bytes > hot.heap.capacity:
+            raise self._too_small()
+        self._bytes -= long_bytes
+        self._margin = max(self._margin, long_bytes)
+
+    def _find(self, keys: int, long_bytes: int) -> None:
+        hot = self._hot
+        long_bytes += self._margin
+        if not self._reserve(hot.growth(max(keys, _STEP), long_bytes)):
+            # Each time that rows leave in one batch makes one more run to search until the batch is over.
+            share = min(1.0, _SHARE * (1 + self._departures))
+            while not self._reserve(hot.growth(keys, long_bytes)):
+                if self._outbox is None or not hot.count:
+                    self._account.force(self._wanted(hot.growth(keys, long_bytes)))
+                    break
+                self._leave(self._outbox, keys, long_bytes, share)
+                share *= 2
+        if keys > hot.index.room:
+            hot.index.grow(keys)
+        if keys > hot.row_room or hot.heap.used + long_bytes > hot.heap.capacity:
+            raise self._too_small()
+        hot.heap.reserve(long_bytes)
+        spare = max(0, (self._account.reserved - self._fixed()) * 3 // 4 - hot.memory)
+        if hot.layout.bytes_columns:
+            spare //= 2
+            self._bytes = max(long_bytes, spare + hot.heap.free // 2)
+        self._keys = max(keys, min(hot.index.room, hot.row_room, hot.free + spare // (hot.row_bytes + 8)))
+
+    def _fixed(self) -> int:
+        return self._runs.memory - (self._outbox.memory if self._outbox is not None else 0)
+
+    def _wanted(self, growth: int) -> int:
+        return self._fixed() + (self._hot.memory + growth) * 4 // 3
+
+    def _reserve(self, growth: int) -> bool:
+        return self._account.reserve(self._wanted(growth))
+
+    def _leave(self, outbox: Outbox, keys: int, long_bytes: int, share: float) -> None:
+        """Evict at least a share of the rows, so that what they leave behind suffices for what is to come."""
+        hot = self._hot
+        share = max(share, 1.1 * (keys - hot.free) / hot.count)
+        if long_bytes:
+            share = max(share, 1.2 * long_bytes / max(1, hot.heap.used))
+        self.evict(outbox, min(1.0, share))
+        heap = hot.heap
+        if heap.free > max(_PACK_FROM, heap.used // 2):
+            hot.pack_values()
+
+    def evict(self, outbox: Outbox, share: float) -> None:
+        """Move a share of the rows out of memory."""
+        hot = self._hot
+        self.complete = False
+        self._departures += 1
+        buffers = max(2 * _PIECE, hot.memory // 3)
+        piece = max(_PIECE, buffers // 3)
+        row = hot.average_bytes
+        for rows in hot.evict(share, max(64, piece // row)):
+            outbox.drain(max(0, buffers - rows.words.nbytes - rows.heap.nbytes))
+            frozen = outbox.add(rows)
+            if (rows.words[:, META] & np.uint64(TOUCHED)).any():
+                self.spilled.append(frozen)
+
+    def tidy(self) -> None:
+        """Between batches: shrink to what the table may use now, and give back what fragmentation wastes."""
+        hot, outbox = self._hot, self._outbox
+        limit = self._account.limit
+        if outbox is not None and self._account.reserved > limit and hot.count:
+            over = 1 - limit / self._account.reserved
+            self.evict(outbox, min(1.0, over + _SHARE / 2))
+            hot.pack_rows()
+            self._pack_values()
+            self._account.force(self._wanted(0))
+        elif hot.heap.free > max(_PACK_FROM, hot.heap.used // 2):
+            self._pack_values()
+        self._keys = self._bytes = self._departures = self._present = 0
+
+    def _pack_values(self) -> None:
+        if self._hot.layout.bytes_columns:
+            self._hot.pack_values()
+
+    @staticmethod
+    def _too_small() -> SettingError:
+        return SettingError(
+            "The state that has to be in memory at once outgrew it.", action="Raise spark.millpond.slot.memory."
+        )

@@ -1,0 +1,71 @@
+"""Hot rows and runs seen as one, in hash order and bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from millpond.files.blocks import BlockSource, MemorySource
+from millpond.kernels.hot_table.state import FLAGS, TOMBSTONE, TOUCHED
+from millpond.layout import HASH, META, HashRange, Rows
+from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.runs.merge import merge
+
+_LEAST_ROWS = 64
+"""Rows of each run in a piece, on average, or most of the time would go into finding them."""
+
+
+def merged(
+    hot: HotTable,
+    sources: Sequence[BlockSource],
+    range_: HashRange,
+    size: int,
+    *,
+    touched: bool = False,
+    dead: bool = False,
+) -> Iterator[Rows]:
+    """The newest version of each key, interval by interval of the hash axis.
+
+    Args:
+        hot: the newest rows. sources: runs, newest first.
+        range_: the hashes wanted. size: rows in a piece, roughly.
+        touched: only rows that the running batch changed.
+        dead: tombstones, with their flag, too.
+    """
+    size = max(size, _LEAST_ROWS * len(sources))
+    lowest = range_.lo
+    flag = TOUCHED if touched else 0
+    rest = np.empty(0, np.uint32)
+    for ids in hot.walk(size, flag):
+        rest = np.concatenate([rest, ids])
+        hashes = hot.words[rest, HASH]
+        # Rows of one hash stay together: those of the last one wait for the next interval.
+        cut = int(np.searchsorted(hashes, hashes[-1], "left"))
+        if cut:
+            highest = int(hashes[-1]) - 1
+            yield from _interval(hot, rest[:cut], sources, lowest, highest, size, touched, dead)
+            lowest, rest = highest + 1, rest[cut:]
+    yield from _interval(hot, rest, sources, lowest, range_.hi - 1, size, touched, dead)
+
+
+def _interval(
+    hot: HotTable,
+    ids: np.ndarray[tuple[int], np.dtype[np.uint32]],
+    sources: Sequence[BlockSource],
+    lowest: int,
+    highest: int,
+    size: int,
+    touched: bool,
+    dead: bool,
+) -> Iterator[Rows]:
+    newest = MemorySource(hot.copy(ids, keep=TOUCHED | TOMBSTONE, compact=False), hot.layout, filtered=False)
+    for rows in merge(
+        [newest, *sources], hot.layout, drop_tombstones=not dead, lowest=lowest, highest=highest, size=size
+    ):
+        words = rows.words
+        if touched:
+            words = words[(words[:, META] & np.uint64(TOUCHED)) != 0]
+        words[:, META] &= ~np.uint64(FLAGS & ~TOMBSTONE)
+        if len(words):
+            yield Rows(words, rows.heap)

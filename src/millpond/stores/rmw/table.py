@@ -1,0 +1,483 @@
+"""The read-modify-write store: a hot table over hash-ordered runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.errors import UsageError
+from millpond.files.refs import TableManifest
+from millpond.files.segment import encode_rows
+from millpond.kernels.hot_table.state import TOMBSTONE, TOUCHED
+from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
+from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, TableSchema, Words
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.spooled import spooled
+from millpond.stores.protocol import Located, TableDelta
+from millpond.stores.rmw.eviction_buffer import Outbox
+from millpond.stores.rmw.expiry import Expiry
+from millpond.stores.rmw.flush import Flusher
+from millpond.stores.rmw.heap import Heap
+from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.rmw.memory_pressure import Room
+from millpond.stores.rmw.scan import merged
+from millpond.stores.rmw.scratch import Scratch
+from millpond.stores.runs.compactor import Compactor, Writer
+from millpond.stores.runs.run_set import RunSet
+from millpond.stores.runs.run_store import RunStore
+
+_PIECE = 65536  # rows in a piece of a scan or a delta, at most
+_LEAST_PIECE = 1024
+_MOST_ROWS = 1 << 32  # more than any batch has
+_CHUNK = 16384  # rows that are loaded at once
+_RARE = 0.02  # share of keys to be brought into memory that is small
+
+
+class RmwTable:
+    """One table of one partition: associative state by key, read and written a block of keys at a time.
+
+    Not thread-safe: one writer. Row ids are valid until the next `upsert`, `load`, `begin` or `seal`.
+
+    Args:
+        schema: the stored columns.
+        initial: a whole row (`width` words): what a fresh row holds in its null bits and value columns.
+        runs: the runs behind the hot table.
+        budget: the memory that the table shares with the others of its slot.
+        background: merges runs.
+        range_: the hashes that the table holds.
+        store: writes run files. Without one, everything stays in memory.
+        writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
+        flushed: the version up to which deltas are covered by `runs`.
+        keys: how many keys the state holds that `runs` and the deltas to be loaded make up.
+
+    Attributes:
+        layout: of the rows.
+        words: the hot rows, `words[row_id, word]`; the array's address never changes.
+        heap: what long byte values in `words` point into.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        initial: Words,
+        runs: RunSet,
+        budget: MemoryBudget,
+        background: Executor,
+        range_: HashRange = HashRange(),  # noqa: B008
+        *,
+        store: Writer | None = None,
+        writers: Executor | None = None,
+        flushed: int = 0,
+        keys: int = 0,
+    ) -> None:
+        self.layout = RowLayout(schema)
+        self._range = range_
+        self._runs = runs
+        self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
+        self.words: Words = self._hot.words
+        self.heap: Heap = self._hot.heap
+        self._budget = budget
+        self._account = budget.open()
+        self._outbox: Outbox | None = None
+        self._flusher: Flusher | None = None
+        self._compactor: Compactor | None = None
+        if store is not None:
+            self._outbox = Outbox(runs, store, writers or background)
+            self._flusher = Flusher(self._hot, self._outbox, budget.total, flushed)
+            self._compactor = Compactor(runs, store, background, piece=budget.piece)
+        self._room = Room(self._hot, runs, self._outbox, self._account)
+        self._version = flushed
+        self._sealed = True
+        self._narrow = False
+        self._missing = 1.0  # share of the last batch's keys that were not in memory; nothing is known of it yet
+        self._distinct = 1.0  # share of the last batch's keys that were not the same as others of it
+        self._sought = self._missed = 0  # keys of this batch: looked for, not in memory
+        self._updated = self._sealed_keys = 0  # looked for to be changed, different ones
+        self._keys = keys
+        self._changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
+
+    @classmethod
+    def open(
+        cls,
+        schema: TableSchema,
+        initial: Words,
+        manifest: TableManifest,
+        store: RunStore,
+        budget: MemoryBudget,
+        background: Executor,
+        range_: HashRange = HashRange(),  # noqa: B008
+        *,
+        writers: Executor | None = None,
+    ) -> RmwTable:
+        """Open a table on the runs that a manifest names; the deltas behind them are then to be given to `load`.
+
+        Raises:
+            StateDamagedError: a run file is missing or damaged.
+        """
+        layout = RowLayout(schema)
+        runs = RunSet(layout, store.open_all(manifest.runs, layout, range_), range_)
+        return cls(
+            schema,
+            initial,
+            runs,
+            budget,
+            background,
+            range_,
+            store=store,
+            writers=writers,
+            flushed=manifest.flushed,
+            keys=manifest.keys,
+        )
+
+    @property
+    def range(self) -> HashRange:
+        """The hashes that the table holds."""
+        return self._range
+
+    def scratch(self) -> Scratch:
+        """Room for rows like those of this table."""
+        return Scratch(self.layout, 2 * self._budget.total)
+
+    @property
+    def portion(self) -> int:
+        """Bytes of input that should be worked on at once, at most."""
+        return 2 * self._budget.piece
+
+    @property
+    def ahead(self) -> int:
+        """How many keys should be worked on together: more might drive each other out. Any, if most are in memory."""
+        return _MOST_ROWS if self._at_hand else self._together
+
+    @property
+    def spare(self) -> int:
+        """How many keys may be added before the index grows."""
+        return self._hot.index.room
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash (see `narrow`) to work through a batch of so many rows.
+
+        One, unless the keys which are not in memory, going by the last batch, have no room there together.
+        """
+        coming = rows * min(2 * self._missing, 1.25 * self._distinct)
+        if self._room.complete or coming <= self._room.capacity:
+            return 1
+        return math.ceil(rows * self._distinct / self._together)
+
+    @property
+    def _at_hand(self) -> bool:
+        """Whether nearly all keys are in memory."""
+        return self._room.complete or self._missing < _RARE
+
+    @property
+    def _together(self) -> int:
+        return max(_CHUNK, self._room.capacity // 4)
+
+    # A batch
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads `version`. Written files are taken over, and rows flushed, here."""
+        if not self._sealed:
+            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
+        self._version = version
+        self._sealed = False
+        if self._room.spilled:
+            self._hot.clear_touched()
+            self._room.spilled.clear()
+        self._hot.forget_touched()
+        self._changed = None
+        if self._sought:
+            self._missing = self._missed / self._sought
+            self._distinct = min(1.0, self._sealed_keys / self._sought) if self._updated == self._sought else 1.0
+        self._sought = self._missed = self._updated = 0
+        self.widen()
+        if self._outbox is not None and self._flusher is not None and self._compactor is not None:
+            self._outbox.adopt()
+            self._flusher.step(version)
+            self._compactor.step()
+        self._hot.drop_dead(dirty=not self._runs.runs)
+        self._room.tidy()
+
+    def widen(self) -> None:
+        """Take back `narrow`: rows of the whole range may be asked for again."""
+        if self._narrow:
+            self._room.narrow(self._range)
+            self._narrow = False
+
+    def narrow(self, range_: HashRange) -> None:
+        """Hold rows of a part of the table's range only, until the next call or `begin`: no others are asked for.
+
+        A batch whose keys do not fit in memory is worked through in passes, each over one part. What a pass needs of
+        the runs lies together there, is read in sequence, and once; the rows of the parts before have left memory.
+        """
+        self._room.narrow(range_)
+        self._narrow = True
+
+    def expect(self, keys: int) -> None:
+        """Lay the index out for so many more keys now: if they come in the order of their hashes, they would crowd one
+        end of an index that grows as they come.
+        """
+        if keys > self._hot.index.room:
+            self._hot.index.grow(keys)
+
+    def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
+        """Find the rows of some keys, in memory or in runs, and make fresh ones for those that are new.
+
+        Best called with 2,048 to 16,384 keys at a time: then what is done with the rows finds them in the cache. There
+        must be memory for all the keys of one call; a batch may have any number of them.
+
+        Args:
+            keys: rows of which the words hash, nulls and key columns are filled; more words are ignored.
+            stamps: event times in milliseconds (0 to 2⁴⁸), one a key or one for all: when the row was last used.
+            touch: which rows the batch is said to change: all of them, or those created.
+
+        Returns:
+            The row ids; and for each key whether it is the first occurrence of one that was nowhere.
+        """
+        return self._locate(keys, stamps, TOUCH_ALL if touch == "all" else TOUCH_CREATED)
+
+    def prepare(self, keys: Rows, stamps: NDArray[np.int64] | int) -> None:
+        """Bring keys into memory that are about to be upserted, in this batch and in smaller blocks.
+
+        Looking for many keys at once in the runs costs far less a key. Nothing is done if nearly all keys are in memory
+        anyway, as the last batch has shown, or if there are so many that they would drive each other out.
+        """
+        self._budget.relieve()
+        if self._room.spilled and self._outbox is not None and self._compactor is not None:
+            # A batch larger than memory makes runs faster than one merge between two batches takes them away.
+            self._outbox.adopt()
+            self._compactor.step([frozen.run for frozen in self._room.spilled])
+        if self._at_hand or len(keys.words) > self._together:
+            return
+        self._locate(keys, stamps, TOUCH_NONE)
+        self._room.expect(len(keys.words))
+
+    def _locate(self, keys: Rows, stamps: NDArray[np.int64] | int, mode: int) -> Located:
+        if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
+            keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
+        count = len(keys.words)
+        self._room.make(count, self._hot.long_key_bytes(keys))
+        search = not self._room.complete
+        located, pending = self._hot.upsert(keys, stamps, mode, search)
+        self._missed += len(pending)
+        if search and len(pending):
+            found = self._runs.lookup(keys, pending)
+            self._room.take(self._hot.found_bytes(found))
+            self._hot.settle(located, pending, found, mode)
+        if mode != TOUCH_NONE:
+            self._sought += count
+            self._updated += count if mode == TOUCH_ALL else 0
+            self._keys += int(np.count_nonzero(located.created))
+        return located
+
+    def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
+        """Write byte values into a column of given rows.
+
+        Args:
+            rows: row ids. offset: the first of the column's two words.
+            values: two words a row, as in the row layout. heap: what long values point into.
+        """
+        if values.strides[1] != 8 or values.strides[0] % 8:
+            values = np.ascontiguousarray(values)
+        self._room.take(self.heap.size_of(values))
+        self.heap.put(rows, offset, values, heap)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether files are being written, or written, that `begin` has yet to take over."""
+        waiting = self._outbox is not None and bool(self._outbox.waiting)
+        return waiting or (self._compactor is not None and self._compactor.running)
+
+    def rest(self, resting: bool) -> None:
+        """Say whether no rows are expected for now: then others come first for memory."""
+        self._account.rest(resting)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether rows are to leave memory, as `begin` has them do, for others' sake."""
+        account = self._account
+        return account.resting and self._hot.count > 0 and account.reserved > account.limit
+
+    @property
+    def epoch(self) -> int:
+        """Row ids are valid as long as this is the same, even after an `upsert`."""
+        return self._hot.moves + self._hot.departures
+
+    def touch(self, rows: NDArray[np.int64]) -> None:
+        """Say that the batch changed some rows, which were found with `touch="created"`."""
+        self._hot.touch(rows)
+
+    def copy(self, rows: NDArray[np.int64]) -> Rows:
+        """Copies of rows with their long values."""
+        return self._hot.copy(rows.astype(np.uint32))
+
+    def remove(self, rows: NDArray[np.int64]) -> None:
+        """Remove keys: they are nowhere now, though runs may hold older versions of them.
+
+        Args:
+            rows: ids of their rows. These serve again when a removed key is upserted.
+        """
+        self._keys -= self._hot.remove(rows)
+
+    def expire_by(self, offset: int) -> Expiry:
+        """Say that a word of the values is each row's time of expiry, in milliseconds; the table must be fresh.
+
+        Every row that is made or whose time is written is then to be filed (`Expiry.file`) before the next `upsert`.
+        Stamps are times of expiry from then on, shifted: see `Expiry.stamps`.
+        """
+        return Expiry(self._hot, self._runs, self._room, self._range, offset)
+
+    def touched(self, size: int | None = None) -> Iterator[Rows]:
+        """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows (if not
+        given, as the memory allows). Keys that it removed are left out.
+
+        Long values may stay in the table's own heap: use a piece before the table changes.
+        """
+        return self._relieved(self._touched(size or self._piece_rows()))
+
+    def _relieved(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+        for rows in pieces:
+            yield rows
+            self._budget.relieve()
+
+    def _touched(self, size: int) -> Iterator[Rows]:
+        if self._changed is not None:
+            for rows in self._changed:
+                words = rows.words
+                dead = (words[:, META] & np.uint64(TOMBSTONE)) != 0
+                words = words[~dead] if dead.any() else words
+                for start in range(0, len(words), size):
+                    yield Rows(words[start : start + size], rows.heap)
+            return
+        if self._room.spilled:
+            yield from self._merged_touched(size)
+            return
+        ids = self._hot.live(self._hot.touched_ids())
+        for start in range(0, len(ids), size):
+            yield self._hot.copy(ids[start : start + size], compact=False)
+
+    def _merged_touched(self, size: int, *, dead: bool = False) -> Iterator[Rows]:
+        spilled = [frozen.run.source for frozen in reversed(self._room.spilled)]
+        return merged(self._hot, spilled, self._range, size, touched=True, dead=dead)
+
+    def scan(self, size: int | None = None) -> Iterator[Rows]:
+        """The whole state in hash order, in pieces as for `touched`; use a piece before the table changes."""
+        return self._relieved(self._scan(size or self._piece_rows()))
+
+    def _scan(self, size: int) -> Iterator[Rows]:
+        if not self._room.complete:
+            yield from merged(self._hot, [run.source for run in self._runs.runs], self._range, size)
+            return
+        for ids in self._hot.walk(size):
+            live = self._hot.live(ids)
+            if len(live):
+                yield self._hot.copy(live, compact=False)
+
+    def seal(self) -> TableDelta:
+        """End the batch: what it changed, encoded. `touched` may still be asked until the next `begin`."""
+        count = held = 0
+        kept: list[Rows] = []
+        limit = self._account.limit // 16
+
+        def encoded() -> Iterator[list[Any]]:
+            nonlocal count, held
+            for rows in self._sealed_rows():
+                piece = encode_rows(rows, self.layout, True)
+                count += rows.count
+                held += rows.words.nbytes + rows.heap.nbytes
+                if held <= limit:
+                    kept.append(rows)
+                else:
+                    kept.clear()
+                yield piece
+            if not count:
+                yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, True)
+
+        pieces = spooled(encoded(), limit)
+        delta = TableDelta(count, pieces)
+        self._sealed_keys = count
+        self._changed = kept if held <= limit else None
+        self._sealed = True
+        self._version += 1
+        if self._flusher is not None:
+            self._flusher.sealed(self._version, held)
+        self._budget.relieve()
+        return delta
+
+    def _piece_rows(self) -> int:
+        """Rows that take about the bytes of a piece."""
+        return min(max(self._budget.piece // self._hot.average_bytes, _LEAST_PIECE), _PIECE)
+
+    def _sealed_rows(self) -> Iterator[Rows]:
+        size = self._piece_rows()
+        if self._room.spilled:
+            yield from self._relieved(self._merged_touched(size, dead=True))
+            return
+        ids = self._hot.touched_ids()
+        for start in range(0, len(ids), size):
+            yield self._hot.copy(ids[start : start + size], keep=TOMBSTONE, clear=TOUCHED)
+
+    def load(self, delta_rows: Rows) -> None:
+        """Apply rows of a delta, in recovery: they replace what the table knows of their keys."""
+        words = delta_rows.words
+        if words.strides[1] != 8 or words.strides[0] % 8:
+            words = np.ascontiguousarray(words)
+        for start in range(0, len(words), _CHUNK):
+            piece = Rows(words[start : start + _CHUNK], delta_rows.heap)
+            self._room.make(len(piece.words), self._hot.long_bytes(piece))
+            self._hot.load(piece)
+        if self._flusher is not None:
+            self._flusher.sealed(0, words.nbytes + len(delta_rows.heap))
+
+    # The rest
+
+    def hint(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
+        """Announce keys (by hash) that will be needed at given times: those in memory stay until then.
+
+        (Rows that expire stay in the order in which they do.)
+        """
+        if not self._hot.expiring:
+            self._hot.stamp(hashes, stamps)
+
+    def manifest(self) -> TableManifest:
+        """The runs that hold the state together with the deltas of later versions."""
+        refs = [run.ref for run in self._runs.runs]
+        flushed = self._flusher.flushed if self._flusher is not None else 0
+        return TableManifest(tuple(ref for ref in refs if ref is not None), flushed, self._keys)
+
+    def stats(self) -> dict[str, int]:
+        """Figures, `cache_hits` and `cache_misses` since the batch began.
+
+        `keys`: keys held. `bytes`: of the state in memory and in files.
+        `cache_hits`, `cache_misses`: keys that were looked for and were in memory, or had to be sought in runs.
+        `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows` of them are in no run yet; `buffer_bytes`: on
+        their way to files; `run_rows`: rows in runs.
+        """
+        searched = 0 if self._room.complete else self._missed
+        files = sum(run.ref.bytes for run in self._runs.runs if run.ref is not None)
+        buffered = 0 if self._outbox is None else self._outbox.memory
+        return {
+            "keys": self._keys,
+            "bytes": self._hot.memory + buffered + files,
+            "cache_hits": self._sought - searched,
+            "cache_misses": searched,
+            "hot_rows": self._hot.count,
+            "hot_bytes": self._hot.memory,
+            "dirty_rows": self._hot.dirty,
+            "buffer_bytes": buffered,
+            "run_rows": self._runs.rows,
+        }
+
+    def close(self) -> None:
+        """Give all memory back."""
+        if self._outbox is not None and self._compactor is not None:
+            self._outbox.close()
+            self._compactor.close()
+        for run in self._runs.runs:
+            run.close()
+        self._hot.close()
+        self._account.close()

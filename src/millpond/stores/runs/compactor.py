@@ -1,0 +1,149 @@
+"""Keeps the runs of a table few: merges some in the background and puts the result in their place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import CancelledError, Executor, Future
+from typing import Protocol
+
+from millpond.errors import TransientError
+from millpond.layout import RowLayout, Rows
+from millpond.stores.runs.merge import PIECE_ROWS, merge
+from millpond.stores.runs.pace import Pace
+from millpond.stores.runs.pick import MOST_LAYERS, Extent, Pick, layered, pick
+from millpond.stores.runs.run_set import Run, RunSet
+
+_PATIENCE = 5
+"""Failures in a row after which a merge's error is raised."""
+_LEAST_ROWS = 1024  # merged at once
+
+_log = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """Where merged runs are written (see `RunStore`)."""
+
+    def write(self, rows: Rows | Iterable[Rows], layout: RowLayout) -> Run:
+        """Write a run from pieces and open it."""
+
+    def forget(self, run: Run) -> None:
+        """Give up what is kept of a run that is no longer part of the state."""
+
+
+class Compactor:
+    """Merges runs of one table, one merge at a time.
+
+    Files that were merged are not deleted here: older versions of the state still name them. A merge that is lost, at
+    any point, leaves at most a file that no manifest names.
+
+    Args:
+        runs: the table's runs.
+        store: writes the merged runs.
+        background: runs the merges.
+        piece: bytes that are merged at once, roughly.
+        most: runs that a key may stand in before some are merged.
+        share: of one core that a merge may take; more when it falls behind.
+    """
+
+    def __init__(
+        self,
+        runs: RunSet,
+        store: Writer,
+        background: Executor,
+        *,
+        piece: int = 4 << 20,
+        most: int = MOST_LAYERS,
+        share: float = 0.5,
+    ) -> None:
+        self._runs = runs
+        self._store = store
+        self._background = background
+        self._piece = piece
+        self._most = most
+        self._pace = Pace(share)
+        self._inputs: tuple[Run, ...] = ()
+        self._result: Future[Run] | None = None
+        self._failures = 0
+        self.merged_bytes = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether a merge is under way, or done and not yet adopted."""
+        return self._result is not None
+
+    def step(self, kept: Collection[Run] = ()) -> None:
+        """Adopt a merge that is done, and begin one that is due. Called by the table's writer.
+
+        Args:
+            kept: runs that have to stay as they are.
+
+        Raises:
+            MillpondError: merging has failed: at once if a run is damaged, else after some tries.
+        """
+        if self._result is not None and self._result.done():
+            self._adopt(self._result)
+        files = self._files(kept)
+        extents = [_extent(run) for run in files]
+        self._pace.hurry(len(layered(extents)) > 2 * self._most)
+        if self._result is None:
+            chosen = pick(extents, self._most)
+            if chosen is not None:
+                self._begin(files, chosen)
+
+    def wait(self) -> None:
+        """Wait for the merge under way, if any; `step` adopts it."""
+        if self._result is not None:
+            self._result.exception()
+
+    def close(self) -> None:
+        """End the merge under way; its result is not used."""
+        self._pace.stop()
+        if self._result is not None:
+            self._result.cancel()
+            self._result = None
+
+    def _files(self, kept: Collection[Run]) -> Sequence[Run]:
+        # Runs that still wait for their files stay as they are, and so do those between them.
+        runs = self._runs.runs
+        waiting = [i for i, run in enumerate(runs) if run.ref is None or run in kept]
+        return runs[waiting[-1] + 1 :] if waiting else runs
+
+    def _begin(self, files: Sequence[Run], chosen: Pick) -> None:
+        self._inputs = tuple(files[chosen.begin : chosen.end])
+        self._result = self._background.submit(self._merge, self._inputs, chosen.whole)
+
+    def _merge(self, inputs: Sequence[Run], whole: bool) -> Run:
+        layout, range_ = self._runs.layout, self._runs.range
+        rows, size = sum(run.rows for run in inputs), sum(_extent(run).bytes for run in inputs)
+        most = self._piece // max(8 * layout.width, size // max(1, rows))
+        pieces = merge(
+            [run.source for run in inputs],
+            layout,
+            drop_tombstones=whole,
+            lowest=range_.lo,
+            highest=range_.hi - 1,
+            size=min(max(most, _LEAST_ROWS), PIECE_ROWS),
+        )
+        return self._store.write(self._pace.over(pieces), layout)
+
+    def _adopt(self, result: Future[Run]) -> None:
+        inputs, self._inputs, self._result = self._inputs, (), None
+        try:
+            merged = result.result()
+        except (TransientError, OSError, CancelledError) as error:
+            self._failures += 1
+            if self._failures >= _PATIENCE:
+                raise
+            _log.warning("Merging %d runs failed and will be tried again: %s", len(inputs), error)
+            return
+        self._failures = 0
+        self.merged_bytes += merged.ref.bytes if merged.ref is not None else 0
+        self._runs.replace(inputs, [merged] if merged.rows else [])
+        for run in inputs:
+            self._store.forget(run)
+
+
+def _extent(run: Run) -> Extent:
+    assert run.ref is not None
+    return Extent(run.ref.first, run.ref.last, run.ref.bytes)

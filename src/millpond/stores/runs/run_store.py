@@ -1,0 +1,189 @@
+"""Where runs are written to and read from: the state location, with copies on the local disk."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO
+
+from millpond.errors import MillpondError, StateDamagedError
+from millpond.files.cache import BlockCache
+from millpond.files.cached import CachedSource, LocalCache
+from millpond.files.filesystem import FileSystem
+from millpond.files.in_place import in_place
+from millpond.files.mapped import CompressedError, MappedSource
+from millpond.files.patience import patiently
+from millpond.files.refs import RunRef
+from millpond.files.remote import RemoteSource
+from millpond.files.run import RunWriter, Target
+from millpond.layout import HashRange, RowLayout, Rows
+from millpond.stores.runs.run_set import Run
+
+FOLDER = "files/"
+"""Folder of run files below the state location."""
+
+_BUFFER = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class RunStore:
+    """Writes runs to the state location and opens them. Thread-safe.
+
+    In a location on a local disk, runs are raw and used where they lie. Anywhere else they are compressed, and copied
+    to the local disk, raw, as far as there is room.
+
+    Args:
+        files: the state location.
+        local: directory for raw copies, which are mapped into memory.
+        disk: bytes of local copies, at most; 0 for none.
+        memory: bytes of blocks of files without local copy that are kept in memory, at most.
+        threads: requests to the state location at a time.
+    """
+
+    def __init__(self, files: FileSystem, local: str, *, disk: int, memory: int, threads: int = 8) -> None:
+        self._files = files
+        self._in_place = in_place(files)
+        self._local = LocalCache(local, disk)
+        self.cache = BlockCache(memory)
+        self._requests = ThreadPoolExecutor(threads, "millpond-fetch")
+        self._hydrator = ThreadPoolExecutor(1, "millpond-hydrate")
+
+    def write(self, rows: Rows | Iterable[Rows], layout: RowLayout) -> Run:
+        """Write a run and open it; returns when it is durable in the state location.
+
+        Args:
+            rows: rows in hash order, each key once, whole or in pieces; pieces are written as they come.
+            layout: their layout.
+        """
+        name = f"{FOLDER}{uuid.uuid4().hex}.run"
+        if self._in_place is not None:
+            ref, source = self._in_place.write(name, [rows] if isinstance(rows, Rows) else rows, layout)
+            return Run(source, ref)
+        staged = self._local.staged(name)
+        with tempfile.TemporaryFile(dir=self._local.path, buffering=_BUFFER) as packed:
+            try:
+                ref = self._write(name, [rows] if isinstance(rows, Rows) else rows, layout, packed, staged)
+                packed.flush()
+                with mmap.mmap(packed.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
+                    patiently(lambda: self._files.put(name, [view]))
+            except BaseException:
+                if os.path.exists(staged):
+                    os.unlink(staged)
+                raise
+        mapped = None
+        if self._local.limit and self._local.admit(name, staged):
+            mapped = MappedSource(self._local.place(name), layout, checked=True)
+        return Run(self._source(ref, layout, mapped), ref)
+
+    def _write(
+        self,
+        name: str,
+        pieces: Iterable[Rows],
+        layout: RowLayout,
+        packed: IO[bytes],
+        staged: str,
+    ) -> RunRef:
+        remote = Target(packed.write, compress=True)
+        if not self._local.limit:
+            writer = RunWriter(layout, [remote])
+            _fill(writer, pieces)
+        else:
+            with open(staged, "wb", buffering=_BUFFER) as raw:
+                writer = RunWriter(layout, [Target(raw.write, compress=False), remote])
+                _fill(writer, pieces)
+        return writer.ref(name, remote)
+
+    def open(self, ref: RunRef, layout: RowLayout, range_: HashRange = HashRange()) -> Run:  # noqa: B008
+        """Open a run for a range of hashes: from its local copy, or else from the state location.
+
+        A run without local copy gets one in the background, unless it is opened for a part of its hashes only.
+
+        Raises:
+            StateDamagedError: the file is missing, cut short or altered.
+            StateIncompatibleError: its rows are of another layout, or its format is newer.
+        """
+        if self._in_place is not None and (lying := self._in_place.open(ref, layout)) is not None:
+            return Run(lying, ref, range_)
+        source = self._source(ref, layout, self._map(ref, layout))
+        whole = range_.lo <= ref.first and ref.last < range_.hi
+        if not source.mapped and whole and self._fits(ref, layout):
+            self._hydrator.submit(self.hydrate, source)
+        return Run(source, ref, range_)
+
+    def _fits(self, ref: RunRef, layout: RowLayout) -> bool:
+        return ref.rows * layout.width * 8 <= self._local.limit
+
+    def open_all(self, refs: Sequence[RunRef], layout: RowLayout, range_: HashRange = HashRange()) -> list[Run]:  # noqa: B008
+        """Open the runs of a table (see `open`), reading their footers side by side."""
+        if len(refs) < 2:
+            return [self.open(ref, layout, range_) for ref in refs]
+        return list(self._requests.map(lambda ref: self.open(ref, layout, range_), refs))
+
+    def hydrate(self, source: CachedSource) -> None:
+        """Make a local copy of a run's file and use it, unless it has one. Failures leave the run as it was."""
+        with source.copying:
+            if not source.mapped:
+                self._hydrate(source)
+
+    def _hydrate(self, source: CachedSource) -> None:
+        staged = self._local.staged(source.ref.name)
+        try:
+            with open(staged, "wb", buffering=_BUFFER) as raw:
+                writer = RunWriter(source.layout, [Target(raw.write, compress=False)])
+                _fill(writer, source.remote().pieces())
+            if self._local.admit(source.ref.name, staged):
+                source.adopt(MappedSource(self._local.place(source.ref.name), source.layout, checked=True))
+        except (MillpondError, OSError) as error:
+            _log.debug("no local copy of %s: %s", source.ref.name, error)
+            if os.path.exists(staged):
+                os.unlink(staged)
+
+    def forget(self, run: Run) -> None:
+        """Give up what is kept of a run that is no longer part of the state; its file stays in the state location."""
+        run.close()
+        if run.ref is not None:
+            self._local.drop(run.ref.name)
+
+    def _source(self, ref: RunRef, layout: RowLayout, mapped: MappedSource | None) -> CachedSource:
+        def open_remote() -> RemoteSource:
+            return RemoteSource(self._files, ref, layout, self.cache, self._requests)
+
+        copy = self.hydrate if self._fits(ref, layout) else None
+        return CachedSource(ref, layout, open_remote, self._local, mapped, copy)
+
+    def _map(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
+        if not self._local.has(ref.name):
+            return None
+        try:
+            mapped = MappedSource(self._local.place(ref.name), layout)
+        except (StateDamagedError, FileNotFoundError, CompressedError):
+            mapped = None
+        if mapped is None or (mapped.index.rows, mapped.index.highest) != (ref.rows, ref.last):
+            self._local.drop(ref.name)
+            return None
+        return mapped
+
+    def stats(self) -> dict[str, int]:
+        """Figures: bytes of local copies, bytes of cached blocks, hits and misses of the block cache."""
+        return {
+            "disk_bytes": self._local.bytes,
+            "cache_bytes": self.cache.bytes,
+            "cache_hits": self.cache.hits,
+            "cache_misses": self.cache.misses,
+        }
+
+    def close(self) -> None:
+        """End the threads; runs that are open must not be used any more."""
+        self._hydrator.shutdown(wait=True, cancel_futures=True)
+        self._requests.shutdown(wait=True, cancel_futures=True)
+
+
+def _fill(writer: RunWriter, pieces: Iterable[Rows]) -> None:
+    for piece in pieces:
+        writer.add(piece)
+    writer.finish()

@@ -1,0 +1,170 @@
+"""Compaction of the unaligned append store's log: segments without what is outdated in them (FlowKV §4.2).
+
+Which entries are of open windows has been found out by an index scan for a predictive batch read; here their rows are
+copied, in the order of the old entries, which is one sequential pass over each segment.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.files.append_file import AppendFile, AppendFileWriter, Section
+from millpond.files.blocks import shape_of
+from millpond.files.refs import RunRef
+from millpond.kernels.runs.gather import addresses, gather_rows, spread_ranges
+from millpond.layout import META, NULLS, RowLayout, Rows, Words
+from millpond.stores.append_files import AppendFiles
+from millpond.stores.unaligned.segment import ENTRY, fill_index
+
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+
+
+class Input(NamedTuple):
+    """A segment to be folded: for each entry of its index whether it stays, and how many rows do."""
+
+    file: AppendFile
+    alive: NDArray[np.uint8]
+    rows: int
+
+
+def fold(
+    store: AppendFiles, inputs: Sequence[Input], layout: RowLayout, directory: str, piece: int
+) -> tuple[RunRef, AppendFile]:
+    """Write one segment in the place of some, oldest first; its list of taken windows is empty.
+
+    Args:
+        store: reads and writes segments. layout: of the rows.
+        directory: for a temporary file. piece: bytes that are copied at once, roughly.
+    """
+    with tempfile.TemporaryFile(dir=directory) as index:
+
+        def fill(writer: AppendFileWriter) -> None:
+            writer.begin(layout)
+            written = 0
+            for rows, entries in _pieces(inputs, layout, piece):
+                counts = (entries[:, NULLS] & _LOW).astype(np.int64)
+                begins = written + np.cumsum(counts) - counts
+                entries[:, NULLS] = begins.astype(np.uint64) << _32 | counts.astype(np.uint64)
+                index.write(np.ascontiguousarray(entries).data)
+                writer.add(rows, np.repeat(entries[:, META], counts))
+                written += rows.count
+            index.flush()
+            size = index.tell()
+            words = np.empty((0, ENTRY.width), np.uint64)
+            if size:
+                words = np.memmap(index, np.uint64, "r", shape=(size // 24, 3))
+            fill_index(writer, words, np.empty(0, np.uint64))
+
+        return store.write(fill, [layout, ENTRY], sum(each.rows for each in inputs))
+
+
+def _pieces(inputs: Sequence[Input], layout: RowLayout, piece: int) -> Iterator[tuple[Rows, Words]]:
+    """Rows and their entries, interval by interval of the axis."""
+    cursors = [_Cursor(each, layout) for each in inputs]
+    for end in _boundaries([each.file.sections[0] for each in inputs], piece):
+        entries, at, heaps, pins = [], [], [], []
+        for cursor in cursors:
+            chosen = cursor.upto(end)
+            if len(chosen):
+                rows_at, heaps_at, pin = cursor.rows(chosen)
+                entries.append(chosen)
+                at.append(rows_at)
+                heaps.append(heaps_at)
+                pins.append(pin)
+        if not entries:
+            continue
+        words = np.concatenate(entries)
+        counts = (words[:, NULLS] & _LOW).astype(np.int64)
+        order = np.argsort(words[:, META], kind="stable")
+        begins = np.cumsum(counts) - counts
+        row_order = np.repeat(begins[order] - (np.cumsum(counts[order]) - counts[order]), counts[order])
+        row_order += np.arange(len(row_order))
+        rows = gather_rows(
+            np.concatenate(at)[row_order], np.concatenate(heaps)[row_order], layout.width, shape_of(layout).blobs
+        )
+        yield Rows(*rows), words[order]
+
+
+class _Cursor:
+    """Reads one input in the order of its axis."""
+
+    def __init__(self, each: Input, layout: RowLayout) -> None:
+        self._file = each.file
+        self._data, self._index = each.file.sections[:2]
+        self._alive = each.alive
+        self._layout = layout
+        self._at = 0  # block of the index
+        self._seen = 0  # entries before it
+        self._rest: Words = np.empty((0, ENTRY.width), np.uint64)
+
+    def upto(self, end: int) -> Words:
+        """The entries that stay, below a place on the axis."""
+        last = int(np.searchsorted(self._index.first, np.uint64(end - 1), "right"))
+        parts = [self._rest]
+        if self._at < last:
+            for block in self._file.read(self._index, np.arange(self._at, last)):
+                kept = self._alive[self._seen : self._seen + block.count].astype(np.bool_)
+                self._seen += block.count
+                parts.append(block.words[kept])
+            self._at = last
+        words = np.concatenate(parts)
+        cut = int(np.searchsorted(words[:, META], np.uint64(end - 1), "right"))
+        self._rest = words[cut:]
+        return words[:cut]
+
+    def rows(self, entries: Words) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[Rows]]:
+        """The addresses of the rows of some entries and of their heaps, and what keeps them alive."""
+        starts = np.ascontiguousarray(entries[:, NULLS] >> _32).astype(np.int64)
+        counts = np.ascontiguousarray(entries[:, NULLS] & _LOW).astype(np.int64)
+        blocks = blocks_of(self._data, starts, counts)
+        total = int(counts.sum())
+        rows_at, heaps_at = np.empty(total, np.uint64), np.empty(total, np.uint64)
+        dests = np.cumsum(counts) - counts
+        pins = self._file.read(self._data, blocks)
+        for block, rows in zip(blocks.tolist(), pins, strict=True):
+            low, high = int(self._data.starts[block]), int(self._data.starts[block + 1])
+            picked, targets = rows_between(starts, counts, dests, low, high)
+            words_at, heap_at = addresses(rows.words, rows.heap)
+            rows_at[targets] = words_at[picked]
+            heaps_at[targets] = heap_at[: len(picked)]
+        return rows_at, heaps_at, pins
+
+
+def blocks_of(section: Section, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The blocks that hold some ranges of rows, ascending."""
+    if not len(starts):
+        return np.empty(0, np.int64)
+    first = np.searchsorted(section.starts, starts, "right") - 1
+    last = np.searchsorted(section.starts, starts + counts - 1, "right") - 1
+    marks = np.zeros(section.count + 1, np.int64)
+    np.add.at(marks, first, 1)
+    np.add.at(marks, last + 1, -1)
+    return np.flatnonzero(np.cumsum(marks)[:-1] > 0)
+
+
+def rows_between(
+    starts: NDArray[np.int64], counts: NDArray[np.int64], dests: NDArray[np.int64], low: int, high: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of ascending, disjoint ranges of rows, those from `low` to `high`, counted from `low`; and where each goes."""
+    begin = max(0, int(np.searchsorted(starts, low, "right")) - 1)
+    picked, targets = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
+    count = spread_ranges(starts, counts, dests, begin, low, high, picked, targets)
+    return picked[:count], targets[:count]
+
+
+def _boundaries(data: Sequence[Section], piece: int) -> Iterator[int]:
+    fences = np.concatenate([section.first for section in data])
+    sizes = np.concatenate([np.maximum(np.diff(s.starts) * 8 * s.layout.width, s.sizes) for s in data])
+    order = np.argsort(fences, kind="stable")
+    before = np.cumsum(sizes[order]) - sizes[order]
+    cuts = np.searchsorted(before, np.arange(piece, int(sizes.sum()), piece), "left")
+    for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
+        if fence > 0:
+            yield fence
+    yield 1 << 64

@@ -1,0 +1,477 @@
+"""The unaligned append store: lists of rows by key and window, each read once, when its window closes (FlowKV §4.2).
+
+Rows go to a write buffer, and with the batch's delta to the log of deltas. What leaves the buffer becomes a segment of
+the log: data and index (`window_log.py`, `log_segment.py`). In memory, a record for each open window (`window_stat.py`)
+holds its estimated trigger time. When windows are asked for whose rows are in segments, one scan of the indexes finds
+them, and those of the windows nearest to their trigger: the predictive batch read (`batch_read.py`). The same scan
+tells what is outdated, and is used for compaction when too much is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.errors import UsageError
+from millpond.files.blocks import shape_of
+from millpond.files.refs import TableManifest
+from millpond.files.segment import encode_rows
+from millpond.kernels.pointers import address
+from millpond.kernels.runs.gather import gather_rows
+from millpond.kernels.unaligned import stat_table as kernels
+from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
+from millpond.stores.append_files import AppendFiles
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.spooled import Log
+from millpond.stores.protocol import TableDelta
+from millpond.stores.unaligned.batch_read import BatchRead
+from millpond.stores.unaligned.log import WindowLog, Workers
+from millpond.stores.unaligned.segment import Covered
+from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer, too_small
+
+READ_BATCH_RATIO = 0.02
+MAXIMUM_SPACE_AMPLIFICATION = 1.5
+
+_DEAD = np.uint64(1)
+_LATEST = (1 << 48) - 1
+_MOST_DELTAS = 64
+_MOST_DELTA_BYTES = 512 << 20
+_CHUNK = 16384
+
+
+class UnalignedTable:
+    """Lists of rows by (key, initial window), on one partition. Not thread-safe: one writer.
+
+    A window is known by 64 bits made from its key's hash and the last key column, a word: its initial boundary, which
+    does not change when the window grows. Windows for which these are the same share a list: who takes it looks at the
+    keys, and appends again what it did not want.
+
+    Args:
+        schema: the stored columns, the last key column a word.
+        files: where segments are written. budget: the memory shared with the other tables of the slot.
+        background: folds segments. writers: writes them (if not given, `background`).
+        manifest: what to open; the deltas behind it are then to be given to `load`. Reads the directory and the index
+            of each segment, not the data.
+        directory: for temporary files.
+        read_batch_ratio: share of the open windows that a predictive batch read brings in beside those asked for.
+        maximum_space_amplification: rows in segments per row of an open window from which they are compacted.
+        write_buffer: bytes of the write buffer, at most; as the memory allows, if not given.
+        writable: whether segments may be written; if not, all that is loaded stays in memory.
+
+    Raises:
+        StateDamagedError: a segment is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        files: AppendFiles,
+        budget: MemoryBudget,
+        background: Executor,
+        manifest: TableManifest = TableManifest(),  # noqa: B008
+        *,
+        directory: str,
+        read_batch_ratio: float = READ_BATCH_RATIO,
+        maximum_space_amplification: float = MAXIMUM_SPACE_AMPLIFICATION,
+        write_buffer: int | None = None,
+        writers: Executor | None = None,
+        writable: bool = True,
+    ) -> None:
+        self.layout = RowLayout(schema)
+        if not schema.keys or schema.keys[-1].kind != "word":
+            raise UsageError(
+                "The last key column of an unaligned table must be a word.", action="Put the window there."
+            )
+        self._window = self.layout.offsets[len(schema.keys) - 1]
+        self._budget = budget
+        self._account = budget.open()
+        self._writable = writable
+        self._ratio = read_batch_ratio
+        self._write_buffer = write_buffer
+        self._stat = WindowStat()
+        self._buffer = WriteBuffer(self.layout)
+        self._prefetched = PrefetchBuffer()
+        self._segments = WindowLog(
+            self.layout,
+            files,
+            self._stat,
+            self._prefetched,
+            Workers(background, writers or background),
+            manifest,
+            directory=directory,
+            piece=budget.piece,
+            maximum=maximum_space_amplification,
+        )
+        self._version = manifest.flushed
+        self._sealed = True
+        self._log = Log(directory, self._account.limit // 16)
+        self._ops = 0  # rows and tombstones of the running batch; before the first batch: of the deltas loaded
+        self._to_skip = manifest.skip
+        self._deltas = self._delta_bytes = 0  # since the last segment
+        self._figures = dict.fromkeys(("hits", "misses", "loads", "loaded_rows", "taken_rows", "fetched_bytes"), 0)
+        self._before = dict(self._figures)  # as the running batch began
+        self._account.force(self._memory())
+
+    # What operators and slots ask of every table
+
+    @property
+    def portion(self) -> int:
+        """Bytes of input that should be worked on at once, at most."""
+        return 2 * self._budget.piece
+
+    @property
+    def ahead(self) -> int:
+        """How many keys should be worked on together: any number."""
+        return 1 << 32
+
+    @property
+    def place(self) -> str | None:
+        """Where the newest segment is, for messages."""
+        return self._segments.place
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch: one, in any order."""
+        return 1
+
+    # A batch
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads `version`. Written segments are taken over here."""
+        if not self._sealed:
+            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
+        self._version = version
+        self._sealed = False
+        self._ops = 0
+        self._before = dict(self._figures)
+        self._segments.adopt()
+        if self._deltas >= _MOST_DELTAS or self._delta_bytes >= min(
+            _MOST_DELTA_BYTES, max(32 << 20, self._budget.total // 2)
+        ):
+            self._freeze()
+        if self._segments.far_outgrown:
+            self._load(np.empty(0, np.uint64))
+        if self._account.reserved > self._account.limit:
+            self._freeze()
+            self._buffer.clear(shrink=True)
+            self._evict()
+        self._account.force(self._memory())
+
+    def append(self, rows: Rows, times: NDArray[np.int64]) -> None:
+        """Append rows, each to the list of its key and window.
+
+        Args:
+            rows: all words filled, but for `META`.
+            times: when the window of each is expected to be triggered, in milliseconds; the latest of a window counts.
+        """
+        words = np.ascontiguousarray(rows.words)
+        heap = np.ascontiguousarray(rows.heap)
+        words[:, META] = np.clip(times, 0, _LATEST).astype(np.uint64) << np.uint64(16)
+        self._budget.relieve()
+        for start in range(0, len(words), _CHUNK):
+            piece = Rows(words[start : start + _CHUNK], heap)
+            self._log.add(encode_rows(piece, self.layout, True))
+            self._put(piece)
+
+    def _put(self, rows: Rows) -> None:
+        count = rows.count
+        long_bytes = self._buffer.long_bytes(rows)
+        self._make_room(count, long_bytes)
+        ids = self._ids(rows.words[:, HASH], rows.words[:, self._window])
+        times = (rows.words[:, META] >> np.uint64(16)).astype(np.int64)
+        first = self._buffer.put(rows, long_bytes)
+        table, following = self._stat.table, self._buffer.following
+        self._stat.count += kernels.append(
+            table, ids, times, first, self._segments.next, following, self._prefetched.left
+        )
+        self._ops += count
+
+    def _ids(self, hashes: NDArray[np.uint64], windows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        out = np.empty(len(hashes), np.uint64)
+        kernels.window_ids(hashes, windows, out)
+        return out
+
+    def postpone(self, hashes: NDArray[np.uint64], windows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        """Say that windows are expected to be triggered later than was said when rows were appended (milliseconds).
+
+        It is not kept with the state: after a restart, what was said with the rows holds again.
+        """
+        ids = self._ids(np.ascontiguousarray(hashes), np.ascontiguousarray(windows).view(np.uint64))
+        kernels.postpone(self._stat.table, ids, np.clip(times, 0, _LATEST), self._prefetched.left)
+
+    def take(self, hashes: NDArray[np.uint64], windows: NDArray[np.int64]) -> Iterator[Rows]:
+        """Remove some windows and yield their rows, as they were appended.
+
+        To be consumed whole, before anything else is asked of the table.
+
+        Yields:
+            Pieces of bounded size, unless a single list is larger; all rows of one list stand together.
+        """
+        hashes = np.ascontiguousarray(hashes).view(np.uint64)
+        boundaries = np.ascontiguousarray(windows).view(np.uint64)
+        ids = self._ids(hashes, boundaries)
+        records = self._stat.look(ids)
+        known = np.zeros(len(ids), np.bool_)
+        known[np.unique(ids, return_index=True)[1]] = True  # a list that several keys share is read once
+        known &= records["id"] != 0
+        ids, hashes, boundaries, records = ids[known], hashes[known], boundaries[known], records[known]
+        stored = records["rows"] > 0
+        missing = stored & (records["chunk"] == kernels.NOWHERE)
+        self._figures["hits"] += int((stored & ~missing).sum())
+        self._figures["misses"] += int(missing.sum())
+        most = max(1, self._budget.piece // self._segments.row_bytes)
+        sizes = np.cumsum(records["rows"].astype(np.int64) + 1)
+        begin = 0
+        while begin < len(ids):
+            done = int(sizes[begin - 1]) if begin else 0
+            end = max(begin + 1, int(np.searchsorted(sizes, done + most, "right")))
+            yield from self._take(ids, hashes, boundaries, begin, end)
+            self._budget.relieve()
+            begin = end
+
+    def _take(
+        self,
+        ids: NDArray[np.uint64],
+        hashes: NDArray[np.uint64],
+        boundaries: NDArray[np.uint64],
+        begin: int,
+        end: int,
+    ) -> Iterator[Rows]:
+        part = ids[begin:end]
+        records, rows = self._read(part, ids[end:])
+        self._figures["taken_rows"] += int(records["rows"].sum())
+        self._segments.take(part, records["rows"])
+        self._stat.remove(part, self._prefetched.left)
+        if not self._prefetched.sweep():
+            self._prefetched.clear()
+        self._bury(hashes[begin:end], boundaries[begin:end])
+        if rows.count:
+            yield rows
+
+    def scan(self) -> Iterator[Rows]:
+        """The rows of all windows, which stay, in pieces as for `take`."""
+        ids = self._stat.table["id"]
+        ids = ids[ids != 0]
+        records = self._stat.look(ids)
+        sizes = np.cumsum(records["rows"].astype(np.int64) + 1)
+        most = max(1, self._budget.piece // self._segments.row_bytes)
+        begin = 0
+        while begin < len(ids):
+            done = int(sizes[begin - 1]) if begin else 0
+            end = max(begin + 1, int(np.searchsorted(sizes, done + most, "right")))
+            _, rows = self._read(ids[begin:end], ids[end:])
+            yield rows
+            if self._account.reserved > self._account.limit:
+                self._evict()
+                self._account.force(self._memory())
+            begin = end
+
+    def _read(self, part: NDArray[np.uint64], later: NDArray[np.uint64]) -> tuple[NDArray[Any], Rows]:
+        """The records and the rows of some windows; others that will be read later are brought in along with them."""
+        records = self._stat.look(part)
+        missing = part[(records["rows"] > 0) & (records["chunk"] == kernels.NOWHERE)]
+        if len(missing):
+            self._load(missing, later)
+            records = self._stat.look(part)
+        rows_at, heaps_at = self._collect(records)
+        return records, Rows(*gather_rows(rows_at, heaps_at, self.layout.width, shape_of(self.layout).blobs))
+
+    def _collect(self, records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        buffer = self._buffer
+        chunks = self._prefetched.addresses()
+        at = (records, *chunks, address(buffer.words), address(buffer.heap), self.layout.width, buffer.following)
+        nothing = np.empty(0, np.uint64)
+        count = kernels.collect(*at, nothing, nothing)
+        rows_at, heaps_at = np.empty(count, np.uint64), np.empty(count, np.uint64)
+        if count:
+            kernels.collect(*at, rows_at, heaps_at)
+        return rows_at, heaps_at
+
+    def _bury(self, hashes: NDArray[np.uint64], boundaries: NDArray[np.uint64]) -> None:
+        """Note in the delta that windows were taken."""
+        words = np.zeros((len(hashes), self.layout.width), np.uint64)
+        words[:, HASH] = hashes
+        words[:, META] = _DEAD
+        words[:, self._window] = boundaries
+        self._log.add(encode_rows(Rows(words, np.empty(0, np.uint8)), self.layout, True))
+        self._ops += len(words)
+
+    def seal(self) -> TableDelta:
+        """End the batch: what was appended and taken, in order, encoded."""
+        if not self._ops:
+            self._log.add(
+                encode_rows(Rows(np.empty((0, self.layout.width), np.uint64), np.empty(0, np.uint8)), self.layout, True)
+            )
+        pieces = self._log.finish()
+        delta = TableDelta(self._ops, pieces)
+        self._sealed = True
+        self._version += 1
+        self._ops = 0
+        self._deltas += 1
+        self._delta_bytes += delta.bytes
+        self._account.force(self._memory())
+        self._budget.relieve()
+        return delta
+
+    def load(self, delta_rows: Rows) -> None:
+        """Apply rows of a delta, in recovery; deltas come in the order of their versions, behind the manifest's."""
+        words = delta_rows.words
+        if self._to_skip:
+            covered = min(self._to_skip, len(words))
+            self._to_skip -= covered
+            words = words[covered:]
+        words = np.ascontiguousarray(words)
+        dead = (words[:, META] & _DEAD) != 0
+        cuts = np.flatnonzero(np.diff(dead)) + 1
+        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(words)], strict=True):
+            if begin == end:
+                continue
+            if not dead[begin]:
+                for start in range(begin, end, _CHUNK):
+                    self._put(Rows(words[start : min(end, start + _CHUNK)], delta_rows.heap))
+                continue
+            ids = self._ids(words[begin:end, HASH], words[begin:end, self._window])
+            records = self._stat.look(ids)
+            known = records["id"] != 0
+            self._segments.take(ids[known], records["rows"][known])
+            self._stat.remove(ids, self._prefetched.left)
+            self._ops += end - begin
+        self._deltas += 1
+        self._delta_bytes += words.nbytes + len(delta_rows.heap)
+
+    # Memory
+
+    def _memory(self) -> int:
+        return self._stat.memory + self._buffer.memory + self._prefetched.memory + self._segments.memory
+
+    def _make_room(self, count: int, long_bytes: int) -> None:
+        buffer = self._buffer
+        growth = self._stat.growth(count)
+        needed = buffer.needed(count, long_bytes)
+        most = self._write_buffer or self._account.limit * 2 // 5
+        if not self._writable:
+            self._account.force(self._memory() - buffer.memory + needed + growth)
+            self._stat.make_room(count)
+            return
+        if buffer.rows and (
+            needed > max(most, buffer.memory)
+            or not self._account.reserve(self._memory() - buffer.memory + needed + growth)
+        ):
+            self._freeze()
+            if buffer.memory > most:
+                buffer.clear(shrink=True)
+            needed = buffer.needed(count, long_bytes)
+        if not self._account.reserve(self._memory() - buffer.memory + needed + growth):
+            self._evict()
+            wanted = self._memory() - buffer.memory + needed + growth
+            if not self._account.reserve(wanted):
+                if self._stat.memory + growth > self._budget.tables // 2:  # whatever others give back
+                    raise too_small()
+                self._account.force(wanted)
+        self._stat.make_room(count)
+
+    def _evict(self) -> None:
+        """Let go of the prefetch buffer."""
+        table = self._stat.table
+        table["chunk"][table["chunk"] >= 0] = kernels.NOWHERE
+        self._prefetched.clear()
+
+    # Segments
+
+    def _freeze(self) -> None:
+        """Make a segment of the write buffer."""
+        covered = Covered(self._version, self._ops)
+        if self._sealed:  # deltas are being loaded: they lie behind what the manifest covers
+            covered = Covered(self._segments.covered.version, self._segments.covered.rows + self._ops)
+        self._segments.write(self._buffer, covered)
+        self._deltas = self._delta_bytes = 0
+
+    # The predictive batch read
+
+    def _load(self, missing: NDArray[np.uint64], more: Sequence[int] | NDArray[np.uint64] = ()) -> None:
+        """Bring in windows: the missing ones, those of `more` that have room, and those nearest to their trigger."""
+        table = self._stat.table
+        account = self._account
+        room = max(0, account.limit - self._memory()) * 2 // 3 // self._segments.row_bytes
+        rows = np.empty(len(missing), np.int64)
+        kernels.want(table, missing, rows)
+        room -= int(rows.sum())
+        wanted = [missing]
+        if len(more):
+            ids = np.asarray(more, np.uint64)
+            records = self._stat.look(ids)
+            absent = (records["rows"] > 0) & (records["chunk"] == kernels.NOWHERE)
+            ids, sizes = ids[absent], np.cumsum(records["rows"][absent].astype(np.int64))
+            ids = ids[: int(np.searchsorted(sizes, room, "right"))]
+            room -= int(sizes[len(ids) - 1]) if len(ids) else 0
+            kernels.want(table, ids, np.empty(len(ids), np.int64))
+            wanted.append(ids)
+        most = int(self._ratio * self._stat.count) if len(missing) else 0
+        near = np.empty(most, np.uint64)
+        near = near[: kernels.nearest(table, most, max(0, room), near)] if most else near
+        self._bring(np.concatenate([*wanted, near]))
+
+    def _bring(self, ids: NDArray[np.uint64]) -> None:
+        read = BatchRead(self._segments, self._stat, self.layout)
+        try:
+            rows, begins = read.rows(ids)
+        finally:
+            self._figures["fetched_bytes"] += read.bytes
+        if len(ids):
+            self._figures["loads"] += 1
+            self._figures["loaded_rows"] += rows.count
+            chunk = self._prefetched.add(rows, len(ids))
+            kernels.arrived(self._stat.table, ids, begins, chunk)
+            self._account.force(self._memory())
+        read.compact()
+
+    # The rest
+
+    def manifest(self) -> TableManifest:
+        """The segments that hold the state together with what is behind `skip` rows of the deltas behind `flushed`."""
+        covered = self._segments.covered
+        return TableManifest(self._segments.refs(), covered.version, self._stat.count, skip=covered.rows)
+
+    def stats(self) -> dict[str, float]:
+        """Figures.
+
+        `keys`: open windows. `bytes`: in memory and files. `hot_bytes`: in memory.
+        `segments`, `segment_rows`: in the log; `live_rows`: of them, those of open windows.
+        Since the table was opened: `prefetch_hits`, `prefetch_misses`: windows with rows in segments that were taken
+        and had been brought in before, or not; `prefetch_hit_ratio`; `batch_reads`; `read_amplification`: rows brought
+        in per row taken; `fetched_bytes`; `compactions`.
+        In this batch: `read_ahead_hits`, `read_ahead_misses`: as those of the prefetch; `fetched_rows`: brought in;
+        `taken_rows`: taken, of those in segments.
+        """
+        figures = self._figures
+        now = {name: figures[name] - self._before[name] for name in figures}
+        hits, misses = figures["hits"], figures["misses"]
+        return {
+            "keys": self._stat.count,
+            "bytes": self._memory() + self._segments.bytes,
+            "hot_bytes": self._memory(),
+            "segments": len(self._segments.segments),
+            "segment_rows": self._segments.rows,
+            "live_rows": self._segments.live,
+            "prefetch_hits": hits,
+            "prefetch_misses": misses,
+            "prefetch_hit_ratio": hits / max(1, hits + misses),
+            "batch_reads": figures["loads"],
+            "read_amplification": figures["loaded_rows"] / max(1, figures["taken_rows"]),
+            "fetched_bytes": figures["fetched_bytes"],
+            "compactions": self._segments.folds,
+            "read_ahead_hits": now["hits"],
+            "read_ahead_misses": now["misses"],
+            "fetched_rows": now["loaded_rows"],
+            "taken_rows": now["taken_rows"],
+        }
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._segments.close()
+        self._evict()
+        self._buffer.clear(shrink=True)
+        self._account.close()
