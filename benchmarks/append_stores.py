@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from millpond.files.append_file import MappedBytes
 from millpond.files.filesystem import open_filesystem
+from millpond.files.formats.append_file import MappedBytes
 from millpond.layout import Column, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget

@@ -12,8 +12,8 @@ from millpond.checkpoint.recovery import Recovery
 from millpond.files.filesystem import join_url, open_filesystem
 from millpond.operators.table_schemas import table_schemas
 from millpond.query.ledger import Ledger, RollBack
-from millpond.query.start import begin
-from millpond.slot.partitions import PartitionServer
+from millpond.query.starting.start import begin
+from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.task import PipeTask, SlotSettings
 from millpond.spec.operators import OperatorSpec
 

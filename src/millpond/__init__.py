@@ -64,7 +64,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     from millpond.plan import explain as explaining
     from millpond.plan.catalyst.nodes import Catalyst
     from millpond.plan.decide import decide
-    from millpond.query.checks import check_session, runs_nowhere
+    from millpond.query.starting.checks import check_session, runs_nowhere
 
     check_session(df)
     if not df.isStreaming:

@@ -128,7 +128,7 @@ def demo(
     picture: Annotated[Path | None, typer.Option(help="An SVG file to draw the result into as well.")] = None,
 ) -> None:
     """Run a query on Spark's RocksDB and on Millpond, kill both in mid-stream, and compare every row."""
-    from millpond.demo import run_demo
+    from millpond.demo.run import run_demo
 
     raise typer.Exit(run_demo(query, folder=report, picture_path=picture))
 

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from millpond import demo
-from millpond.demo import chart, comparison, engine, figures, job, machine, page, view
+from millpond.demo import comparison, engine, figures, job, machine, view
+from millpond.demo import run as demo
+from millpond.demo.report import chart, page
 from millpond.demo.side import Side
 from millpond.errors import UsageError
 
@@ -252,7 +253,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, temporary: Pa
     size = "Size(1000, 100000, 1, 1000.0)"
     code = f"""import sys
 from pathlib import Path
-from millpond.demo import run_demo
+from millpond.demo.run import run_demo
 from millpond.demo.job import Size
 sys.exit(run_demo(folder=Path({str(tmp_path / "out")!r}), size={size}, command={ENGINE!r}))"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:

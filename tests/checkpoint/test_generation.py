@@ -13,7 +13,7 @@ from millpond.checkpoint.generation import (
     split_key_groups,
 )
 from millpond.errors import FencedError, StateDamagedError, TransientError
-from millpond.files.faults import Faults, FaultyFiles
+from millpond.files.backends.faults import Faults, FaultyFiles
 from tests.checkpoint.rig import begin, memory
 
 

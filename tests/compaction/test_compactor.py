@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, TransientError
-from millpond.files import blocks
-from millpond.files.cached import CachedSource
 from millpond.files.filesystem import open_filesystem
+from millpond.files.formats import blocks
+from millpond.files.tiers.local_copies import CachedSource
 from millpond.layout import Rows
 from millpond.stores.runs.compactor import Compactor
 from millpond.stores.runs.pace import Pace

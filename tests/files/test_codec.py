@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
-from millpond.files import blocks
-from millpond.files.blocks import cut_blocks
-from millpond.files.codec import decode_block, encode_block
-from millpond.files.segment import decode_rows, encode_rows
+from millpond.files.formats import blocks
+from millpond.files.formats.blocks import cut_blocks
+from millpond.files.formats.codec import decode_block, encode_block
+from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.layout import Rows
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, random_rows
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError
-from millpond.files.faults import Faults, FaultyFiles
+from millpond.files.backends.faults import Faults, FaultyFiles
+from millpond.files.backends.local import LocalFiles
 from millpond.files.filesystem import AlreadyExistsError, FileSystem, MissingFileError, join_url, open_filesystem
-from millpond.files.local import LocalFiles
 from tests.s3 import s3
 
 
@@ -289,7 +289,7 @@ class TestFaults:
 
     def test_time_is_charged(self, monkeypatch):
         slept = []
-        monkeypatch.setattr("millpond.files.faults.time.sleep", slept.append)
+        monkeypatch.setattr("millpond.files.backends.faults.time.sleep", slept.append)
         _, files = self.faulty(latency_ms=23, bandwidth_mb=100, stall=1, stall_s=7)
         files.put("x", [bytes(10**6)])
         assert slept[0] == 0.023

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from millpond.files.blocks import MemorySource, sort_rows
+from millpond.files.formats.blocks import MemorySource, sort_rows
 from millpond.kernels.runs.bloom import admit
 from millpond.kernels.runs.search import locate
 from tests.rows import FIXED, random_rows

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import decode_rows
 from millpond.layout import TableSchema
 from millpond.operators.joins.operator import JoinOperator
 from millpond.operators.protocol import Times

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.files.append_file import Slice
 from millpond.files.filesystem import open_filesystem
+from millpond.files.formats.append_file import Slice
+from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Operator, TableKind, Times

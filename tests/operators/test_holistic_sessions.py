@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from millpond.errors import StateDamagedError
 from millpond.files.filesystem import open_filesystem
+from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import decode_rows, encode_rows
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MAIN, ROWS, TableKind, Times

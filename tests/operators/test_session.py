@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from millpond.errors import ArithmeticOverflowError
-from millpond.files.segment import decode_rows
+from millpond.files.formats.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times

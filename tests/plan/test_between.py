@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from millpond.checkpoint.pinned import PinnedBetween
-from millpond.plan.between import pinned_between
 from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.changelog.between import pinned_between
 from millpond.plan.decide import decide
 
 BELOW = "(select k, s, count(*) n, sum(v) v, max(ts) last from {events} group by k, s)"

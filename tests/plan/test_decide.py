@@ -14,7 +14,7 @@ from millpond.errors import UnsupportedError
 from millpond.plan.access_pattern import access_pattern
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.catalyst.windows import needed_columns
-from millpond.plan.changes import filtered
+from millpond.plan.changelog.changes import filtered
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
 from millpond.spec.functions import whole_sessions

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.decide import decide
-from millpond.plan.fingerprint import fingerprint
+from millpond.plan.replay.fingerprint import fingerprint
 
 COUNTS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "plain": lambda df: df.groupBy("k").agg(F.sum("v")),

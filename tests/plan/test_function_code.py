@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.serializers import CloudPickleSerializer
 
-from millpond.plan.function_code import code_digest
+from millpond.plan.catalyst.function_code import code_digest
 
 PROGRAM = """
 import re
@@ -109,7 +109,7 @@ def test_other_processes_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text(PROGRAM.format(function="None", change=""))
     asked = (
         "import users; from pyspark.serializers import CloudPickleSerializer as P;"
-        "from millpond.plan.function_code import code_digest;"
+        "from millpond.plan.catalyst.function_code import code_digest;"
         f"names = vars(users); functions = [eval(text, names) for text in {list(FUNCTIONS.values())!r}];"
         "print([code_digest(P().dumps((function, 'bigint'))) for function in functions])"
     )

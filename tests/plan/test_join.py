@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict, as_text
-from millpond.plan.join import JoinReading
+from millpond.plan.reading.join import JoinReading
 from millpond.spec.operators import FROM_TIME, AggregateSpec, Field, JoinSide, JoinSpec
 
 SECOND = 1_000_000

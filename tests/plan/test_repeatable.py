@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict, as_text
-from millpond.plan.repeatable import needs_sync
+from millpond.plan.replay.repeatable import needs_sync
 
 
 def reason(df: DataFrame, mode: str = "update") -> str | None:

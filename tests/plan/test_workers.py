@@ -13,8 +13,8 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from millpond.plan.workers import load_ahead, named, portable
-from millpond.slot.exchange import ExchangeWrite
-from millpond.slot.pipe import Pipe
+from millpond.slot.pipe.exchange import ExchangeWrite
+from millpond.slot.pipe.pipe import Pipe
 
 
 def echo(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -56,19 +56,19 @@ def test_a_worker_loads_no_kernels(kind: type, tmp_path: Path) -> None:
 
 def test_workers_of_this_python_are_forked_from_what_has_loaded_all(spark: SparkSession) -> None:
     load_ahead(spark.sparkContext)
-    assert spark.sparkContext._jsc.sc().conf().get("spark.python.daemon.module") == "millpond.slot.daemon"
+    assert spark.sparkContext._jsc.sc().conf().get("spark.python.daemon.module") == "millpond.slot.pipe.daemon"
 
 
 def test_workers_are_forked_by_what_has_no_threads() -> None:
     """A fork copies one thread only, and the locks that the others hold for ever."""
     program = (
-        "import os, sys, millpond.slot.daemon as daemon\n"
+        "import os, sys, millpond.slot.pipe.daemon as daemon\n"
         "before = dict(os.environ)\n"
         "daemon.load()\n"
         "import numpy as np, pyarrow as pa\n"
         "pa.array(np.empty(0))\n"
         "assert dict(os.environ) == before\n"
-        "assert {'pandas', 'millpond.slot.pipe'} <= sys.modules.keys() and 'numba' not in sys.modules\n"
+        "assert {'pandas', 'millpond.slot.pipe.pipe'} <= sys.modules.keys() and 'numba' not in sys.modules\n"
         "print(len(os.listdir('/proc/self/task')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

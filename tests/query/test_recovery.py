@@ -23,7 +23,7 @@ from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleE
 from millpond.files.filesystem import open_filesystem
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.query.ledger import Ledger, _RollBack
-from millpond.query.start import Start
+from millpond.query.starting.start import Start
 from millpond.query.writer import StreamWriter
 from millpond.slot.reader import StateReader
 from millpond.slot.task import PipeTask

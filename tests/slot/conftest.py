@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import millpond.slot.client as client
+import millpond.slot.pipe.client as client
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.filesystem import join_url, open_filesystem
-from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.processes import identify
+from millpond.slot.process.identity import identify
+from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.task import PipeTask, SlotSettings
 from millpond.spec.operators import AggregateCall, AggregateSpec, DeduplicateSpec, Field
 

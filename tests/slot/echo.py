@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from millpond.errors import StateDamagedError
-from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.protocol import Done, Run
-from millpond.slot.server import Answer, Slot
+from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.protocol import Done, Run
+from millpond.slot.process.server import Answer, Slot
 from millpond.slot.template import main
 
 

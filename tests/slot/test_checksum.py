@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.slot.checksum import InputChecksum, rows_checksum
+from millpond.slot.partition.checksum import InputChecksum, rows_checksum
 
 VALUES = {
     "bool": (pa.bool_(), [True, False, True, None]),

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-import millpond.slot.exchange as exchange
+import millpond.slot.pipe.exchange as exchange
 from millpond.errors import MillpondError, TransientError
-from millpond.slot.exchange import PARCELS, ExchangeWrite
-from millpond.slot.lifecycle import SlotDirectory
 from millpond.slot.parcels import exchange_folder, in_passes, open_parcels
-from millpond.slot.partitions import PartitionServer
-from millpond.slot.processes import identify
-from millpond.slot.protocol import Run
+from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.pipe.exchange import PARCELS, ExchangeWrite
+from millpond.slot.process.identity import identify
+from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.protocol import Run
 from millpond.slot.task import PipeTask
 from millpond.stores.rmw.table import RmwTable
 

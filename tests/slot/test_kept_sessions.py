@@ -13,7 +13,7 @@ import pytest
 from millpond.errors import StateDamagedError
 from millpond.metrics import FIGURES, READ_AHEAD, pack
 from millpond.operators.protocol import MAIN, ROWS, Times
-from millpond.slot.protocol import Run
+from millpond.slot.process.protocol import Run
 from millpond.slot.reader import StateReader
 from millpond.slot.task import SlotSettings
 from millpond.stores.unaligned import log as window_log

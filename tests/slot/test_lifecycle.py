@@ -13,11 +13,11 @@ import pytest
 from pyspark import TaskContext
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
-from millpond.slot.client import SlotFinder, answered_batches, drain, start_ahead
-from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.pipe import Pipe
-from millpond.slot.processes import Process, identify
-from millpond.slot.protocol import Connection, PeerGone
+from millpond.slot.pipe.client import SlotFinder, answered_batches, drain, start_ahead
+from millpond.slot.pipe.pipe import Pipe
+from millpond.slot.process.identity import Process, identify
+from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.protocol import Connection, PeerGone
 from millpond.slot.task import PipeTask
 from tests.interleave import Interleaved, schedules
 
@@ -211,7 +211,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1]])
 def _worker(task: PipeTask) -> str:
     return f"""
 import pickle
-import millpond.slot.pipe as p
+import millpond.slot.pipe.pipe as p
 from tests.slot.conftest import FakeContext, rows
 p.TaskContext.get = staticmethod(lambda: FakeContext(0))
 task = pickle.loads({pickle.dumps(task)!r})

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from millpond.slot.client import SlotFinder
-from millpond.slot.pipe import Pipe
+from millpond.slot.pipe.client import SlotFinder
+from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.task import PipeTask
 from millpond.spec.operators import AggregateCall, AggregateSpec, Field
 

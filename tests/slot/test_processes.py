@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from millpond.slot.processes import Process, identify, namespace, owner
+from millpond.slot.process.identity import Process, identify, namespace, owner
 
 from .conftest import wait_until
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millpond.slot.client import drain
-from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.pipe import Coverage, Pipe
-from millpond.slot.processes import Process
+from millpond.slot.pipe.client import drain
+from millpond.slot.pipe.pipe import Coverage, Pipe
+from millpond.slot.process.identity import Process
+from millpond.slot.process.lifecycle import SlotDirectory
 
 from .conftest import GROUPED, begin, wait_until, with_tests_on_path
 

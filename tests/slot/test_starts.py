@@ -11,8 +11,8 @@ from pyspark import TaskContext
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.filesystem import join_url, open_filesystem
-from millpond.slot.client import drain
-from millpond.slot.pipe import Pipe
+from millpond.slot.pipe.client import drain
+from millpond.slot.pipe.pipe import Pipe
 
 from .conftest import FakeContext, grouped, table_of
 

@@ -10,9 +10,9 @@ import pytest
 from pyspark import TaskContext
 
 from millpond.errors import TransientError
-from millpond.slot.client import drain
-from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.pipe import Pipe
+from millpond.slot.pipe.client import drain
+from millpond.slot.pipe.pipe import Pipe
+from millpond.slot.process.lifecycle import SlotDirectory
 
 from .conftest import FakeContext, grouped, hasty, table_of
 

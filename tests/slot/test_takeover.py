@@ -16,9 +16,9 @@ from pyspark import TaskContext
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, TransientError
 from millpond.files.filesystem import join_url, open_filesystem
-from millpond.slot.client import answered_batches, drain
-from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.pipe import Pipe
+from millpond.slot.pipe.client import answered_batches, drain
+from millpond.slot.pipe.pipe import Pipe
+from millpond.slot.process.lifecycle import SlotDirectory
 
 from .conftest import FakeContext, begin, grouped, hasty, table_of, wait_until, with_tests_on_path
 
@@ -113,10 +113,10 @@ def test_drain_leaves_everything_durable_and_nothing_held(counting, ask):
 
 _DRIVER = """
 import pickle, sys
-import millpond.slot.client, millpond.slot.pipe as p
+import millpond.slot.pipe.client, millpond.slot.pipe.pipe as p
 from millpond.slot.processes import identify
 from tests.slot.conftest import FakeContext, grouped
-millpond.slot.client.owner = identify
+millpond.slot.pipe.client.owner = identify
 p.TaskContext.get = staticmethod(lambda: FakeContext(0))
 rows = list(p.Pipe(pickle.load(sys.stdin.buffer))(iter([grouped(0, [1], [1])])))
 print("answered", flush=True)

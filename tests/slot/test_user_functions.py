@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import DataType, DoubleType, LongType, StringType, StructType, TimestampType
 
-from millpond.slot.user_functions import Kind, UserFunction, UserFunctions
+from millpond.slot.pipe.user_functions import Kind, UserFunction, UserFunctions
 
 UTC = pa.timestamp("us", tz="UTC")
 ROW = pa.struct([("c0", pa.int64()), ("c1", UTC)])

@@ -11,7 +11,7 @@ from types import ModuleType
 import pyarrow as pa
 import pytest
 
-from millpond.slot.worker import promptly, settle
+from millpond.slot.pipe.worker import promptly, settle
 
 BATCH = pa.record_batch({"x": [1, 2]})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.blocks import MemorySource, shape_of
+from millpond.files.formats.blocks import MemorySource, shape_of
 from millpond.files.refs import RunRef
 from millpond.kernels.hot_table.state import STAMP_SHIFT
 from millpond.kernels.runs.gather import gather_rows

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
-from millpond.files.append_file import Slice
 from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.formats.append_file import Slice
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.aligned import hash_intervals
@@ -144,7 +144,7 @@ def test_windows_equal_lists(
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(aligned, "_MOST_SEGMENTS", 3)
         patch.setattr(hash_intervals, "_LEAST_PIECE", 1)
-        patch.setattr("millpond.files.blocks.BLOCK_BYTES", 100)
+        patch.setattr("millpond.files.formats.blocks.BLOCK_BYTES", 100)
         files = open_filesystem(f"{folder}/store" if where == "file" else f"memory:{folder}")
         rig = Rig(shape, files, folder, placed)
         for steps in batches:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.files.segment import decode_rows
+from millpond.files.formats.segment import decode_rows
 from millpond.kernels.hot_table.upsert import TOUCH_NONE
 from millpond.layout import HashRange, Rows
 from millpond.stores.memory.budget import MemoryBudget

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.files.filesystem import open_filesystem
+from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import decode_rows
 from millpond.kernels.ordered.order import MATCHED, NEVER
 from millpond.layout import META, Column, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget

@@ -9,8 +9,8 @@ import pytest
 
 from millpond.errors import TransientError, UsageError
 from millpond.files.filesystem import open_filesystem
+from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable

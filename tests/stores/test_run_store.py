@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
-from millpond.files import blocks, run
-from millpond.files.blocks import sort_rows
-from millpond.files.cached import CachedSource
 from millpond.files.filesystem import open_filesystem
-from millpond.files.mapped import MappedSource
+from millpond.files.formats import blocks, run
+from millpond.files.formats.blocks import sort_rows
+from millpond.files.tiers.local_copies import CachedSource
+from millpond.files.tiers.mapped import MappedSource
 from millpond.layout import HashRange, Rows
 from millpond.stores.runs.run_set import Run, RunSet
 from millpond.stores.runs.run_store import RunStore

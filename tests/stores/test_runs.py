@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.files import blocks
-from millpond.files.blocks import sort_rows
+from millpond.files.formats import blocks
+from millpond.files.formats.blocks import sort_rows
 from millpond.layout import HashRange, Rows
 from millpond.stores.runs.run_set import RunSet, memory_run
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows

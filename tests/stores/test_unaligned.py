@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from millpond.errors import SettingError, StateDamagedError, TransientError, UsageError
 from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import decode_rows
 from millpond.layout import RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
@@ -185,7 +185,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(unaligned, "_CHUNK", 5)
     patch.setattr(batch_read, "_BLOCKS", 2)
     patch.setattr(log_segment, "_GROUP", 2)
-    patch.setattr("millpond.files.blocks.BLOCK_BYTES", 100)
+    patch.setattr("millpond.files.formats.blocks.BLOCK_BYTES", 100)
 
 
 @settings(max_examples=150, deadline=None)

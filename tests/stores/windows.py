@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.append_file import Slice
+from millpond.files.formats.append_file import Slice
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, Rows, TableSchema
 from millpond.stores.aligned.hash_intervals import gradually

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from millpond.demo.figures import rate, rounded, shown, times
 from millpond.demo.job import Job
-from millpond.demo.report import Report
+from millpond.demo.report.report import Report
 from millpond.demo.side import Side
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -96,11 +96,11 @@ def open_filesystem(url: str, **options: Any) -> FileSystem:
     Raises:
         SettingError: the scheme is unknown or the URL malformed.
     """
-    from millpond.files.local import LocalFiles
-    from millpond.files.objects import ObjectFiles, memory_files
+    from millpond.files.backends.local import LocalFiles
+    from millpond.files.backends.objects import ObjectFiles, memory_files
 
     if url.startswith("faults+"):
-        from millpond.files.faults import open_faults
+        from millpond.files.backends.faults import open_faults
 
         return open_faults(url, **options)
     scheme, colon, rest = url.partition(":")

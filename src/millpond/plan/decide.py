@@ -10,8 +10,6 @@ from types import MappingProxyType
 from pyspark.sql import DataFrame
 
 from millpond.errors import UnsupportedError, UsageError
-from millpond.plan.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
-from millpond.plan.between import unstable_between
 from millpond.plan.catalyst.conditions import (
     with_plain_conditions,
     with_settled_conditions,
@@ -19,12 +17,14 @@ from millpond.plan.catalyst.conditions import (
 )
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst.windows import Needed, needed_columns
-from millpond.plan.changes import changing, consuming, emitting, leave_updating
+from millpond.plan.changelog.between import unstable_between
+from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating
 from millpond.plan.decision import Decided, Decision, Operator, describe
-from millpond.plan.join import read_join
-from millpond.plan.map_groups import MAPS, read_map_groups
-from millpond.plan.ranking import FUNCTIONS as RANKS
-from millpond.plan.ranking import Limits, limits_of, read_over, read_rank
+from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
+from millpond.plan.reading.join import read_join
+from millpond.plan.reading.map_groups import MAPS, read_map_groups
+from millpond.plan.reading.ranking import FUNCTIONS as RANKS
+from millpond.plan.reading.ranking import Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
 from millpond.spec.functions import (

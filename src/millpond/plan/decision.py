@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from millpond.plan.aggregate import Reading, calls_user
 from millpond.plan.catalyst.nodes import Node
-from millpond.plan.join import JoinReading, join_title
-from millpond.plan.map_groups import MAPS, title_of
-from millpond.plan.ranking import partitioned_by
+from millpond.plan.reading.aggregate import Reading, calls_user
+from millpond.plan.reading.join import JoinReading, join_title
+from millpond.plan.reading.map_groups import MAPS, title_of
+from millpond.plan.reading.ranking import partitioned_by
 from millpond.plan.reasons import Reason, nameless
 from millpond.spec.operators import OperatorSpec, closes
 

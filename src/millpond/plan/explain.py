@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpond.plan.access_pattern import access_pattern
-from millpond.plan.aggregate import Reading
 from millpond.plan.decision import Decision, Operator
-from millpond.plan.repeatable import needs_sync
+from millpond.plan.reading.aggregate import Reading
+from millpond.plan.replay.repeatable import needs_sync
 from millpond.spec.functions import ROWS
 from millpond.spec.operators import (
     AggregateCall,

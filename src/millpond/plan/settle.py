@@ -7,10 +7,10 @@ from itertools import count
 
 from millpond.errors import UnsupportedError
 from millpond.plan.access_pattern import with_pattern
-from millpond.plan.changes import leave_updating, updating
+from millpond.plan.changelog.changes import leave_updating, updating
 from millpond.plan.decision import Decided, Operator
-from millpond.plan.join import JoinReading
-from millpond.plan.map_groups import MAPS
+from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.map_groups import MAPS
 from millpond.plan.reasons import Reason
 from millpond.spec.operators import OverSpec, Pattern, RankSpec, with_lag
 

@@ -15,16 +15,16 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructF
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, OBSERVED, READ_AHEAD, unpacking
-from millpond.plan.aggregate import Derived, Reading, rewrite
 from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
-from millpond.plan.changes import filtered
+from millpond.plan.changelog.changes import filtered
 from millpond.plan.ddl import quoted
 from millpond.plan.decision import Decided, Decision, Operator
-from millpond.plan.join import JoinReading
-from millpond.plan.join_input import joined_sides
-from millpond.plan.map_groups import MAPS
+from millpond.plan.reading.aggregate import Derived, Reading, rewrite
+from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.reading.map_groups import MAPS
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named
-from millpond.slot.pipe import Pipe
+from millpond.slot.pipe.pipe import Pipe
 from millpond.spec.functions import observed, whole_sessions
 from millpond.spec.operators import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec, output_fields
 

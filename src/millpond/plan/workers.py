@@ -57,7 +57,7 @@ def load_ahead(context: SparkContext) -> None:
         return
     conf = context._jsc.sc().conf()
     if not conf.contains(_DAEMON):
-        conf.set(_DAEMON, "millpond.slot.daemon")
+        conf.set(_DAEMON, "millpond.slot.pipe.daemon")
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
 from millpond.query.session import changed
-from millpond.slot.client import answered_batches
-from millpond.slot.pipe import PartitionDone
+from millpond.slot.pipe.client import answered_batches
+from millpond.slot.pipe.pipe import PartitionDone
 from millpond.slot.task import PipeTask
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import time
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
-from millpond.slot.client import troubles
+from millpond.slot.pipe.client import troubles
 from millpond.slot.task import PipeTask
 
 log = logging.getLogger("millpond")

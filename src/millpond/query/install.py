@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millpond.plan.catalyst.nodes import Catalyst
-from millpond.query.checks import check_spark
+from millpond.query.starting.checks import check_spark
 from millpond.query.writer import StreamWriter
 
 _MARK = "_millpond_sessions"

@@ -23,15 +23,15 @@ from millpond.plan.decide import decide
 from millpond.plan.decision import Decision, Operator
 from millpond.plan.explain import as_text
 from millpond.plan.reasons import Reason
-from millpond.plan.repeatable import needs_sync
+from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
-from millpond.query.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
-from millpond.query.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
 from millpond.query.session import outside, running_settings, starting
-from millpond.query.start import Start, refuse_own_state
-from millpond.slot.exchange import ExchangeWrite
-from millpond.slot.pipe import Coverage, Pipe
+from millpond.query.starting.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
+from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
+from millpond.query.starting.start import Start, refuse_own_state
+from millpond.slot.pipe.exchange import ExchangeWrite
+from millpond.slot.pipe.pipe import Coverage, Pipe
 from millpond.slot.task import PipeTask
 
 log = logging.getLogger("millpond")

@@ -17,10 +17,10 @@ from millpond.checkpoint.generation import Base, Generation, numbers, read_base,
 from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.errors import StateDamagedError, UsageError
-from millpond.files.append_file import Slice
-from millpond.files.blocks import sort_rows
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
-from millpond.files.segment import decode_rows
+from millpond.files.formats.append_file import Slice
+from millpond.files.formats.blocks import sort_rows
+from millpond.files.formats.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.operators.joins.rows import LEFT, RIGHT
 from millpond.operators.protocol import MAIN, ROWS, base_name

@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pyarrow as pa
 
-import millpond.files.faults
-import millpond.files.local
-import millpond.files.objects  # noqa: F401
+import millpond.files.backends.faults
+import millpond.files.backends.local
+import millpond.files.backends.objects  # noqa: F401
 from millpond.kernels.compiled import KERNELS, missing
-from millpond.slot.lifecycle import SlotDirectory
-from millpond.slot.partitions import PartitionServer
-from millpond.slot.server import Slot
+from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.server import Slot
 from millpond.stores.memory.process_memory import share_one_heap
 
 pa.array(np.empty(0))  # Arrow looks for pandas when it first meets an array, and loads what it finds

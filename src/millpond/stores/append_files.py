@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.append_file import (
+from millpond.files.backends.local import LocalFiles
+from millpond.files.filesystem import Buffer, FileSystem
+from millpond.files.formats.append_file import (
     AppendFile,
     AppendFileWriter,
     MappedBytes,
@@ -24,9 +26,7 @@ from millpond.files.append_file import (
     Slice,
     open_files,
 )
-from millpond.files.codec import damaged
-from millpond.files.filesystem import Buffer, FileSystem
-from millpond.files.local import LocalFiles
+from millpond.files.formats.codec import damaged
 from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.layout import RowLayout, Rows

@@ -1,0 +1,1 @@
+"""Folding values into groups."""

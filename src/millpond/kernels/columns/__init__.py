@@ -1,0 +1,1 @@
+"""Columns of Arrow to words, words to columns, and hashes of rows."""

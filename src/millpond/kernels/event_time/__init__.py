@@ -1,0 +1,1 @@
+"""Panes, slices and sessions of event time."""

@@ -1,0 +1,1 @@
+"""The hot table: finding, inserting, evicting and expiring rows of words."""

@@ -1,0 +1,1 @@
+"""Rows in the order of hash and time: sorting, merging, walking one through another."""

@@ -1,0 +1,1 @@
+"""Rows packed into one value by key: ranks, frames and comparisons."""

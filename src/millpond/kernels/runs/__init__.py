@@ -1,0 +1,1 @@
+"""Runs: search, filters, sorting, merging, compression."""

@@ -1,0 +1,1 @@
+"""FlowKV's Stat table."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.files.blocks import shape_of
+from millpond.files.formats.blocks import shape_of
 from millpond.kernels.event_time.panes import following, order_panes, span
 from millpond.kernels.event_time.slices import spread
 from millpond.kernels.runs.gather import addresses, gather_rows

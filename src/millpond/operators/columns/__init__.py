@@ -1,0 +1,1 @@
+"""The edges to Arrow: from columns to words of rows and back."""

@@ -1,0 +1,1 @@
+"""Deduplication, by keys and within the watermark."""

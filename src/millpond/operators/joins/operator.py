@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.blocks import Shape, shape_of
+from millpond.files.formats.blocks import Shape, shape_of
 from millpond.kernels.ordered.order import NEVER
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HashRange, Rows

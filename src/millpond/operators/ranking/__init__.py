@@ -1,0 +1,1 @@
+"""Top-N, and aggregates over each key's last rows, over rows and over changelogs."""

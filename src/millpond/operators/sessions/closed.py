@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.errors import StateDamagedError
-from millpond.files.blocks import shape_of
+from millpond.files.formats.blocks import shape_of
 from millpond.kernels.event_time.sessions import head_rows
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, NULLS, Column, Ints, RowLayout, Rows, Words

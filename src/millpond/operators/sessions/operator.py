@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.files.segment import decode_rows as decode_segment
-from millpond.files.segment import encode_rows
+from millpond.files.formats.segment import decode_rows as decode_segment
+from millpond.files.formats.segment import encode_rows
 from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HashRange, Ints, Rows
 from millpond.operators.columns.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions

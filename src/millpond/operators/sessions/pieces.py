@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millpond.errors import ArithmeticOverflowError
-from millpond.files.blocks import shape_of
+from millpond.files.formats.blocks import shape_of
 from millpond.kernels.event_time.sessions import arrange
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.sort import order_by_hash

@@ -1,0 +1,1 @@
+"""Spark's plan as Catalyst has it: the one room that touches objects of the JVM."""

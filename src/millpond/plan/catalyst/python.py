@@ -7,9 +7,9 @@ from typing import Any
 
 import pyspark
 
+from millpond.plan.catalyst.function_code import code_digest
 from millpond.plan.catalyst.nodes import Catalyst, Expression, items
-from millpond.plan.function_code import code_digest
-from millpond.slot.user_functions import Kind, UserFunction
+from millpond.slot.pipe.user_functions import Kind, UserFunction
 
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _LARGE = "spark.sql.execution.arrow.useLargeVarTypes"

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from millpond.files.append_file import AppendFile, RemoteBytes, Section
-from millpond.files.blocks import shape_of
+from millpond.files.formats.append_file import AppendFile, RemoteBytes, Section
+from millpond.files.formats.blocks import shape_of
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, HashRange, RowLayout, Rows

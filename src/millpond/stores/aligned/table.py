@@ -15,15 +15,15 @@ from concurrent.futures import Executor, Future
 import numpy as np
 
 from millpond.errors import TransientError
-from millpond.files.append_file import (
+from millpond.files.filesystem import Buffer
+from millpond.files.formats.append_file import (
     AppendFile,
     AppendFileWriter,
     MappedBytes,
     Slice,
     open_files,
 )
-from millpond.files.blocks import shape_of
-from millpond.files.filesystem import Buffer
+from millpond.files.formats.blocks import shape_of
 from millpond.files.refs import RunRef, TableManifest
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema

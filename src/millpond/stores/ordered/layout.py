@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.blocks import Shape, shape_of
+from millpond.files.formats.blocks import Shape, shape_of
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash

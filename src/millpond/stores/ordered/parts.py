@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.blocks import BlockSource, Shape, rows_per_block
+from millpond.files.formats.blocks import BlockSource, Shape, rows_per_block
 from millpond.files.refs import RunRef
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan

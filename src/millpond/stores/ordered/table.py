@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
+from millpond.files.formats.segment import encode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import encode_rows
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
 from millpond.kernels.ordered.order import MARK, MATCHED

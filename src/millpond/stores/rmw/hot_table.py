@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
-from millpond.files.blocks import shape_of
+from millpond.files.formats.blocks import shape_of
 from millpond.kernels.hot_table import extract, sweep
 from millpond.kernels.hot_table import state as hs
 from millpond.kernels.hot_table.arena import long_bytes, long_bytes_at, relocate

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millpond.files.blocks import BlockSource, MemorySource
+from millpond.files.formats.blocks import BlockSource, MemorySource
 from millpond.kernels.hot_table.state import FLAGS, TOMBSTONE, TOUCHED
 from millpond.layout import HASH, META, HashRange, Rows
 from millpond.stores.rmw.hot_table import HotTable

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
+from millpond.files.formats.segment import encode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import encode_rows
 from millpond.kernels.hot_table.state import TOMBSTONE, TOUCHED
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, TableSchema, Words

@@ -1,0 +1,1 @@
+"""Runs: immutable files of rows in hash order, how they are searched, and their compaction."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millpond.files.blocks import BlockSource, shape_of
+from millpond.files.formats.blocks import BlockSource, shape_of
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.merge import merge_order
 from millpond.layout import LAST_HASH, RowLayout, Rows

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.blocks import BlockSource, BlockTable, MemorySource, shape_of
+from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, shape_of
 from millpond.files.refs import RunRef
 from millpond.kernels.hot_table.state import STAMP_SHIFT
 from millpond.kernels.pointers import address

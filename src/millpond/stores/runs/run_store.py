@@ -12,15 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files.cache import BlockCache
-from millpond.files.cached import CachedSource, LocalCache
 from millpond.files.filesystem import FileSystem
-from millpond.files.in_place import in_place
-from millpond.files.mapped import CompressedError, MappedSource
+from millpond.files.formats.run import RunWriter, Target
 from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
-from millpond.files.remote import RemoteSource
-from millpond.files.run import RunWriter, Target
+from millpond.files.tiers.block_cache import BlockCache
+from millpond.files.tiers.in_place import in_place
+from millpond.files.tiers.local_copies import CachedSource, LocalCache
+from millpond.files.tiers.mapped import CompressedError, MappedSource
+from millpond.files.tiers.remote import RemoteSource
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.runs.run_set import Run
 

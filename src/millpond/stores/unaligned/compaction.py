@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.append_file import AppendFile, AppendFileWriter, Section
-from millpond.files.blocks import shape_of
+from millpond.files.formats.append_file import AppendFile, AppendFileWriter, Section
+from millpond.files.formats.blocks import shape_of
 from millpond.files.refs import RunRef
 from millpond.kernels.runs.gather import addresses, gather_rows, spread_ranges
 from millpond.layout import META, NULLS, RowLayout, Rows, Words

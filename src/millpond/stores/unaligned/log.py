@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError, TransientError
-from millpond.files.append_file import AppendFile, AppendFileWriter
-from millpond.files.blocks import shape_of
+from millpond.files.formats.append_file import AppendFile, AppendFileWriter
+from millpond.files.formats.blocks import shape_of
 from millpond.files.refs import RunRef, TableManifest
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.append_file import AppendFile, AppendFileWriter
+from millpond.files.formats.append_file import AppendFile, AppendFileWriter
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, META, NULLS, RowLayout, Rows, TableSchema, Words
 from millpond.stores.append_files import AppendFiles, Part

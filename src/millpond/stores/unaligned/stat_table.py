@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import SettingError
-from millpond.files.blocks import shape_of
+from millpond.files.formats.blocks import shape_of
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import addresses, gather, heap_bytes
 from millpond.kernels.unaligned import stat_table as kernels

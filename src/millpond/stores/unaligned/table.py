@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
-from millpond.files.blocks import shape_of
+from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.segment import encode_rows
 from millpond.files.refs import TableManifest
-from millpond.files.segment import encode_rows
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.unaligned import stat_table as kernels

@@ -1,0 +1,280 @@
+"""The backend for local and mounted disks.
+
+Reads and listings of folders go through plain system calls, and so do writes: obstore's local store neither syncs nor
+takes an object in pieces without joining them. An object is written aside, synced, then linked (put-if-absent) or
+renamed into place, so that its name never stands for less than the whole, even after a power cut.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from millpond.errors import SettingError, TransientError
+from millpond.files.backends.objects import cut_short, missing, taken
+from millpond.files.filesystem import Buffer, FileInfo, MissingFileError, views
+
+STAGING = "staging"
+"""Folder below the location where objects are written aside; what stays there was left by a process that died."""
+
+_UNFIT = (errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
+"""Failures that do not pass by themselves."""
+
+_PIECES = 512  # buffers per writev call; the kernel takes at most 1,024
+T = TypeVar("T")
+Listing = list[FileInfo]
+_CALL = 1 << 30  # bytes per write call; the kernel takes at most 2 GiB
+
+
+class LocalFiles:
+    """Objects as files below the directory `path`, which is made when first written to."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self.url = f"file:{self.path}"
+
+    def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
+        """See `FileSystem.put`; with `sync`, file and folder are fsynced before it returns."""
+        target = self._path(name)
+        with self._errors(name):
+            if create and os.path.exists(target):  # spares the write; the link below is what decides
+                raise taken(self.locate(name))
+            staged = self._stage(data, sync)
+            try:
+                self._publish(staged, target, create, sync)
+            except BaseException:
+                _unlink(staged)
+                raise
+
+    def get(self, name: str) -> bytes:
+        """See `FileSystem.get`."""
+        with self._errors(name), open(self._path(name), "rb", buffering=0) as file:
+            return file.read()
+
+    def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        """See `FileSystem.get_range`."""
+        return self.get_ranges(name, [(offset, length)])[0]
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """See `FileSystem.get_ranges`."""
+        with self._errors(name):
+            handle = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = [_read(handle, offset, length) for offset, length in ranges]
+            finally:
+                os.close(handle)
+        for piece, (offset, length) in zip(found, ranges, strict=True):
+            if len(piece) != length:
+                raise cut_short(self.locate(name), offset + length)
+        return list(found)
+
+    def size(self, name: str) -> int:
+        """See `FileSystem.size`."""
+        with self._errors(name):
+            return os.stat(self._path(name)).st_size
+
+    def exists(self, name: str) -> bool:
+        """See `FileSystem.exists`."""
+        try:
+            self.size(name)
+        except MissingFileError:
+            return False
+        return True
+
+    def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        """See `FileSystem.list`."""
+        found: Listing = []
+        folder, rest = os.path.split(prefix)
+        with self._errors(prefix):
+            self._walk(folder, rest, after, found)
+        return sorted(found)
+
+    def rename(self, src: str, dst: str) -> None:
+        """See `FileSystem.rename`."""
+        source, target = self._path(src), self._path(dst)
+        with self._errors(src):
+            os.stat(source)
+            _making_folders(lambda: os.replace(source, target), target)
+            _sync_folder(os.path.dirname(target))
+            _sync_folder(os.path.dirname(source))
+
+    def delete(self, name: str) -> None:
+        """See `FileSystem.delete`."""
+        with self._errors(name):
+            _unlink(self._path(name))
+
+    def locate(self, name: str) -> str:
+        """See `FileSystem.locate`."""
+        return f"{self.url}/{name}"
+
+    def place(self, name: str) -> str:
+        """The path of an object, for those who map it into memory."""
+        return self._path(name)
+
+    def staging(self) -> str:
+        """A fresh path aside, on the same disk, for a file to be written and then published."""
+        staged = os.path.join(self.path, STAGING, uuid.uuid4().hex)
+        _make_folder(os.path.dirname(staged))
+        return staged
+
+    def publish(self, staged: str, name: str) -> None:
+        """Sync a file written aside and make it the object `name`."""
+        with self._errors(name):
+            handle = os.open(staged, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            self._publish(staged, self._path(name), create=False, sync=True)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def _stage(self, data: Sequence[Buffer], sync: bool) -> str:
+        staged = os.path.join(self.path, STAGING, uuid.uuid4().hex)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        handle = _making_folders(lambda: os.open(staged, flags, 0o666), staged)
+        try:
+            _write(handle, data)
+            if sync:
+                os.fsync(handle)
+        except BaseException:
+            _unlink(staged)
+            raise
+        finally:
+            os.close(handle)
+        return staged
+
+    def _publish(self, staged: str, target: str, create: bool, sync: bool) -> None:
+        if create:
+            try:
+                _making_folders(lambda: os.link(staged, target), target)
+            except FileExistsError:
+                raise taken(self.locate(os.path.relpath(target, self.path))) from None
+            os.unlink(staged)
+        else:
+            _making_folders(lambda: os.replace(staged, target), target)
+        if sync:
+            _sync_folder(os.path.dirname(target))
+
+    def _walk(self, folder: str, prefix: str, after: str, found: Listing) -> None:
+        try:
+            entries = os.scandir(os.path.join(self.path, folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        with entries:
+            for entry in entries:
+                if not entry.name.startswith(prefix):
+                    continue
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir():
+                    if name + "/" < after and not after.startswith(name + "/"):
+                        continue  # every name in it sorts before
+                    self._walk(name, "", after, found)
+                elif name > after:
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:  # deleted meanwhile
+                        continue
+                    found.append(FileInfo(name, status.st_size, status.st_mtime))
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise missing(self.locate(name)) from error
+        except PermissionError as error:
+            raise SettingError(
+                f"Access is refused: {error.strerror}.",
+                action="Check the rights on the checkpointLocation, or on spark.millpond.state.location if it is set.",
+                file=self.locate(name),
+            ) from error
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno in _UNFIT:
+                raise SettingError(
+                    f"Nothing can be kept here: {error.strerror}.",
+                    action="Give another checkpointLocation or spark.millpond.state.location.",
+                    file=self.locate(name),
+                ) from error
+            action = "Free some space." if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Try again."
+            raise TransientError(
+                f"The disk failed: {error.strerror}.", action=action, file=self.locate(name)
+            ) from error
+
+
+def _write(handle: int, data: Sequence[Buffer]) -> None:
+    pieces = [piece[i : i + _CALL] for piece in views(data) for i in range(0, len(piece), _CALL)]
+    first = 0
+    while first < len(pieces):
+        batch, room = [], _CALL
+        for piece in pieces[first : first + _PIECES]:
+            batch.append(piece)
+            room -= len(piece)
+            if room <= 0:
+                break
+        written = os.writev(handle, batch)
+        for piece in batch:  # a short write: go on in the middle of a piece
+            if written < len(piece):
+                pieces[first] = piece[written:]
+                break
+            written -= len(piece)
+            first += 1
+
+
+def _read(handle: int, offset: int, length: int) -> bytes:
+    piece = os.pread(handle, length, offset)
+    if len(piece) == length or not piece:
+        return piece
+    pieces = [piece]
+    have = len(piece)
+    while have < length:
+        piece = os.pread(handle, length - have, offset + have)
+        if not piece:
+            break
+        pieces.append(piece)
+        have += len(piece)
+    return b"".join(pieces)
+
+
+def _making_folders(action: Callable[[], T], target: str) -> T:
+    try:
+        return action()
+    except FileNotFoundError:
+        _make_folder(os.path.dirname(target))
+        return action()
+
+
+def _make_folder(folder: str) -> None:
+    parent = os.path.dirname(folder)
+    if not os.path.isdir(parent):
+        _make_folder(parent)
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return
+    except FileNotFoundError:  # there is its parent, but that takes no folders
+        raise NotADirectoryError(errno.ENOTDIR, f"{folder} cannot be made") from None
+    _sync_folder(parent)
+
+
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that does not sync folders
+            raise
+    finally:
+        os.close(handle)
+
+
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,1 @@
+"""The formats of state files: checked blocks of rows."""

@@ -1,0 +1,185 @@
+"""Blocks as bytes: some rows and the slice of the heap that they refer to, self-contained and checked.
+
+    0   u32   length of the payload as stored
+    4   u32   rows
+    8   u32   bytes of heap
+    12  u16   words per row
+    14  u8    kind: rows, a filter, or the end of a segment
+    15  u8    encoding: raw, or byte-shuffled words then LZ4
+    16  u64   XXH3 (64 bits) of bytes 0–15 and the payload
+    24        payload: words, then heap; then zeroes up to a multiple of 8
+
+All numbers are little-endian. Heap offsets in the words count from the block's own heap. Raw blocks that start at a
+multiple of 8 can be used where they lie.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from millpond.errors import StateDamagedError
+from millpond.files.filesystem import Buffer
+from millpond.files.formats.blocks import shape_of
+from millpond.kernels.pointers import address
+from millpond.kernels.runs.byte_shuffle import shuffle, unshuffle
+from millpond.kernels.runs.gather import stray
+from millpond.layout import RowLayout, Rows
+
+HEADER = 24
+ROWS, FILTER, END = 1, 2, 3
+RAW, SHUFFLED_LZ4 = 16, 17
+
+_FIELDS = struct.Struct("<IIIHBB")
+_CHECK = struct.Struct("<Q")
+_PAD = bytes(8)
+_ACTION = "Restore the file from a copy, or restart from an older checkpoint."
+_codec = pa.Codec("lz4_raw")
+
+
+class BlockHeader(NamedTuple):
+    """What a block says about itself; see the module for the fields. `checksum` comes last, as in the file."""
+
+    stored: int
+    rows: int
+    heap: int
+    width: int
+    kind: int
+    encoding: int
+    checksum: int
+
+    @property
+    def size(self) -> int:
+        """Bytes from this block to the next."""
+        return padded(HEADER + self.stored)
+
+
+def padded(size: int) -> int:
+    """The size rounded up to whole words."""
+    return (size + 7) & ~7
+
+
+def damaged(name: str, what: str) -> StateDamagedError:
+    """The error for a file that is not what was written."""
+    return StateDamagedError(f"A state file is damaged: {what}.", action=_ACTION, file=name)
+
+
+def encode_block(rows: Rows, *, compress: bool, kind: int = ROWS) -> list[Buffer]:
+    """A block as buffers to write one after another.
+
+    Args:
+        rows: contiguous words, with heap offsets that count from `rows.heap`; the buffers may refer to both.
+        compress: shuffle and compress, where that makes it smaller.
+        kind: what the block holds.
+    """
+    words, heap = rows
+    size = words.nbytes + heap.nbytes
+    if compress:
+        plain = np.empty(size, np.uint8)
+        shuffle(address(words), len(words), words.shape[1], address(plain))
+        plain[words.nbytes :] = heap
+        packed = _codec.compress(plain, asbytes=False)
+        if packed.size < size:
+            return _framed(len(words), heap.nbytes, words.shape[1], kind, SHUFFLED_LZ4, [packed])
+    return _framed(
+        len(words), heap.nbytes, words.shape[1], kind, RAW, [words.data, heap.data] if heap.nbytes else [words.data]
+    )
+
+
+def encode_end(rows: int) -> list[Buffer]:
+    """The block that ends a segment, and says how many rows there were."""
+    return _framed(0, 0, 0, END, RAW, [_CHECK.pack(rows)])
+
+
+def _framed(rows: int, heap: int, width: int, kind: int, encoding: int, payload: list[Buffer]) -> list[Buffer]:
+    stored = sum(memoryview(piece).nbytes for piece in payload)
+    fields = _FIELDS.pack(stored, rows, heap, width, kind, encoding)
+    digest = xxhash.xxh3_64(fields)
+    for piece in payload:
+        digest.update(piece)
+    padding = -stored % 8
+    return [fields + _CHECK.pack(digest.intdigest()), *payload, *([_PAD[:padding]] if padding else [])]
+
+
+def read_header(data: memoryview, offset: int, name: str) -> BlockHeader:
+    """The header of the block at an offset, nothing of it checked but that it is there."""
+    if offset < 0 or offset + HEADER > len(data):
+        raise damaged(name, f"it ends within the block at byte {offset}")
+    return BlockHeader(*_FIELDS.unpack_from(data, offset), *_CHECK.unpack_from(data, offset + _FIELDS.size))
+
+
+def check_block(data: memoryview, offset: int, name: str, *, kind: int, width: int | None = None) -> BlockHeader:
+    """Check the block at an offset, lengths and checksum, and return its header.
+
+    Raises:
+        StateDamagedError: it is not a block of this kind and width, or not as it was written.
+    """
+    header = read_header(data, offset, name)
+    if offset + HEADER + header.stored > len(data):
+        raise damaged(name, f"it ends within the block at byte {offset}")
+    digest = xxhash.xxh3_64(data[offset : offset + _FIELDS.size])
+    digest.update(data[offset + HEADER : offset + HEADER + header.stored])
+    if digest.intdigest() != header.checksum:
+        raise damaged(name, f"the block at byte {offset} does not have its checksum")
+    fits = header.encoding == SHUFFLED_LZ4 or header.stored == header.rows * header.width * 8 + header.heap
+    if header.kind != kind or (width is not None and header.width != width) or not (fits or kind == END):
+        raise damaged(name, f"the block at byte {offset} is not of the kind or size expected")
+    return header
+
+
+def check_references(rows_at: int, header: BlockHeader, layout: RowLayout, offset: int, name: str) -> None:
+    """Check that the long values of a block (address of its words) lie within its heap."""
+    blobs = shape_of(layout).blobs
+    if len(blobs) and stray(rows_at, header.rows, header.width, blobs, header.heap) >= 0:
+        raise damaged(name, f"a row of the block at byte {offset} refers to bytes outside of it")
+
+
+def decode_into(
+    data: memoryview,
+    offset: int,
+    header: BlockHeader,
+    layout: RowLayout,
+    name: str,
+    words: NDArray[np.uint64],
+    heap: NDArray[np.uint8],
+) -> None:
+    """Decode a checked block of rows into arrays of exactly its size.
+
+    Raises:
+        StateDamagedError: its contents do not fit its header.
+    """
+    payload = data[offset + HEADER : offset + HEADER + header.stored]
+    size = words.nbytes + heap.nbytes
+    if header.encoding == SHUFFLED_LZ4:
+        try:
+            plain = np.frombuffer(_codec.decompress(payload, size), np.uint8)
+        except (OSError, pa.ArrowException) as error:
+            raise damaged(name, f"the block at byte {offset} does not decompress") from error
+        if len(plain) != size:
+            raise damaged(name, f"the block at byte {offset} decompresses to another length")
+        unshuffle(address(plain), header.rows, header.width, address(words))
+    elif header.encoding == RAW:
+        plain = np.frombuffer(payload, np.uint8)
+        words.reshape(-1).view(np.uint8)[:] = plain[: words.nbytes]
+    else:
+        raise damaged(name, f"the block at byte {offset} is encoded in an unknown way")
+    heap[:] = plain[words.nbytes :]
+    check_references(address(words), header, layout, offset, name)
+
+
+def decode_block(data: memoryview, offset: int, layout: RowLayout, name: str) -> tuple[Rows, int]:
+    """The rows of the block at an offset, and the offset of the next block.
+
+    Raises:
+        StateDamagedError: the block is not as it was written; names the file.
+    """
+    header = check_block(data, offset, name, kind=ROWS, width=layout.width)
+    words = np.empty((header.rows, header.width), np.uint64)
+    heap = np.empty(header.heap, np.uint8)
+    decode_into(data, offset, header, layout, name, words, heap)
+    return Rows(words, heap), offset + header.size

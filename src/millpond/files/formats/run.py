@@ -1,0 +1,272 @@
+"""Run files: hash-ordered rows in checked blocks, and a footer that tells where everything is.
+
+    0      8 bytes  magic `MILLRUN1`
+    8      blocks of rows; behind every `FILTER_GROUP` of them (and behind the last) a block with their bloom filters
+    …      footer (`Footer`, msgpack)
+    -24    u64 length of the footer, u64 its XXH3, magic again
+
+Bloom filters stand beside their rows, so that writing needs no memory for them and readers bring in what they need. The
+same run may exist twice: compressed in the state location and raw on a local disk, with the same blocks of rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from millpond.errors import StateIncompatibleError
+from millpond.files.filesystem import Buffer
+from millpond.files.formats.blocks import BlockIndex, cut_blocks
+from millpond.files.formats.codec import FILTER, HEADER, damaged, encode_block
+from millpond.files.refs import RunRef
+from millpond.kernels.pointers import address
+from millpond.kernels.runs.bloom import BITS_PER_KEY, LINE, build_filter, lines_for
+from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
+
+MAGIC = b"MILLRUN1"
+FORMAT = 1
+FILTER_GROUP = 32
+"""Blocks whose filters stand together."""
+
+_TAIL = struct.Struct("<QQ8s")
+_NO_HEAP = np.empty(0, np.uint8)
+
+
+class Footer(msgspec.Struct, frozen=True):
+    """What a run file says of itself. The directory is in little-endian arrays, an element a block (or filter group).
+
+    Attributes:
+        format: version of the format; schema: the columns of the rows.
+        rows, tombstones: how many; first, last: lowest and highest hash; oldest, newest: lowest and highest stamp.
+        fence (u64), counts (u32), offsets (u64), sizes (u32): of each block, first hash, rows, place and length.
+        raw: whether blocks can be used where they lie.
+        group: blocks whose filters stand together; filters (u64): of each group, the place of the filters.
+    """
+
+    format: int
+    schema: TableSchema
+    rows: int
+    tombstones: int
+    first: int
+    last: int
+    oldest: int
+    newest: int
+    fence: bytes
+    counts: bytes
+    offsets: bytes
+    sizes: bytes
+    raw: bool
+    group: int
+    filters: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Footer)
+
+
+@dataclass(frozen=True, eq=False)
+class Directory:
+    """Where the parts of one run file stand.
+
+    Attributes:
+        footer: as read. index: what searches need.
+        offsets, sizes: of each block; filter_offsets: of each group of filters; filter_lines: filter lines in the
+            group before each block.
+    """
+
+    footer: Footer
+    index: BlockIndex
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    filter_offsets: NDArray[np.int64]
+    filter_lines: NDArray[np.int64]
+
+    def filter_size(self, group: int) -> int:
+        """Bytes of a group of filters in the file."""
+        blocks = slice(group * self.footer.group, (group + 1) * self.footer.group)
+        return HEADER + LINE * int(self.index.lines[blocks].sum())
+
+
+class Target:
+    """One file that a `RunWriter` writes to.
+
+    Args:
+        write: takes the next bytes; need not keep them.
+        compress: shuffle and compress blocks.
+    """
+
+    def __init__(self, write: Callable[[Buffer], object], *, compress: bool) -> None:
+        self._write = write
+        self.compress = compress
+        self.bytes = 0
+        self.checksum = 0
+        self.offsets: list[int] = []
+        self.sizes: list[int] = []
+        self.filters: list[int] = []
+        self.put([MAGIC])
+
+    def put(self, pieces: Sequence[Buffer]) -> int:
+        """Write some bytes and return how many."""
+        before = self.bytes
+        for piece in pieces:
+            self._write(piece)
+            self.bytes += memoryview(piece).nbytes
+        return self.bytes - before
+
+
+class RunWriter:
+    """Writes one run to some files as its rows come, a block at a time.
+
+    Args:
+        layout: the layout of the rows.
+        targets: the files.
+    """
+
+    def __init__(self, layout: RowLayout, targets: Sequence[Target]) -> None:
+        self._layout = layout
+        self._targets = targets
+        self._fence: list[int] = []
+        self._counts: list[int] = []
+        self._filters: list[NDArray[np.uint64]] = []
+        self._last = 0
+        self._stamps = (1 << 48, 0)
+        self._tombstones = 0
+
+    def add(self, rows: Rows) -> None:
+        """Write rows in hash order that do not sort before those written so far."""
+        if rows.count:
+            meta = rows.words[:, META]
+            self._stamps = min(self._stamps[0], int(meta.min()) >> 16), max(self._stamps[1], int(meta.max()) >> 16)
+            self._tombstones += int(np.count_nonzero(meta & np.uint64(1)))
+        for block in cut_blocks(rows, self._layout):
+            words = block.words
+            if int(words[0, HASH]) < self._last:
+                raise ValueError("the rows of a run must come in hash order")
+            self._last = int(words[-1, HASH])
+            self._fence.append(int(words[0, HASH]))
+            self._counts.append(len(words))
+            lines = max(1, -(-len(words) * BITS_PER_KEY // (8 * LINE)))
+            filter_ = np.zeros((lines, LINE // 8), np.uint64)
+            build_filter(address(words), words.shape[1], len(words), lines, filter_.reshape(-1), 0)
+            self._filters.append(filter_)
+            for target in self._targets:
+                target.offsets.append(target.bytes)
+                target.sizes.append(target.put(encode_block(block, compress=target.compress)))
+            if len(self._filters) == FILTER_GROUP:
+                self._put_filters()
+
+    def _put_filters(self) -> None:
+        pieces = encode_block(Rows(np.concatenate(self._filters), _NO_HEAP), compress=False, kind=FILTER)
+        for target in self._targets:
+            target.filters.append(target.bytes)
+            target.put(pieces)
+        self._filters = []
+
+    def finish(self) -> None:
+        """Write what ends the files."""
+        if self._filters:
+            self._put_filters()
+        for target in self._targets:
+            footer = Footer(
+                format=FORMAT,
+                schema=self._layout.schema,
+                rows=sum(self._counts),
+                tombstones=self._tombstones,
+                first=self._fence[0] if self._fence else 0,
+                last=self._last,
+                oldest=min(self._stamps),
+                newest=self._stamps[1],
+                fence=np.array(self._fence, "<u8").tobytes(),
+                counts=np.array(self._counts, "<u4").tobytes(),
+                offsets=np.array(target.offsets, "<u8").tobytes(),
+                sizes=np.array(target.sizes, "<u4").tobytes(),
+                raw=not target.compress,
+                group=FILTER_GROUP,
+                filters=np.array(target.filters, "<u8").tobytes(),
+            )
+            encoded = _encoder.encode(footer)
+            target.checksum = xxhash.xxh3_64_intdigest(encoded)
+            target.put([encoded, _TAIL.pack(len(encoded), target.checksum, MAGIC)])
+
+    def ref(self, name: str, target: Target) -> RunRef:
+        """The reference to a finished file."""
+        first = self._fence[0] if self._fence else 0
+        return RunRef(
+            name,
+            rows=sum(self._counts),
+            bytes=target.bytes,
+            first=first,
+            last=self._last,
+            oldest=min(self._stamps),
+            newest=self._stamps[1],
+            checksum=target.checksum,
+        )
+
+
+def footer_guess(rows: int, layout: RowLayout) -> int:
+    """How many bytes at the end of a run file of so many rows surely hold its footer, long values aside."""
+    return 4096 + 26 * (rows * layout.width * 8 // 65536 + rows // 65536)
+
+
+def read_directory(
+    read: Callable[[int, int], Buffer], size: int, name: str, layout: RowLayout, *, guess: int = 65536
+) -> Directory:
+    """Read the footer of a run file, in one go if the guess of its length is right, else in two.
+
+    Args:
+        read: gives the bytes at (offset, length). size: length of the file. name: of the file, for messages.
+        layout: the layout that its rows must have.
+
+    Raises:
+        StateDamagedError: the file is not a whole run file.
+        StateIncompatibleError: it is of a newer format, or its rows have other columns.
+    """
+    if size < len(MAGIC) + _TAIL.size:
+        raise damaged(name, "it is too short for a run")
+    length = min(size, guess)
+    end = memoryview(read(size - length, length)).cast("B")
+    if len(end) != length:
+        raise damaged(name, "it is shorter than it was written")
+    wanted, checksum, magic = _TAIL.unpack(end[-_TAIL.size :])
+    if magic != MAGIC or wanted > size - _TAIL.size - len(MAGIC):
+        raise damaged(name, "it does not end as a run does")
+    encoded = end[-_TAIL.size - wanted : -_TAIL.size]
+    if wanted + _TAIL.size > length:
+        encoded = memoryview(read(size - _TAIL.size - wanted, wanted)).cast("B")
+    if xxhash.xxh3_64_intdigest(encoded) != checksum:
+        raise damaged(name, "its footer does not have its checksum")
+    try:
+        footer = _decoder.decode(encoded)
+    except msgspec.MsgspecError as error:
+        raise damaged(name, "its footer cannot be read") from error
+    if footer.format > FORMAT:
+        raise StateIncompatibleError(
+            f"A run file has format {footer.format}.", action="Read it with a newer Millpond.", file=name
+        )
+    if footer.schema != layout.schema:
+        raise StateIncompatibleError("A run file holds other columns than its table.", file=name)
+    return _directory(footer, size, name)
+
+
+def _directory(footer: Footer, size: int, name: str) -> Directory:
+    fence = np.frombuffer(footer.fence, "<u8").astype(np.uint64)
+    counts = np.frombuffer(footer.counts, "<u4").astype(np.int64)
+    offsets = np.frombuffer(footer.offsets, "<u8").astype(np.int64)
+    sizes = np.frombuffer(footer.sizes, "<u4").astype(np.int64)
+    filters = np.frombuffer(footer.filters, "<u8").astype(np.int64)
+    starts = np.append(0, np.cumsum(counts))
+    groups = -(-len(fence) // max(1, footer.group))
+    fits = len(fence) == len(counts) == len(offsets) == len(sizes) and len(filters) == groups
+    if not fits or starts[-1] != footer.rows or (len(offsets) and int((offsets + sizes).max()) > size):
+        raise damaged(name, "its footer contradicts itself")
+    lines = lines_for(counts)
+    before = np.cumsum(lines, dtype=np.int64) - lines
+    group_start = before[np.arange(len(lines)) // footer.group * footer.group]
+    index = BlockIndex(fence, starts, lines, footer.last)
+    return Directory(footer, index, offsets, sizes, filters, before - group_start)

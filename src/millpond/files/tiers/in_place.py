@@ -1,0 +1,64 @@
+"""Run files in a state location on a local disk: raw, and mapped where they lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from millpond.files.backends.local import LocalFiles
+from millpond.files.filesystem import FileSystem
+from millpond.files.formats.codec import damaged
+from millpond.files.formats.run import RunWriter, Target
+from millpond.files.refs import RunRef
+from millpond.files.tiers.mapped import CompressedError, MappedSource
+from millpond.layout import RowLayout, Rows
+
+_BUFFER = 1 << 20
+
+
+class InPlace:
+    """Writes and maps the run files of a location on a local disk."""
+
+    def __init__(self, files: LocalFiles) -> None:
+        self._files = files
+
+    def write(self, name: str, pieces: Iterable[Rows], layout: RowLayout) -> tuple[RunRef, MappedSource]:
+        """Write a run, durably, and map it."""
+        staged = self._files.staging()
+        try:
+            with open(staged, "wb", buffering=_BUFFER) as raw:
+                target = Target(raw.write, compress=False)
+                writer = RunWriter(layout, [target])
+                for piece in pieces:
+                    writer.add(piece)
+                writer.finish()
+            source = MappedSource(staged, layout, checked=True)
+            self._files.publish(staged, name)
+        except BaseException:
+            if os.path.exists(staged):
+                os.unlink(staged)
+            raise
+        source.path = self._files.place(name)
+        return writer.ref(name, target), source
+
+    def open(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
+        """Map a run; None if its blocks are compressed, as in a location that was copied from an object store.
+
+        Raises:
+            StateDamagedError: the file is missing, cut short or altered.
+        """
+        place = self._files.place(ref.name)
+        if self._files.size(ref.name) != ref.bytes:
+            raise damaged(place, "it does not have the length that it was written with")
+        try:
+            source = MappedSource(place, layout)
+        except CompressedError:
+            return None
+        if (source.index.rows, source.index.highest) != (ref.rows, ref.last):
+            raise damaged(place, "it is not the file that the checkpoint names")
+        return source
+
+
+def in_place(files: FileSystem) -> InPlace | None:
+    """The way to the run files of a location if they can be mapped where they lie."""
+    return InPlace(files) if isinstance(files, LocalFiles) else None

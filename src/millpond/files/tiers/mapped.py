@@ -1,0 +1,147 @@
+"""Raw run files on a local disk, mapped into memory; every block is checked before it is first used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers
+from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
+from millpond.files.formats.run import Directory, read_directory
+from millpond.kernels.pointers import address
+from millpond.kernels.runs.bloom import LINE
+from millpond.kernels.runs.readahead import ask_for, ask_for_range, probably_cached
+from millpond.layout import RowLayout
+
+_REACH_ROWS = 16  # a row is seldom farther from where its hash says
+_GAP = 4 * mmap.PAGESIZE
+_AT_HAND = 31
+"""Calls for which pages are taken to be in memory once some were: to ask the system takes longer than to use them."""
+
+
+class CompressedError(ValueError):
+    """A run file whose blocks have to be decoded cannot be mapped."""
+
+
+class MappedSource:
+    """The blocks of a raw run file where they lie.
+
+    Args:
+        path: the file.
+        layout: the layout of its rows.
+        checked: the file was written by this process just now, or checked whole.
+
+    Raises:
+        StateDamagedError: the file is not a whole run file.
+        CompressedError: it is one, but compressed.
+    """
+
+    distant = True
+
+    def __init__(self, path: str, layout: RowLayout, *, checked: bool = False) -> None:
+        self.path = path
+        self.layout = layout
+        with open(path, "rb") as file:
+            self.size = os.fstat(file.fileno()).st_size
+            if not self.size:
+                raise damaged(path, "it is empty")
+            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self._view = memoryview(self._map)
+        # A file of another length than it was written with is found out here, or rows could end beyond the mapping.
+        self.directory: Directory = read_directory(lambda o, n: self._view[o : o + n], self.size, path, layout)
+        directory = self.directory
+        if not directory.footer.raw:
+            raise CompressedError(f"{path} is compressed and cannot be used where it lies")
+        self.index = directory.index
+        self._base = address(np.frombuffer(self._map, np.uint8))
+        base = np.uint64(self._base)
+        words_at = base + directory.offsets.astype(np.uint64) + np.uint64(HEADER)
+        words_bytes = np.diff(self.index.starts) * (8 * layout.width)
+        heap_at = words_at + words_bytes.astype(np.uint64)
+        group = np.arange(self.index.count) // directory.footer.group
+        filter_at = base + (directory.filter_offsets[group] + HEADER + LINE * directory.filter_lines).astype(np.uint64)
+        self._table = BlockTable(words_at, heap_at, (self._map,))
+        self._filters = FilterTable(filter_at, (self._map,))
+        self._reach = _REACH_ROWS * 8 * layout.width
+        # Faults of probes bring in a page, not its neighbourhood; whoever wants more asks for it.
+        self._map.madvise(mmap.MADV_RANDOM)
+        self._checked = np.full(self.index.count, checked)
+        self._checked_filters = np.full(len(directory.filter_offsets), checked)
+        self._all_blocks = self._all_filters = checked
+        self._at_hand = 0
+        held = (self.index.fence, self.index.starts, self.index.lines, words_at, heap_at, filter_at)
+        self.memory = sum(array.nbytes for array in (*held, directory.offsets, directory.sizes, directory.filter_lines))
+
+    @property
+    def resident(self) -> bool:
+        """Whether all blocks are known to be right."""
+        return self._all_blocks and self._all_filters
+
+    def blocks(self, wanted: Numbers) -> BlockTable:
+        """See `BlockSource.blocks`."""
+        if not self._all_blocks:
+            todo = np.unique(wanted)
+            todo = todo[~self._checked[todo]]
+            for begin, end in _stretches(todo):
+                self.expect_blocks(begin, end)
+            for block in todo.tolist():
+                self._check(block)
+            if len(todo):
+                self._all_blocks = bool(self._checked.all())
+        return self._table._replace(complete=self._all_blocks)
+
+    def filters(self, wanted: Numbers) -> FilterTable:
+        """See `BlockSource.filters`."""
+        if not self._all_filters:
+            todo = np.unique(np.asarray(wanted) // self.directory.footer.group)
+            todo = todo[~self._checked_filters[todo]]
+            for group in todo.tolist():
+                offset = int(self.directory.filter_offsets[group])
+                header = check_block(self._view, offset, self.path, kind=FILTER, width=LINE // 8)
+                if header.encoding != RAW or HEADER + header.stored != self.directory.filter_size(group):
+                    raise damaged(self.path, f"the filter at byte {offset} has another length")
+                self._checked_filters[group] = True
+            if len(todo):
+                self._all_filters = bool(self._checked_filters.all())
+        return self._filters
+
+    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+        """See `BlockSource.expect_rows`: pages that are not in memory are asked for all at once."""
+        if self._at_hand:
+            self._at_hand -= 1
+        elif len(places) and probably_cached(places):
+            self._at_hand = _AT_HAND
+        elif len(places):
+            ask_for(places, self._reach, self._reach, _GAP)
+
+    def expect_blocks(self, begin: int, end: int) -> None:
+        """See `BlockSource.expect_blocks`."""
+        if begin < end:
+            offset = int(self.directory.offsets[begin])
+            size = int(self.directory.offsets[end - 1] + self.directory.sizes[end - 1]) - offset
+            ask_for_range(self._base + offset, size)
+
+    def _check(self, block: int) -> None:
+        offset = int(self.directory.offsets[block])
+        header = check_block(self._view, offset, self.path, kind=ROWS, width=self.layout.width)
+        rows = int(self.index.starts[block + 1] - self.index.starts[block])
+        if header.encoding != RAW or header.rows != rows:
+            raise damaged(self.path, f"the block at byte {offset} does not fit the footer")
+        check_references(int(self._table.words_at[block]), header, self.layout, offset, self.path)
+        self._checked[block] = True
+
+    def close(self) -> None:
+        """See `BlockSource.close`: the mapping ends with its last pin."""
+
+
+def _stretches(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Ascending numbers as ranges (first, one past the last) without gaps."""
+    if not len(numbers):
+        return []
+    breaks = np.flatnonzero(np.diff(numbers) > 1)
+    begins = numbers[np.append(0, breaks + 1)].tolist()
+    ends = (numbers[np.append(breaks, len(numbers) - 1)] + 1).tolist()
+    return list(zip(begins, ends, strict=True))

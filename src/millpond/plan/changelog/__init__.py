@@ -1,0 +1,1 @@
+"""Results that change: how their changes reach the operators above, and what may stand between."""

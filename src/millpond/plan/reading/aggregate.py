@@ -1,0 +1,377 @@
+"""Reads one `Aggregate` node: what to project below the exchange, what the operator computes, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from millpond.plan.catalyst.nodes import (
+    SESSION_WINDOW,
+    WATERMARK_DELAY,
+    Catalyst,
+    Expression,
+    Node,
+    percentile_options,
+    sketch_tables,
+)
+from millpond.plan.ddl import quoted
+from millpond.plan.reading.session import Session, constant_gap
+from millpond.plan.reading.user_functions import AGGREGATE, UserCalls
+from millpond.plan.reading.windows import Assigned, assigned
+from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.support import FUNCTIONS, SMALL
+from millpond.spec.functions import (
+    IN_ORDER,
+    KEY_COLUMNS,
+    MAX_KEY_COLUMNS,
+    is_distinct,
+    key_supported,
+    key_width,
+    sketch_precision,
+    supported,
+)
+from millpond.spec.operators import (
+    GLOBAL_HASH,
+    PANE_TYPE,
+    AggregateCall,
+    AggregateSpec,
+    EventTime,
+    Field,
+    SessionSpec,
+)
+
+_PATH_LIKE = str.maketrans(".`", "__")
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A column of the pipe's input, computed by SQL from columns that the child's projection made.
+
+    Attributes:
+        field: its name and type in the pipe.
+        raw: positions in the raw expressions.
+        sql: SQL over `{0}`, `{1}`…, the raw columns' names.
+    """
+
+    field: Field
+    raw: tuple[int, ...]
+    sql: str
+
+
+@dataclass
+class Reading:
+    """What was read from an `Aggregate` node.
+
+    Attributes:
+        raw: expressions over the child's columns, each projected once.
+        keys, inputs: the pipe's input columns.
+        calls: the aggregate functions, each computed once.
+        aggregates: the expression that each call was read from.
+        hash: SQL over the key columns that gives the key hash.
+        time: the key by whose time groups are closed.
+        assigned: how that key is assigned, if the operator does it instead of Spark.
+        session: the grouping by sessions, if there is one.
+        bounds: the pipe's input columns for it, the start and the end of each row's own window.
+        users: functions of the user, which are called with the rows of each group.
+    """
+
+    raw: list[Expression] = field(default_factory=list)
+    keys: list[Derived] = field(default_factory=list)
+    inputs: list[Derived] = field(default_factory=list)
+    calls: list[AggregateCall] = field(default_factory=list)
+    aggregates: list[Expression] = field(default_factory=list)
+    hash: str = f"{GLOBAL_HASH}L"
+    time: EventTime | None = None
+    assigned: Assigned | None = None
+    session: Session | None = None
+    bounds: list[Derived] = field(default_factory=list)
+    users: UserCalls = field(default_factory=UserCalls)
+
+    @property
+    def columns(self) -> list[Derived]:
+        """The pipe's input columns."""
+        return self.keys + self.bounds + self.inputs
+
+    def function_name(self, number: int) -> str:
+        """What the query calls the function of a call; the user's own are called together, by the last call."""
+        theirs = [one for one in self.aggregates if not calls_user(one)]
+        if number >= len(theirs):
+            return self.users.functions[0].name
+        return str(theirs[number].children[0].get("prettyName") or self.calls[number].function)
+
+    def results(self, groupings: list[Expression]) -> list[tuple[str, Expression]]:
+        """The columns that stand before the calls in the pipe's output: their names, and which groupings they are."""
+        names = [key.field.name for key in self.keys]
+        if self.session is None:
+            return list(zip(names, groupings, strict=True))
+        at = self.session.position
+        keys = groupings[:at] + groupings[at + 1 :]
+        return [*zip(names, keys, strict=True), (self.session.window.name, groupings[at])]
+
+    def spec(self, output_mode: str) -> AggregateSpec | SessionSpec:
+        """The operator's plain description."""
+        if self.session is not None:
+            before, after = ([column.field for column in columns] for columns in (self.keys, self.inputs))
+            return self.session.spec(before, after, self.calls, output_mode)
+        keys, time = [key.field for key in self.keys], self.time
+        if self.assigned is not None and time is not None:
+            keys[time.column] = Field(keys[time.column].name, self.assigned.type)
+            # What counts distinct inputs only would count those of two panes twice, and between rows of two panes it
+            # is not known which came first.
+            by_window = any(is_distinct(call) or call.function in IN_ORDER for call in self.calls)
+            shared = self.assigned.expanded and output_mode == "append" and not by_window
+            time = replace(time, windows=replace(self.assigned.windows, shared=shared))
+        inputs = tuple(column.field for column in self.inputs)
+        return AggregateSpec(tuple(keys), inputs, tuple(self.calls), output_mode, time)
+
+    def set_hash(self, keys: list[str]) -> None:
+        """Hash these columns; without any, all rows belong together.
+
+        Raises:
+            Unsupported: the key has too many columns.
+        """
+        fields = [column.field for column in self.keys + self.inputs if column.field.name in keys]
+        if key_width(fields) > MAX_KEY_COLUMNS:
+            raise Unsupported(Reason(KEY_COLUMNS, str(key_width(fields))))
+        if keys:
+            self.hash = f"xxhash64({', '.join(quoted(key) for key in keys)})"
+
+    def add_raw(self, expression: Expression) -> int:
+        """The position of an expression among those to project, added if new."""
+        for index, known in enumerate(self.raw):
+            if known.means(expression):
+                return index
+        self.raw.append(expression)
+        return len(self.raw) - 1
+
+    def add_input(self, expressions: list[Expression], sql: str = "{0}", type_: str | None = None) -> int:
+        """The position of an input column, added if new."""
+        raw = tuple(self.add_raw(expression) for expression in expressions)
+        for index, known in enumerate(self.inputs):
+            if known.raw == raw and known.sql == sql:
+                return index
+        self.inputs.append(Derived(Field(f"input{len(self.inputs)}", type_ or expressions[0].type), raw, sql))
+        return len(self.inputs) - 1
+
+
+def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
+    """Read an `Aggregate`.
+
+    Args:
+        catalyst: of the query's session. node: the aggregate.
+        closing: whether the watermark closes groups (in complete mode it does not).
+
+    Raises:
+        Unsupported: with the reason why it stays on Spark.
+    """
+    reading = Reading()
+    groupings = [(_label(node, grouping), grouping) for grouping in node.list("groupingExpressions")]
+    read_groupings(reading, node, groupings, closing=closing)
+    for result in node.list("aggregateExpressions"):
+        for expression in result.walk():
+            if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
+                reading.aggregates.append(expression)
+                _read_call(catalyst, reading, expression)
+    if reading.users.functions:
+        reading.calls.append(reading.users.rows([column.field for column in reading.inputs]))
+    return reading
+
+
+def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expression]], *, closing: bool) -> None:
+    """Read what a node groups by, each with a name, and hash it.
+
+    Args:
+        reading: takes it up. node: right above where windows are assigned.
+        groupings: names and expressions. closing: as for `read_aggregate`.
+
+    Raises:
+        Unsupported: with the reason why it stays on Spark.
+    """
+    if closing:
+        check_one_time([grouping for _, grouping in groupings if WATERMARK_DELAY in metadata(grouping)])
+    names: set[str] = set()
+    hashed: list[str] = []
+    for position, (label, grouping) in enumerate(groupings):
+        check_key(grouping)
+        name = unique(label, names)
+        if SESSION_WINDOW in metadata(grouping):
+            marked = WATERMARK_DELAY in metadata(grouping)
+            reading.session = Session(position, Field(name, grouping.type), marked, constant_gap(node, grouping))
+            raw = (reading.add_raw(grouping),)
+            reading.bounds = [Derived(bound, raw, sql) for bound, sql in reading.session.bounds]
+            continue
+        if not (closing and WATERMARK_DELAY in metadata(grouping)):
+            reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
+            hashed.append(name)
+            continue
+        found = assigned(node, grouping)
+        reading.time = EventTime(position, None if found is None else found.windows)
+        reading.assigned = found
+        if found is None:
+            reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
+            hashed.append(name)
+            continue
+        reading.keys.append(Derived(Field(name, PANE_TYPE), (reading.add_raw(found.time),), found.pane))
+        if found.windows.overlap == 1:  # else the rows of all windows of a pane have to meet
+            hashed.append(name)
+    reading.set_hash(hashed)
+    if reading.session is not None and reading.time is not None:
+        raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
+
+
+def rewrite(
+    catalyst: Catalyst, expression: Expression, replace: Callable[[Expression], Expression | None]
+) -> Expression:
+    """A copy of an expression with every subtree that `replace` knows replaced, outermost first."""
+    new = replace(expression)
+    if new is not None:
+        return new
+    if not expression.children:
+        return expression
+    return catalyst.with_operands(expression, [rewrite(catalyst, child, replace) for child in expression.children])
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """`name`, numbered if taken; case is ignored, as Spark's resolution does by default.
+
+    Dots and backticks go, because `mapInArrow` reads column names as if they were paths.
+    """
+    name = name.translate(_PATH_LIKE)
+    fresh, number = name, 1
+    while fresh.lower() in taken or fresh.startswith("__"):
+        number += 1
+        fresh = f"{name.lstrip('_')}_{number}"
+    taken.add(fresh.lower())
+    return fresh
+
+
+def _label(node: Node, grouping: Expression) -> str:
+    """The name under which the query shows a grouping expression, else its SQL."""
+    for result in node.list("aggregateExpressions"):
+        if result.kind == "Alias" and result.children[0].means(grouping):
+            return result.name
+    return grouping.name
+
+
+def check_key(expression: Expression) -> None:
+    """Refuse a key of a type that operators do not compare."""
+    reason = key_supported(expression.type)
+    if reason is not None:
+        raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
+
+
+def check_one_time(marked: list[Expression]) -> None:
+    """Refuse several columns with a watermark, as Spark does: which of them would close the state?"""
+    if len({column.expr_id for column in marked}) > 1:
+        names = " and ".join(column.name for column in marked)
+        raise Unsupported(Reason("MP-EVENT-TIME", f"{names}, of which Spark takes one only"))
+
+
+def metadata(expression: Expression) -> dict[str, Any]:
+    """The field metadata of a named expression; nothing for others."""
+    return expression.metadata if expression.kind in ("AttributeReference", "Alias") else {}
+
+
+def calls_user(expression: Expression) -> bool:
+    """Whether an `AggregateExpression` is of a function of the user."""
+    return expression.children[0].kind == AGGREGATE
+
+
+def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> None:
+    """Read one `AggregateExpression`, of Spark's functions or the user's."""
+    function = expression.expression("aggregateFunction")
+    assert function is not None
+    if not calls_user(expression):
+        shown = len(reading.keys) + (reading.session is not None)
+        reading.users.order.append(shown + len(reading.calls))
+        reading.calls.append(read_function(catalyst, reading, expression))
+        return
+    if expression.get("isDistinct") or expression.expression("filter") is not None:
+        raise Unsupported(Reason("MP-PYTHON", str(function.get("name"))))
+    reading.users.order.append(-1 - len(reading.users.functions))
+    reading.users.add(catalyst, function, lambda operand: reading.add_input([operand]))
+
+
+def read_function(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
+    """Read one `AggregateExpression`; its arguments become inputs of the reading.
+
+    Raises:
+        Unsupported: the function, or its arguments, cannot run here.
+    """
+    aggregate = expression.expression("aggregateFunction")
+    assert aggregate is not None
+    name = FUNCTIONS.get(aggregate.kind)
+    if name is None:
+        raise Unsupported(Reason("MP-FUNCTION", str(aggregate.get("prettyName") or aggregate.kind)))
+    distinct = bool(expression.get("isDistinct"))
+    operands = aggregate.children
+    if name == "count" and not distinct:
+        operands = [operand for operand in operands if operand.nullable]
+        inputs = [_presence(reading, operands)] if operands else []
+    elif name == "approx_count_distinct":
+        inputs = [_hashed(reading, operands[0])]
+    else:
+        if name == "percentile":
+            operands = _counted(aggregate)
+        inputs = [reading.add_input([operand]) for operand in operands]
+    condition = expression.expression("filter")
+    position = None if condition is None else reading.add_input([condition])
+    call = AggregateCall(name, tuple(inputs), aggregate.type, position, distinct, _options(catalyst, name, aggregate))
+    reason = supported(call, [reading.inputs[index].field.type for index in inputs])
+    if reason is not None:
+        types = ", ".join(operand.type for operand in operands)
+        mode = "try_" if call.options.get("eval_mode") == "try" else ""
+        raise Unsupported(Reason(reason, f"{mode}{name}({'distinct ' if distinct else ''}{types})"))
+    return call
+
+
+def _options(catalyst: Catalyst, name: str, aggregate: Expression) -> dict[str, Any]:
+    """What a function's result depends on beside its inputs."""
+    if name in ("first", "last", "any_value"):
+        return {"ignore_nulls": bool(aggregate.get("ignoreNulls"))}
+    if name in ("collect_list", "collect_set"):
+        return {"ignore_nulls": aggregate.get("ignoreNulls") is not False}
+    if name in ("sum", "avg"):
+        return {"eval_mode": _eval_mode(aggregate)}
+    if name in ("stddev_samp", "var_samp"):
+        return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False}
+    if name == "percentile":
+        return percentile_options(aggregate)
+    if name == "mode":  # Spark reverses the order of values so that its maximum is the least one
+        return {"greatest": aggregate.get("reverseOpt") is False}
+    if name == "approx_count_distinct":
+        options = {"relative_sd": float(aggregate.get("relativeSD"))}
+        return options | sketch_tables(sketch_precision(options))
+    return {}
+
+
+def _counted(aggregate: Expression) -> list[Expression]:
+    """The operands of a percentile that rows have: the value, and its frequency unless that is 1."""
+    value, *rest = aggregate.children
+    frequency = rest[1] if len(rest) > 1 else None
+    return [value] if frequency is None or str(frequency) == "1" else [value, frequency]
+
+
+def _presence(reading: Reading, operands: list[Expression]) -> int:
+    """A column that is null where any operand of `count` is: the operand itself if it is small, else a flag."""
+    if len(operands) == 1 and operands[0].type in SMALL:
+        return reading.add_input(operands)
+    present = " and ".join(f"isnotnull({{{index}}})" for index in range(len(operands)))
+    return reading.add_input(operands, f"nullif({present}, false)", "boolean")
+
+
+def _hashed(reading: Reading, operand: Expression) -> int:
+    """The 64-bit hash that Spark's sketch takes of a value; its collations and nested types are Spark's business."""
+    if "collate" in operand.type or key_supported(operand.type):
+        raise Unsupported(Reason("MP-INPUT-TYPE", f"approx_count_distinct({operand.type})"))
+    return reading.add_input([operand], "if(isnull({0}), null, xxhash64({0}))", "bigint")
+
+
+def _eval_mode(aggregate: Expression) -> str:
+    """`legacy`, `ansi` or `try`: what `sum` and `avg` do on overflow."""
+    context = aggregate.get("evalContext")
+    mode = context.evalMode() if context is not None else aggregate.get("evalMode")
+    return "legacy" if mode is None else str(mode.toString()).lower()

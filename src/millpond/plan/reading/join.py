@@ -1,0 +1,258 @@
+"""Reads one `Join` of two streams: keys, times, condition, what each side sends, and what comes back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpond.plan.catalyst.joins import EqualKeys, equal_keys, is_before_43, state_watermarks
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.reading.aggregate import unique
+from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
+from millpond.plan.reasons import Reason, Unsupported
+from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width
+from millpond.spec.operators import FROM_TIME, Field, JoinSide, JoinSpec
+from millpond.spec.types import leaves, parse_type
+
+_KINDS = {
+    "Inner": "inner",
+    "Cross": "inner",
+    "LeftOuter": "left_outer",
+    "RightOuter": "right_outer",
+    "FullOuter": "full_outer",
+    "LeftSemi": "left_semi",
+}
+_LOW, _HIGH = 10_000_000_000, 4_000_000_000_000
+"""Two watermarks (ms) by which the watermark of a side's state is recognised as a function of the input's."""
+_FOR_EVER = 1 << 50  # milliseconds
+_FIXED_ZONES = {"utc", "gmt", "z", "etc/utc", "etc/gmt", "+00:00", "utc+00:00", "gmt+00:00", "zulu", "universal"}
+
+
+@dataclass
+class SideReading:
+    """What one side of a join sends to the slot.
+
+    Attributes:
+        keys: its key expressions. values: expressions stored beside.
+        time: SQL over `{0}` and the expression of the event time; late: the same for the time by which rows are late.
+        able: conjuncts that rows must fulfil to find a partner at all.
+        columns, places: as in `JoinSide`.
+        attributes: the plan's columns that `columns` stand for.
+    """
+
+    keys: list[Expression]
+    time: Expression | None = None
+    late: Expression | None = None
+    able: list[Expression] = field(default_factory=list)
+    values: list[Expression] = field(default_factory=list)
+    columns: list[Field] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    attributes: list[Expression] = field(default_factory=list)
+
+    def value(self, expression: Expression) -> int:
+        """The number of a stored value, added if new.
+
+        Raises:
+            Unsupported: values of its type cannot be stored.
+        """
+        for number, known in enumerate(self.values):
+            if known.means(expression):
+                return number
+        if not all(leaf.atomic for leaf in leaves(parse_type(expression.type))):
+            raise Unsupported(Reason("MP-INPUT-TYPE", f"{expression.name} ({expression.type})"))
+        self.values.append(expression)
+        return len(self.values) - 1
+
+
+@dataclass
+class JoinReading:
+    """What was read from a `Join` node.
+
+    Attributes:
+        spec: the operator's plain description.
+        left, right: what the sides send.
+        above: conjuncts that Spark evaluates over the joined rows.
+        output_lag_ms: how far the watermark of what comes out lies behind the input's.
+    """
+
+    spec: JoinSpec
+    left: SideReading
+    right: SideReading
+    above: list[Expression]
+    output_lag_ms: int
+
+
+def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
+    """Read a `Join` of two streams as `catalyst_conditions.with_settled_conditions` leaves it.
+
+    Raises:
+        Unsupported: with the reason why it stays on Spark.
+    """
+    kind = _KINDS.get(node.join_type)
+    if kind is None:
+        raise Unsupported(Reason("MP-OPERATOR", f"a {join_title(node)} join of streams"))
+    found = equal_keys(catalyst, node)
+    if found is None or not found.left:
+        raise Unsupported(Reason("MP-OPERATOR", "a join of streams without equal keys"))
+    for key in found.left:
+        reason = key_supported(key.type)
+        if reason is not None:
+            raise Unsupported(Reason(reason, f"{key.name} ({key.type})"))
+    children = dict(zip((LEFT, RIGHT), node.children, strict=True))
+    readings = {LEFT: SideReading(found.left), RIGHT: SideReading(found.right)}
+    expiries = _expiries(catalyst, node, found)
+    _set_times(readings, children, found, expiries)
+    sides = Sides(*(frozenset(a.expr_id for a in children[name].output) for name in (LEFT, RIGHT)))
+    above, condition, bounds = _split(catalyst, kind, found.rest, sides, readings)
+    names: set[str] = set()
+    for name, reading in readings.items():
+        if name == LEFT or kind != "left_semi":
+            _set_columns(reading, children[name].output, names)
+    if not any(reading.columns for reading in readings.values()):  # nobody reads a column; rows count all the same
+        key = readings[LEFT].keys[0]
+        readings[LEFT].columns.append(Field(unique("key", names), key.type))
+        readings[LEFT].places.append(-1)
+    keys = tuple(Field(unique(f"key{number}", names), key.type) for number, key in enumerate(found.left))
+    if key_width(keys) > MAX_KEY_COLUMNS:
+        raise Unsupported(Reason(KEY_COLUMNS, str(key_width(keys))))
+    spec = JoinSpec(
+        kind,
+        keys,
+        tuple(kind == "full_outer" for _ in keys),  # Spark compares nulls as equal, but filters them out elsewhere
+        _side(readings[LEFT], names, expiries[LEFT], kind in ("left_outer", "full_outer")),
+        _side(readings[RIGHT], names, expiries[RIGHT], kind in ("right_outer", "full_outer")),
+        *bounds,
+        condition,
+        kind == "left_semi" and not is_before_43(catalyst),
+    )
+    return JoinReading(spec, readings[LEFT], readings[RIGHT], above, _output_lag(spec, catalyst))
+
+
+def join_title(node: Node) -> str:
+    """The type of a join in words."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", " ", node.join_type).lower()
+
+
+class _Expiry:
+    """The watermark of a side's state: the input's and `offset`, but at most `cap`.
+
+    A bound comes of a comparison with a constant, from which Spark concludes that state beyond it has to be kept.
+    """
+
+    def __init__(self, low: int, high: int) -> None:
+        self.cap = None if high - low == _HIGH - _LOW else high
+        self.offset = high - _HIGH if self.cap is None else low - _LOW if low < high else high
+
+
+def _expiries(catalyst: Catalyst, node: Node, keys: EqualKeys) -> dict[str, _Expiry | None]:
+    low = state_watermarks(catalyst, node, keys, _LOW)
+    high = state_watermarks(catalyst, node, keys, _HIGH)
+    both = [None if a is None or b is None else _Expiry(a, b) for a, b in zip(low, high, strict=True)]
+    return dict(zip((LEFT, RIGHT), both, strict=True))
+
+
+def tagged(expressions: Sequence[Expression]) -> Expression | None:
+    """The first column of event time among some expressions."""
+    return next(
+        (e for e in expressions if e.kind in ("AttributeReference", "Alias") and WATERMARK_DELAY in e.metadata), None
+    )
+
+
+def _set_times(
+    readings: dict[str, SideReading], children: dict[str, Node], keys: EqualKeys, expiries: dict[str, _Expiry | None]
+) -> None:
+    """Say by which time each side's state is ordered and expires, and by which its rows are late."""
+    by_key = None
+    for side in (keys.left, keys.right):
+        if by_key is None:
+            by_key = next((number for number, key in enumerate(side) if tagged([key]) is not None), None)
+    for name, reading in readings.items():
+        reading.late = tagged(children[name].output)
+        reading.time = reading.late if by_key is None else reading.keys[by_key]
+        for time in (reading.time, reading.late):
+            if time is not None and parse_type(time.type).name not in ("timestamp", "struct"):
+                raise Unsupported(Reason("MP-INPUT-TYPE", f"{time.name} ({time.type}) as event time"))
+        if reading.time is None:
+            expiries[name] = None
+
+
+def _split(
+    catalyst: Catalyst, kind: str, rest: Expression | None, sides: Sides, readings: dict[str, SideReading]
+) -> tuple[list[Expression], list[Any] | None, tuple[int | None, int | None]]:
+    """The condition beside the keys: what Spark evaluates above, what the slot evaluates, and the range of time."""
+    parts = list(conjuncts(rest))
+    fixed = str(catalyst.spark.conf.get("spark.sql.session.timeZone")).lower() in _FIXED_ZONES
+    _choose_times(parts, sides, readings)
+    times = [readings[name].time for name in (LEFT, RIGHT)]
+    range_ = None
+    if all(time is not None and time.kind == "AttributeReference" and time.type == "timestamp" for time in times):
+        range_ = TimeRange(*(time.expr_id for time in times if time is not None), fixed=fixed)
+    above: list[Expression] = []
+    within: list[list[Any]] = []
+    for part in parts:
+        side = sides.of(part)
+        if side is not None:
+            readings[side].able.append(part)
+        elif range_ is not None and range_.take(part):
+            pass
+        elif kind == "inner":
+            above.append(part)
+        else:
+            within.append(compiled(part, sides, lambda name, expression: readings[name].value(expression)))
+    condition = None if not within else within[0] if len(within) == 1 else ["and", *within]
+    return above, condition, (None, None) if range_ is None else (range_.earliest, range_.latest)
+
+
+def _choose_times(parts: Sequence[Expression], sides: Sides, readings: dict[str, SideReading]) -> None:
+    """Without watermarks, order state by timestamps that the condition compares."""
+    for part in parts:
+        if part.kind not in ("LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"):
+            continue
+        attributes = [e for e in part.walk() if e.kind == "AttributeReference" and e.type == "timestamp"]
+        left = [a for a in attributes if sides.of(a) == LEFT]
+        right = [a for a in attributes if sides.of(a) == RIGHT]
+        if len(left) == len(right) == 1:
+            for name, (attribute,) in ((LEFT, left), (RIGHT, right)):
+                if readings[name].time is None:
+                    readings[name].time = attribute
+
+
+def _set_columns(reading: SideReading, attributes: Sequence[Expression], names: set[str]) -> None:
+    for attribute in attributes:
+        reading.attributes.append(attribute)
+        reading.columns.append(Field(unique(attribute.name, names), attribute.type))
+        key = next((n for n, key in enumerate(reading.keys) if _is(key, attribute)), None)
+        if reading.time is not None and _is(reading.time, attribute) and attribute.type == "timestamp":
+            reading.places.append(FROM_TIME)
+        elif key is not None and not any(leaf.machine == "float" for leaf in leaves(parse_type(attribute.type))):
+            reading.places.append(-1 - key)
+        else:
+            reading.places.append(reading.value(attribute))
+
+
+def _is(expression: Expression, attribute: Expression) -> bool:
+    return expression.kind == "AttributeReference" and expression.expr_id == attribute.expr_id
+
+
+def _side(reading: SideReading, names: set[str], expiry: _Expiry | None, keeps: bool) -> JoinSide:
+    same = reading.late is not None and reading.time is not None and reading.late.means(reading.time)
+    return JoinSide(
+        tuple(reading.columns),
+        tuple(reading.places),
+        tuple(Field(unique("value", names), value.type) for value in reading.values),
+        keeps,
+        "none" if reading.late is None else "time" if same else "late",
+        None if expiry is None else expiry.offset,
+        None if expiry is None else expiry.cap,
+        bool(reading.able),
+    )
+
+
+def _output_lag(spec: JoinSpec, catalyst: Catalyst) -> int:
+    """How far the output's watermark lies behind the input's: as the slower of the sides' states."""
+    sides = [spec.left] if spec.kind == "left_semi" and not is_before_43(catalyst) else [spec.left, spec.right]
+    if any(side.expiry_cap_ms is not None for side in sides):
+        return _FOR_EVER
+    return max([0, *(-side.expiry_ms for side in sides if side.expiry_ms is not None)])

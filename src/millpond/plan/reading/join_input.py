@@ -1,0 +1,59 @@
+"""The pipe's input for a join: both sides in the columns of `JoinSpec`, computed by Spark."""
+
+from __future__ import annotations
+
+from millpond.plan.catalyst.nodes import Catalyst, Expression
+from millpond.plan.ddl import quoted
+from millpond.plan.reading.join import JoinReading, SideReading
+from millpond.spec.operators import Field, JoinSide, JoinSpec, join_header
+from millpond.spec.types import parse_type
+
+
+def joined_sides(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Expression], list[str]]]:
+    """For each side what to project from its rows, and SQL over that for the columns of the input, the hash last."""
+    spec = reading.spec
+    return [
+        _side(catalyst, spec, spec.left, reading.left, right=False),
+        _side(catalyst, spec, spec.right, reading.right, right=True),
+    ]
+
+
+def _side(
+    catalyst: Catalyst, spec: JoinSpec, side: JoinSide, reading: SideReading, *, right: bool
+) -> tuple[list[Expression], list[str]]:
+    aliases: list[Expression] = []
+
+    def raw(expression: Expression) -> str:
+        name = f"raw{len(aliases)}"
+        aliases.append(catalyst.alias(expression, name))
+        return name
+
+    header = {
+        "__right": str(right).lower(),
+        "__time": _micros(reading.time, raw),
+        "__late": _micros(reading.late, raw) if side.late == "late" else "cast(null as bigint)",
+        "__able": " and ".join(f"coalesce({raw(conjunct)}, false)" for conjunct in reading.able) or "true",
+    }
+    columns = [f"{header[field.name]} as {field.name}" for field in join_header(spec)]
+    keys = [raw(key) for key in reading.keys]
+    columns += [_named(name, field) for name, field in zip(keys, spec.keys, strict=True)]
+    for other, fields in ((right, spec.left.values), (not right, spec.right.values)):
+        if other:
+            columns += [_named(f"cast(null as {field.type})", field) for field in fields]
+        else:
+            columns += [_named(raw(value), field) for value, field in zip(reading.values, fields, strict=True)]
+    return aliases, [*columns, f"xxhash64({', '.join(keys)}) as __hash"]
+
+
+def _named(sql: str, field: Field) -> str:
+    return f"{sql} as {quoted(field.name)}"
+
+
+def _micros(time: Expression | None, raw: object) -> str:
+    """An event time in microseconds: of a window, its end."""
+    if time is None:
+        return "cast(null as bigint)"
+    assert callable(raw)
+    name = raw(time)
+    dtype = parse_type(time.type)
+    return f"unix_micros({name})" if dtype.name == "timestamp" else f"unix_micros({name}.{quoted(dtype.fields[1][0])})"

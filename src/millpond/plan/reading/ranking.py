@@ -1,0 +1,232 @@
+"""Reads `Window` nodes: top-N by rank under a filter on it, and aggregates over each key's last rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from millpond.errors import UsageError
+from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst.windows import Needed
+from millpond.plan.reading.aggregate import Derived, Reading, check_key, read_function, unique
+from millpond.plan.reasons import Reason, Unsupported
+from millpond.spec.operators import AggregateCall, Field, Order, OverSpec, RankSpec
+from millpond.spec.types import leaves, parse_type
+
+FUNCTIONS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
+"""Catalyst's class of each ranking function → its name."""
+
+_FLIPPED = {
+    "GreaterThan": "LessThan",
+    "GreaterThanOrEqual": "LessThanOrEqual",
+    "LessThan": "GreaterThan",
+    "LessThanOrEqual": "GreaterThanOrEqual",
+    "EqualTo": "EqualTo",
+}
+
+Limits = Mapping[int, int]
+"""Identities of columns → the greatest value of which rows pass the filters above."""
+
+
+def limits_of(node: Node, known: Limits) -> dict[int, int]:
+    """What holds below a node of the limits that hold above it, and of those that it sets."""
+    if node.kind == "Filter":
+        limits = dict(known)
+        condition = node.expression("condition")
+        for part in conjuncts(condition):
+            bound = bound_of(part)
+            if bound is not None:
+                column, most = bound
+                limits[column] = min(most, limits.get(column, most))
+        return limits
+    if node.kind == "Project":
+        below: dict[int, int] = {}
+        for result in node.list("projectList"):
+            source = result.children[0] if result.kind == "Alias" else result
+            if source.kind == "AttributeReference" and result.expr_id in known:
+                below[source.expr_id] = min(known[result.expr_id], below.get(source.expr_id, known[result.expr_id]))
+        return below
+    return dict(known) if node.kind in ("SubqueryAlias", "View") else {}
+
+
+def conjuncts(condition: Expression | None) -> list[Expression]:
+    """The conditions that all have to hold."""
+    if condition is None:
+        return []
+    if condition.kind == "And":
+        return [part for child in condition.children for part in conjuncts(child)]
+    return [condition]
+
+
+def bound_of(condition: Expression) -> tuple[int, int] | None:
+    """The column, and the greatest value, that a comparison of a column with a constant lets pass."""
+    found = _comparison(condition)
+    if found is None or found[0].startswith("Greater"):
+        return None
+    kind, column, value = found
+    return column, value - 1 if kind == "LessThan" else value
+
+
+def lets_pass(condition: Expression, column: int, most: int) -> bool:
+    """Whether a comparison of a column with a constant holds for all values from 1 to `most`."""
+    found = _comparison(condition)
+    if found is None or found[1] != column:
+        return False
+    kind, _, value = found
+    return {
+        "GreaterThan": value < 1,
+        "GreaterThanOrEqual": value <= 1,
+        "LessThan": value > most,
+        "LessThanOrEqual": value >= most,
+        "EqualTo": value == most == 1,
+    }[kind]
+
+
+def _comparison(condition: Expression) -> tuple[str, int, int] | None:
+    """How a column is compared with which constant, the column on the left."""
+    if condition.kind not in _FLIPPED:
+        return None
+    left, right = (_bare(child) for child in condition.children)
+    kind = condition.kind
+    if left.foldable:
+        left, right, kind = right, left, _FLIPPED[kind]
+    if left.kind != "AttributeReference" or not right.foldable:
+        return None
+    value = right.known if right.type in INTEGERS else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return kind, left.expr_id, value
+
+
+def _bare(expression: Expression) -> Expression:
+    """An integer column without the cast to a wider integer that a comparison put around it."""
+    if expression.kind == "Cast" and expression.type == "bigint" and expression.children[0].type == "int":
+        return expression.children[0]
+    return expression
+
+
+def read_rank(node: Node, limits: Limits, needed: Needed) -> tuple[Reading, RankSpec]:
+    """Read a `Window` of one ranking function.
+
+    Raises:
+        Unsupported: with the reason why it cannot run here.
+    """
+    function = _functions(node)
+    if len(function) != 1 or function[0].kind not in FUNCTIONS:
+        raise Unsupported(Reason("MP-WINDOW", ", ".join(one.name for one in function)))
+    name = FUNCTIONS[function[0].kind]
+    most = limits.get(node.list("windowExpressions")[0].expr_id)
+    if most is None or most < 1:
+        raise Unsupported(Reason("MP-UNBOUNDED", name))
+    reading, columns, keys, order = _read_rows(node, needed)
+    return reading, RankSpec(columns, keys, order, name, most)
+
+
+def read_over(catalyst: Catalyst, node: Node, needed: Needed) -> tuple[Reading, OverSpec]:
+    """Read a `Window` of aggregates over rows from some number before the current one on.
+
+    Raises:
+        Unsupported: with the reason why it cannot run here.
+    """
+    reading, _, keys, order = _read_rows(node, needed)
+    calls: list[AggregateCall] = []
+    preceding = []
+    for result in node.list("windowExpressions"):
+        window = result.children[0]
+        aggregate, specification = window.children
+        before = _preceding(specification)
+        if window.kind != "WindowExpression" or aggregate.kind != "AggregateExpression" or before is None:
+            raise Unsupported(Reason("MP-WINDOW", window.name))
+        call = read_function(catalyst, reading, aggregate)
+        types = [parse_type(reading.inputs[position].field.type) for position in call.inputs]
+        if call.distinct or call.function not in OVER or any(dtype.machine == "bytes" for dtype in types):
+            raise Unsupported(Reason("MP-FUNCTION", f"{call.function} over rows"))
+        calls.append(call)
+        reading.aggregates.append(aggregate)
+        preceding.append(before)
+    columns = tuple(column.field for column in reading.inputs)
+    return reading, OverSpec(columns, keys, order, tuple(calls), tuple(preceding))
+
+
+OVER = frozenset({"count", "count_if", "sum", "avg", "min", "max", "bool_and", "bool_or", "stddev_samp", "stddev_pop"})
+"""Functions that run over each key's last rows."""
+
+
+def _preceding(specification: Expression) -> int | None:
+    """How many rows before the current one are in a frame that ends with it; None for other frames."""
+    frame = specification.expression("frameSpecification")
+    if frame is None or str(frame.get("frameType").toString()) != "RowFrame":
+        return None
+    lower, upper = frame.children
+    if upper.kind != "CurrentRow":
+        return None
+    if lower.kind == "CurrentRow":
+        return 0
+    rows = lower.constant if lower.foldable else None
+    return -rows if isinstance(rows, int) and rows <= 0 else None
+
+
+def _functions(node: Node) -> list[Expression]:
+    return [result.children[0].children[0] for result in node.list("windowExpressions")]
+
+
+def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], tuple[int, ...], tuple[Order, ...]]:
+    """The columns that rows have to have, and which of them they are partitioned and ordered by."""
+    reading = Reading()
+    names: set[str] = set()
+    columns = _carried(node, needed)
+    for attribute in columns:
+        reading.raw.append(attribute)
+        column = Field(unique(attribute.name, names), attribute.type)
+        reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
+        check_travels(attribute)
+    keys = []
+    for key in partitioned_by(node):
+        check_key(key)
+        keys.append(_position(columns, key))
+    order: list[Order] = []
+    for each in node.list("orderSpec"):
+        by = each.children[0]
+        if by.foldable:  # no row comes before another by it
+            continue
+        if not parse_type(by.type).atomic:
+            raise Unsupported(Reason("MP-INPUT-TYPE", f"{by.name} ({by.type})"))
+        descending = str(each.get("direction").toString()) == "Descending"
+        nulls_last = str(each.get("nullOrdering").toString()) == "NullsLast"
+        position = _position(columns, by)
+        if all(known.column != position for known in order):
+            order.append(Order(position, descending, nulls_last))
+    reading.set_hash([reading.inputs[position].field.name for position in keys])
+    return reading, tuple(column.field for column in reading.inputs), tuple(keys), tuple(order)
+
+
+def partitioned_by(node: Node) -> list[Expression]:
+    """The columns by which a window's rows are partitioned: constants, which Spark leaves in place, part none."""
+    return [key for key in node.list("partitionSpec") if not key.foldable]
+
+
+def _carried(node: Node, needed: Needed) -> list[Expression]:
+    """The columns below a window that it uses, or something above it."""
+    (child,) = node.children
+    known = [needed[one.expr_id] for one in node.list("windowExpressions") if one.expr_id in needed]
+    if not known:
+        return child.output
+    used = frozenset[int]().union(*known)
+    # Operators above look for columns with a watermark whether or not the query reads them.
+    columns = [one for one in child.output if one.expr_id in used or WATERMARK_DELAY in one.metadata]
+    return columns or child.output[:1]
+
+
+def _position(columns: Sequence[Expression], column: Expression) -> int:
+    for position, attribute in enumerate(columns):
+        if column.kind == "AttributeReference" and attribute.expr_id == column.expr_id:
+            return position
+    raise Unsupported(Reason("MP-WINDOW", column.name))
+
+
+def check_travels(attribute: Expression) -> None:
+    """Refuse a column of a row that cannot be kept as state."""
+    try:
+        if not all(leaf.atomic for leaf in leaves(parse_type(attribute.type))):
+            raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})"))
+    except UsageError:
+        raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})")) from None

@@ -1,0 +1,70 @@
+"""Whether a batch can be run again with the same rows, as recovery needs when commits lag (DESIGN §5)."""
+
+from __future__ import annotations
+
+from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.text import subquery
+from millpond.plan.decision import Decided, Decision
+from millpond.plan.reading.join import JoinReading
+
+_FILES = frozenset({"parquet", "orc", "json", "csv", "text", "avro", "xml", "binaryfile", "delta"})
+_KEEPING = _FILES | {"kafka", "rate", "rate-micro-batch"}
+"""Sources that give the same rows for the same offsets as long as their data is kept."""
+
+_FIXED = frozenset({"LocalRelation", "Range", "OneRowRelation"})
+"""Batch relations that cannot change."""
+
+
+def needs_sync(decision: Decision) -> str | None:
+    """Why commits of this query may not lag, as a clause; None if they may.
+
+    A source that drops what Spark has committed, a plan that is not deterministic, or a batch table that may change
+    below a Millpond operator would give other rows when a batch is replayed.
+    """
+    return _search(decision.root, below=False)
+
+
+def _search(decided: Decided, *, below: bool) -> str | None:
+    node = decided.node
+    if below:
+        reason = _forgets(node)
+        if reason is not None:
+            return reason
+    below = below or (decided.operator is not None and decided.operator.spec is not None)
+    for expression in _computed(node, decided) if below else ():
+        if not expression.deterministic:
+            return f"'{node.kind}' below a stateful operator computes something that is not deterministic"
+        for part in expression.walk():
+            plan = subquery(part)
+            reason = next((reason for one in plan.walk() if (reason := _forgets(one))), None) if plan else None
+            if reason is not None:
+                return reason
+    return next((reason for child in decided.children if (reason := _search(child, below=below))), None)
+
+
+def _computed(node: Node, decided: Decided) -> list[Expression]:
+    # Aggregate functions such as `first` call themselves nondeterministic; only what goes into them counts.
+    if decided.operator is None or decided.operator.reading is None:
+        return node.expressions
+    reading = decided.operator.reading
+    if isinstance(reading, JoinReading):
+        return [e for side in (reading.left, reading.right) for e in (*side.keys, *side.values, *side.able)]
+    return reading.raw
+
+
+def _forgets(node: Node) -> str | None:
+    if node.children:
+        return "a sample differs from run to run" if node.kind == "Sample" else None
+    if node.kind.startswith("StreamingRelation"):
+        source = node.source.rpartition(".")[2].lower()
+        if source not in _KEEPING:
+            return f"the source '{node.source}' may not give the rows of a finished batch again"
+        if node.source_options.get("cleansource", "off").lower() != "off":
+            return "the file source removes finished files (cleanSource)"
+        return None
+    if node.streaming:
+        return f"the source '{node}' may not give the rows of a finished batch again"
+    if node.kind in _FIXED:
+        return None
+    columns = ", ".join(column.name for column in node.output)
+    return f"the batch table with columns {columns} may change (if it does not, set spark.millpond.commit.mode=async)"

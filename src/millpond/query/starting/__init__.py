@@ -1,0 +1,1 @@
+"""What happens between the user's `start()` and Spark's."""

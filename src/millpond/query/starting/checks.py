@@ -1,0 +1,184 @@
+"""What is refused before a query starts, because it would give wrong results or break the state later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pyspark
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from millpond.errors import SettingError, UnsupportedError, UsageError
+from millpond.plan.catalyst.nodes import Catalyst, Node
+from millpond.plan.decision import Decided, Decision, Operator
+from millpond.plan.reading.user_functions import AGGREGATE
+from millpond.spec.operators import AggregateSpec, OverSpec, RankSpec
+
+TESTED = ("4.1", "4.2", "4.3")
+"""The versions of Spark that Millpond is tested with."""
+
+log = logging.getLogger("millpond")
+
+_told: set[str] = set()  # applications that were told that no task of theirs is tried again
+
+
+def check_session(df: DataFrame) -> None:
+    """Refuse what is no DataFrame, and the DataFrames of sessions that `check_spark` refuses."""
+    if not hasattr(df, "sparkSession"):
+        raise UsageError(f"A streaming DataFrame is wanted, not {type(df).__name__}.", action="Pass the DataFrame.")
+    check_spark(df.sparkSession)
+
+
+def check_spark(spark: SparkSession) -> None:
+    """Refuse Spark Connect and untested versions of Spark.
+
+    Raises:
+        UsageError: saying which sessions and versions work.
+    """
+    if not hasattr(spark, "_jsparkSession") or type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise UsageError(
+            "Millpond reads the query's plan in the driver's JVM, which a Spark Connect session does not offer.",
+            action="Use a classic session: SparkSession.builder.master(…).getOrCreate(), without remote().",
+        )
+    version = spark.version
+    if ".".join(version.split(".")[:2]) not in TESTED:
+        raise UsageError(
+            f"Millpond was never tested with Spark {version} (PySpark {pyspark.__version__}).",
+            action=f"Use one of the tested versions: {', '.join(f'{v}.x' for v in TESTED)}.",
+        )
+
+
+def check_stream(df: DataFrame, decision: Decision) -> None:
+    """Have Spark check the query as the user wrote it, with its output mode; the errors are Spark's.
+
+    Allowed beyond Spark's rules are, where Millpond runs them, DISTINCT in aggregates, top-N, aggregates over each
+    key's last rows, and operators over those whose rows change.
+    """
+    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
+        return
+    catalyst = Catalyst(df.sparkSession)
+    if df.sparkSession.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") != "false":
+        _check_watermarks(decision.analyzed)
+    plan = _for_spark(catalyst, decision.root, decision.analyzed)
+    catalyst.check_streaming(plan, decision.output_mode)
+
+
+def check_user_functions(decision: Decision) -> None:
+    """Refuse aggregates by functions of the user that Millpond does not run: in Spark, their first batch would fail.
+
+    Raises:
+        UnsupportedError: with the reason why they do not run on Millpond.
+    """
+    for decided in decision.root.walk():
+        operator, node = decided.operator, decided.node
+        if operator is None or operator.reason is None or node.kind != "Aggregate":
+            continue
+        if any(part.kind == AGGREGATE for one in node.list("aggregateExpressions") for part in one.walk()):
+            raise UnsupportedError(
+                f"The operator '{operator.title}' is not supported: {operator.reason}.",
+                action=f"{operator.reason.advice}. Spark does not run functions of the user there on streams.",
+            )
+
+
+def runs_nowhere(df: DataFrame, decision: Decision) -> list[Operator]:
+    """The operators left to Spark that Spark does not run on streams.
+
+    Spark checks whole queries, and names the first thing that it finds. An operator is at fault where neither the query
+    passes that check, nor what there is up to the operator.
+    """
+    catalyst = Catalyst(df.sparkSession)
+    left = [
+        decided for decided in decision.root.walk() if decided.operator is not None and decided.operator.spec is None
+    ]
+    checked = df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "true"
+    mode = decision.output_mode
+    if not left or (checked and _passes(catalyst, decision.root, decision.analyzed, mode)):
+        return []
+    return [
+        decided.operator
+        for decided in left
+        if decided.operator is not None
+        and (decided.node.kind == "Window" or (checked and not _passes(catalyst, decided, decided.node, mode)))
+    ]
+
+
+def _passes(catalyst: Catalyst, decided: Decided, plan: Node, mode: str) -> bool:
+    try:
+        catalyst.check_streaming(_for_spark(catalyst, decided, plan), mode)
+    except AnalysisException:
+        return False
+    return True
+
+
+def _for_spark(catalyst: Catalyst, decided: Decided, plan: Node) -> Node:
+    """A plan, without what Millpond runs beyond what Spark allows."""
+    specs = [operator.spec for operator in decided.operators() if operator.spec is not None]
+    if any(isinstance(spec, RankSpec | OverSpec) or getattr(spec, "retracts", False) for spec in specs):
+        plan = _stand_in(catalyst, decided)
+    if any(getattr(call, "distinct", False) for spec in specs for call in getattr(spec, "calls", ())):
+        plan = catalyst.without_distincts(plan)
+    return plan
+
+
+def _check_watermarks(plan: Node) -> None:
+    """Refuse a watermark on top of another, as Spark does when such a query runs."""
+    for upper in (node for node in plan.walk() if node.kind == "EventTimeWatermark"):
+        lower = next((node for node in upper.children[0].walk() if node.kind == "EventTimeWatermark"), None)
+        if lower is not None:
+            above, below = (node.expression("eventTime").name for node in (upper, lower))
+            raise UsageError(
+                f"Redefining the watermark is disallowed: withWatermark('{above}', …) lies above "
+                f"withWatermark('{below}', …).",
+                action="Keep one of them for each source.",
+            )
+
+
+def _stand_in(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -> Node:
+    """The plan with what Millpond alone defines replaced by projections of the same columns.
+
+    Args:
+        decided: the plan.
+        consumed: whether the changes of the topmost operator go into another one.
+    """
+    node, spec = decided.node, decided.operator.spec if decided.operator is not None else None
+    below = consumed if decided.operator is None else getattr(spec, "retracts", False)
+    children = [_stand_in(catalyst, child, consumed=below) for child in decided.children]
+    if isinstance(spec, RankSpec | OverSpec) or (isinstance(spec, AggregateSpec) and consumed):
+        known = {column.expr_id for column in children[0].output} if node.kind == "Window" else set()
+        columns = [
+            column if column.expr_id in known else catalyst.stand_in(catalyst.null(column), column)
+            for column in node.output
+        ]
+        return catalyst.project(columns, children[0])
+    if any(new is not old for new, old in zip(children, node.children, strict=True)):
+        return catalyst.with_children(node, children)
+    return node
+
+
+def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> None:
+    """Refuse settings that Spark would refuse for a stateful query but accepts for one that looks stateless.
+
+    Raises:
+        UsageError: asynchronous progress tracking.
+        SettingError: too few retained batches.
+    """
+    if (option("asyncProgressTrackingEnabled") or "false").lower() == "true":
+        raise UsageError(
+            "Asynchronous progress tracking leaves batches out of Spark's commit log, which the state follows.",
+            action="Remove the option asyncProgressTrackingEnabled.",
+        )
+    retained = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
+    if retained < 2:
+        raise SettingError(
+            f"spark.sql.streaming.minBatchesToRetain is {retained}, but a restart may need the batch before the last.",
+            action="Set it to 2 or more (Spark's default is 100).",
+        )
+    application = spark.sparkContext.applicationId
+    if spark.sparkContext.master.startswith("local[") and "," not in spark.sparkContext.master:
+        if application not in _told:
+            log.warning(
+                "%s never tries a failed task again: a slot that dies within one ends the query (local[N,4] retries)",
+                spark.sparkContext.master,
+            )
+        _told.add(application)

@@ -1,0 +1,132 @@
+"""Where a query's checkpoint lies when the user did not say: where Spark would put it; what its sink has."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+import threading
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpond.errors import MillpondError
+from millpond.files.filesystem import open_filesystem
+from millpond.plan.catalyst.nodes import Catalyst
+from millpond.query.starting.start import DRAIN_SECONDS
+from millpond.slot.pipe.client import drain
+from millpond.slot.task import PipeTask
+
+log = logging.getLogger("millpond")
+
+_WITHOUT_CHECKPOINT = frozenset({"memory", "foreach", "foreachBatch", "console", "noop"})
+"""Sinks that Spark lets run in a temporary checkpoint."""
+
+
+_REPEATING = frozenset({"foreach", "foreachBatch", "console", "noop", "kafka"})
+"""Sinks that run a planned batch again after a crash, whatever they have of it."""
+
+_LOGGING = frozenset({"parquet", "orc", "json", "csv", "text"})
+"""Sinks that note the batches that they have below `_spark_metadata/` of their path, and skip those."""
+
+_LOGGED = re.compile(r"_spark_metadata/(\d+)(\.compact)?")
+
+
+def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -> bool:
+    """Whether the sink is sure to run a batch that was planned and not committed, and not to skip it.
+
+    Args:
+        spark: the query's session.
+        sink: the sink's format, or `foreach`/`foreachBatch`.
+        path: where a file sink writes.
+        batch: the planned batch.
+    """
+    if sink in _REPEATING:
+        return True
+    if sink not in _LOGGING or path is None:
+        return False
+    try:
+        names = [info.name for info in open_filesystem(Catalyst(spark).qualified(path)).list("_spark_metadata/")]
+    except (MillpondError, OSError):  # what only Spark can read
+        return False
+    return max((int(found[1]) for name in names if (found := _LOGGED.fullmatch(name))), default=-1) < batch
+
+
+@dataclass(frozen=True)
+class CheckpointLocation:
+    """Where a query's checkpoint lies.
+
+    Attributes:
+        path: in any form that Spark takes.
+        temporary: whether it is to go with the query.
+    """
+
+    path: str
+    temporary: bool = False
+
+
+def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: str | None) -> CheckpointLocation | None:
+    """The checkpoint location of a query.
+
+    Args:
+        spark: the query's session.
+        sink: the sink's format, or `foreach`/`foreachBatch`.
+        name: the query's name.
+        given: the option `checkpointLocation`.
+
+    Returns:
+        The location, or None where Spark refuses to start without one.
+    """
+    named = named_checkpoint(spark, name or str(uuid.uuid4()), given)
+    if named is not None:
+        return CheckpointLocation(named)
+    if sink not in _WITHOUT_CHECKPOINT:
+        return None
+    temporary = tempfile.mkdtemp(prefix="temporary-millpond-")
+    log.warning(
+        "no checkpointLocation: the query's progress and state are kept in %s and will not survive the query",
+        temporary,
+    )
+    Catalyst(spark).delete_at_exit(temporary)
+    return CheckpointLocation(temporary, temporary=True)
+
+
+def named_checkpoint(spark: SparkSession, name: str | None, given: str | None) -> str | None:
+    """The checkpoint location that the user has chosen, by option or by setting and query name; None without one."""
+    base = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+    if given is not None or base is None or name is None:
+        return given
+    return f"{base.rstrip('/')}/{name}"
+
+
+def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, task: PipeTask) -> None:
+    """Delete a temporary checkpoint when its query has stopped, as Spark does.
+
+    That of a query that failed stays until the application ends, unless Spark is set to delete it.
+
+    Args:
+        query: the running query.
+        spark: its session.
+        path: the checkpoint, a local folder.
+        task: any pipe task of the query, whose slots have to let go of it first.
+    """
+    forced = spark.conf.get("spark.sql.streaming.forceDeleteTempCheckpointLocation", "false") == "true"
+    threading.Thread(
+        target=_delete_when_stopped, args=(query, path, task, forced), name="millpond-temporary", daemon=True
+    ).start()
+
+
+def _delete_when_stopped(query: StreamingQuery, path: str, task: PipeTask, forced: bool) -> None:
+    try:
+        query.awaitTermination()
+    except Exception as error:  # reported by the query itself
+        if not forced:
+            log.debug("the temporary checkpoint %s stays until the application ends: %s", path, error)
+            return
+    with suppress(MillpondError, OSError):  # what cannot be written any more is not wanted any more
+        drain(task, DRAIN_SECONDS)
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,366 @@
+"""Starting a query: what happens between the user's `start()` and Spark's.
+
+DESIGN §5: drain what an earlier run left pending, pin the query, claim the next generation, undo a recovery that was
+interrupted, look at what is durable, have Spark run a batch again where the state lags behind its ledger, and only then
+start into the real sink.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpond.checkpoint.generation import claim, newest_claim
+from millpond.checkpoint.pinned import NAME as PINNED
+from millpond.checkpoint.pinned import repin
+from millpond.checkpoint.recovery import Recovery
+from millpond.conf import Settings
+from millpond.errors import (
+    MillpondError,
+    SettingError,
+    StateDamagedError,
+    StateIncompatibleError,
+    TransientError,
+)
+from millpond.files.filesystem import FileSystem, join_url, open_filesystem
+from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.decision import Decision
+from millpond.plan.replay.fingerprint import fingerprint
+from millpond.plan.workers import load_ahead, on_one_host, run_this_python
+from millpond.query.commits import watch_commits
+from millpond.query.garbage import collect_garbage
+from millpond.query.ledger import Ledger, RollBack
+from millpond.query.starting.ownership import SOON, Ownership, state_of_last_run
+from millpond.query.starting.pinning import may_begin_anew, pinned_query
+from millpond.slot.pipe.client import drain, start_ahead
+from millpond.slot.process.identity import identify
+from millpond.slot.task import PipeTask, SlotSettings
+from millpond.words import counted
+
+log = logging.getLogger("millpond")
+
+DRAIN_SECONDS = 30.0
+"""How long a start waits for the pending commits of an earlier run on this host."""
+
+_slot_memory: dict[str, int] = {}  # by application: what its first query asked for
+
+Transplant = Callable[[list[PipeTask]], DataFrame]
+"""Makes the rewritten query whose pipes carry the given tasks, by operator index."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of one query.
+
+    Attributes:
+        spark: the user's session.
+        decision: which operators run on Millpond.
+        settings: of this query.
+        checkpoint: Spark's checkpoint location, any form that Spark takes.
+        sync_reason: why commits may not lag, None if they may.
+        transplant: makes the rewritten query.
+        around: session settings that the rewritten query is planned and started under.
+        runs_planned: whether the sink is sure to run this batch, planned and not committed, when the query starts.
+    """
+
+    spark: SparkSession
+    decision: Decision
+    settings: Settings
+    checkpoint: str
+    sync_reason: str | None
+    transplant: Transplant
+    around: dict[str, str]
+    runs_planned: Callable[[int], bool]
+
+    def run(self, launch: Callable[[DataFrame], StreamingQuery]) -> StreamingQuery:
+        """Recover, then start the rewritten query with `launch`.
+
+        Raises:
+            StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store.
+            StateDamagedError: state that Spark's ledger counts on is gone.
+        """
+        catalyst = Catalyst(self.spark)
+        checkpoint = catalyst.qualified(self.checkpoint)
+        ledger_files = open_filesystem(checkpoint)
+        ledger = Ledger(ledger_files)
+        if self.settings.state_location is not None:
+            ledger.identify()
+        location = _state_location(self.settings, checkpoint, ledger.query_id())
+        files = open_filesystem(join_url(location, "millpond"))
+        owner = None
+        if location != checkpoint:
+            owner = Ownership(checkpoint, ledger_files, location, files)
+            owner.check()
+        catalyst.stop_active_run(ledger.query_id())
+
+        task = self._first_task(location, checkpoint, files, ledger)
+        try:
+            drain(task, DRAIN_SECONDS)
+        except MillpondError as error:
+            log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
+        load_ahead(self.spark.sparkContext)
+        if run_this_python(self.spark.sparkContext):
+            start_ahead(task, identify(catalyst.process_id))
+        ledger.forget_interrupted_start()
+        pinned = pinned_query(self.decision, self.settings.key_groups, catalyst)
+        anew = may_begin_anew(files, ledger, ledger_files, pinned)
+
+        recovery, task = self._claim(files, task, owner, anew=anew)
+        roll_back = RollBack(ledger_files, ledger, files, task.generation)
+        roll_back.undo_interrupted()
+        entries = ledger.last("commits"), ledger.last("offsets")
+        if anew and entries[0] >= 0:
+            raise TransientError(
+                "An earlier run of the query was still going on, and has committed its first batch meanwhile.",
+                action="See that it has ended (only one program may run a query), and start the query again.",
+                file=checkpoint,
+            )
+        plan = fingerprint(catalyst, self.decision)
+        # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
+        tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
+        again = begin(recovery, ledger, plan, even_if_changed=tolerant, runs_planned=self.runs_planned)
+        if anew:
+            repin(files, pinned)  # behind the base: a start that ends here leaves nothing of either query to the other
+        for batch in again:
+            log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
+            with roll_back.again(batch):
+                self._replay(catalyst, task, ledger, batch)
+        if again and entries != (ledger.last("commits"), ledger.last("offsets")):
+            raise TransientError(
+                "An earlier run of the query was still going on while this one recovered.",
+                action="See that it has ended (only one program may run a query), and start the query again.",
+                file=checkpoint,
+            )
+        if self.sync_reason is not None:
+            if self.settings.commit_mode is None:
+                log.warning("every batch waits for its commit (commit.mode=sync): %s", self.sync_reason)
+            if again:
+                # The run may see other rows in a primed batch than the priming did: that is no contradiction.
+                recovery, task = self._claim(files, task, owner)
+                begin(recovery, ledger, plan)
+        query = launch(self.transplant(self._tasks(task)))
+        watch_commits(query, task)
+        collect_garbage(query, files, task.generation, ledger, self._retained_batches())
+        return query
+
+    def _claim(
+        self, files: FileSystem, task: PipeTask, owner: Ownership | None, *, anew: bool = False
+    ) -> tuple[Recovery, PipeTask]:
+        generation = claim(
+            files,
+            run=task.run,
+            partitions=task.partitions,
+            key_groups=self.settings.key_groups,
+            least=time.time_ns() // 1_000_000,
+        )
+        if owner is not None:
+            owner.note(generation.number)
+        recovery = Recovery(files, generation, operators=len(self.decision.specs), anew=anew)
+        return recovery, msgspec.structs.replace(task, generation=generation.number)
+
+    def _retained_batches(self) -> int:
+        return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
+
+    def _first_task(self, location: str, checkpoint: str, files: FileSystem, ledger: Ledger) -> PipeTask:
+        settings = self.settings
+        application = self.spark.sparkContext.applicationId
+        warn_of_other_memory(application, settings.slot_memory)
+        mode = settings.commit_mode or ("async" if self.sync_reason is None else "sync")
+        return PipeTask(
+            application=application,
+            query=uuid.uuid5(uuid.NAMESPACE_URL, location).hex,
+            run=uuid.uuid4().hex,
+            operator=0,
+            spec=self.decision.specs[0],
+            partitions=self._partitions(files, ledger),
+            slots=settings.slots or _cores(self.spark),
+            location=location,
+            generation=0,
+            offsets=join_url(checkpoint, "offsets"),
+            exchange=self._exchange(),
+            settings=SlotSettings(
+                memory=settings.slot_memory,
+                # One answer for all of this host: a process that finds the folder full would choose another.
+                directory=tempfile.gettempdir() if on_one_host(self.spark.sparkContext) else "",
+                commit_mode=mode,
+                cache_disk=settings.cache_disk,
+                read_batch_ratio=settings.read_batch_ratio,
+                max_space_amplification=settings.max_space_amplification,
+            ),
+        )
+
+    def _exchange(self) -> Literal["local", "spark"]:
+        one_host = on_one_host(self.spark.sparkContext)
+        if self.settings.exchange == "auto":
+            return "local" if one_host else "spark"
+        if self.settings.exchange == "local" and not one_host:
+            raise SettingError(
+                "spark.millpond.exchange=local needs all tasks on one host, and the master is "
+                f"{self.spark.sparkContext.master}.",
+                action="Leave the setting out.",
+            )
+        return self.settings.exchange
+
+    def _partitions(self, files: FileSystem, ledger: Ledger) -> int:
+        if self.settings.partitions is not None:
+            return self.settings.partitions
+        claimed = newest_claim(files)
+        # As in Spark, `spark.sql.shuffle.partitions` counts until the first batch is planned, and never again.
+        if claimed is not None and ledger.last("offsets") >= 0:
+            return claimed.partitions
+        return int(self.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+
+    def _tasks(self, first: PipeTask) -> list[PipeTask]:
+        return [
+            msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(self.decision.specs)
+        ]
+
+    def _replay(self, catalyst: Catalyst, task: PipeTask, ledger: Ledger, batch: int) -> None:
+        """Have Spark run the planned batch into nothing; returns when its state is durable.
+
+        Raises:
+            TransientError: somebody has stopped it.
+        """
+        sync = msgspec.structs.replace(task.settings, commit_mode="sync")
+        tasks = self._tasks(msgspec.structs.replace(task, settings=sync))
+        frame = catalyst.in_own_session(self.transplant(tasks), self.around)
+        query = (
+            frame.writeStream.format("noop")
+            .outputMode(self.decision.output_mode)
+            .option("checkpointLocation", self.checkpoint)
+            .trigger(once=True)
+            .start()
+        )
+        try:
+            query.awaitTermination()
+        except BaseException:
+            with suppress(Exception):
+                query.stop()
+            raise
+        if ledger.read("commits", batch) is None:
+            raise TransientError(
+                f"Batch {batch}, whose state was not durable, ran again, and was stopped before its end.",
+                action="Start the query again.",
+                file=self.checkpoint,
+            )
+
+
+def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -> None:
+    """Refuse a query that has nothing on Millpond, where the checkpoint is of one that had.
+
+    Args:
+        spark: the user's session. settings: of this query.
+        checkpoint: its checkpoint location, any form that Spark takes.
+
+    Raises:
+        StateIncompatibleError: Spark would skip the batches that the other query has done, and go on without its state.
+    """
+    try:
+        checkpoint = Catalyst(spark).qualified(checkpoint)
+        ledger_files = open_filesystem(checkpoint, retry_config=SOON)
+        query = Ledger(ledger_files).query_id()
+        if query is None:
+            return
+        location = _state_location(settings, checkpoint, query)
+        here = open_filesystem(join_url(location, "millpond"), retry_config=SOON).exists(PINNED)
+        if not here and state_of_last_run(ledger_files) is None:
+            return
+    except (MillpondError, OSError) as error:  # what only Spark can read is none of Millpond's
+        log.debug("whether %s holds state of Millpond was not found out: %s", checkpoint, error)
+        return
+    raise StateIncompatibleError(
+        "The checkpoint holds state of Millpond's, and nothing of this query runs on Millpond.",
+        action="Start with a new checkpointLocation, or change the query back (millpond.explain says what runs where).",
+        file=checkpoint,
+    )
+
+
+def _state_location(settings: Settings, checkpoint: str, query_id: str | None) -> str:
+    """Below which the state lies: queries of a session share the setting, the id goes where the checkpoint goes."""
+    if settings.state_location is None or query_id is None:
+        return checkpoint
+    return join_url(settings.state_location, query_id)
+
+
+def begin(
+    recovery: Recovery,
+    ledger: Ledger,
+    plan: str = "",
+    *,
+    even_if_changed: bool = True,
+    runs_planned: Callable[[int], bool] = lambda batch: False,
+) -> list[int]:
+    """Name what the generation builds on; returns the batches that Spark has to run again, in order.
+
+    Args:
+        recovery: with a generation just claimed. ledger: Spark's.
+        plan: a digest of what the run computes up to its operators.
+        even_if_changed: whether a batch that the sink has may be repeated by a run that computes something else.
+        runs_planned: whether the sink is sure to run a batch that is planned and not committed.
+    """
+    planned = ledger.last("offsets")
+    committed = max(ledger.last("commits"), planned - 1)  # Spark plans a batch when the one before is committed
+    built_on, again = [committed + 1], []
+    if not recovery.durable(committed + 1):
+        missing = recovery.missing(committed)
+        if missing:
+            operator, partition = missing[0]
+            raise StateDamagedError(
+                f"Spark has committed batch {committed}, but {counted(len(missing), 'partition')} "
+                f"{'has' if len(missing) == 1 else 'have'} no durable state of version {committed} or {committed + 1}"
+                + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
+                + ".",
+                action="Restore the missing files below millpond/, or start with a new checkpointLocation.",
+                operator=str(operator),
+                partition=partition,
+                version=committed,
+                file=recovery.files.locate("commits/"),
+            )
+        if plan != recovery.plan and not even_if_changed:
+            raise StateIncompatibleError(
+                f"The state of batch {committed}, which the sink has, was not durable when the last run ended: it has "
+                "to run once more, but what the query computes up to its stateful operators has changed since.",
+                action="Start the query as it was, let it end by stop(), and change it then; or set "
+                "spark.millpond.onChangedReplay to 'run' to make the state from the query as it is now.",
+                version=committed,
+                file=recovery.files.locate("generations/"),
+            )
+        built_on, again = [committed], [committed]
+    if planned > committed:
+        # A sink that has the planned batch already will skip it, and the state must not depend on that.
+        if not again and recovery.durable(planned + 1):
+            built_on.append(planned + 1)
+        elif not runs_planned(planned):
+            again.append(planned)
+    recovery.begin(built_on, plan)
+    return again
+
+
+def _cores(spark: SparkSession) -> int:
+    """Cores of one host, as far as the driver knows: its own in local mode, else an executor's."""
+    if on_one_host(spark.sparkContext):
+        return int(spark.sparkContext.defaultParallelism)
+    return int(spark.sparkContext.getConf().get("spark.executor.cores", str(os.cpu_count() or 1)))
+
+
+def warn_of_other_memory(application: str, memory: int) -> None:
+    """Say so if a query asks for other slot memory than the application's first: slots are shared and keep theirs."""
+    first = _slot_memory.setdefault(application, memory)
+    if memory != first:
+        log.warning(
+            "spark.millpond.slot.memory is %dm here, but the slots of this application run with %dm, as its first query"
+            " asked for. Set it alike for all queries, or start this one in an application of its own.",
+            memory >> 20,
+            first >> 20,
+        )

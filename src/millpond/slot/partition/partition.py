@@ -1,0 +1,338 @@
+"""One partition of one operator: takes batches in turn, seals them, and answers repeated attempts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from millpond.checkpoint.manifest import PartitionManifest, seal
+from millpond.errors import TransientError
+from millpond.layout import HashRange
+from millpond.operators.aggregate.adaptive import ObservedAggregate
+from millpond.operators.open import open_operator
+from millpond.operators.protocol import MOVED, SAMPLE, Times, base_name
+from millpond.slot.offsets import check_time
+from millpond.slot.parcels import in_passes, open_parcels
+from millpond.slot.partition.checksum import InputChecksum
+from millpond.slot.partition.running import RunningQuery
+from millpond.slot.partition.spool import Spool
+from millpond.slot.partition.tables import Tables
+from millpond.slot.partition.turns import Attempt, Turns
+from millpond.slot.rows import strip_markers
+from millpond.slot.task import PipeTask
+from millpond.spec.operators import GLOBAL_HASH, lag_of
+from millpond.stores.aligned.table import AlignedTable
+
+if TYPE_CHECKING:
+    from millpond.operators.protocol import Operator
+
+_SPOOL = 64 << 20
+"""Bytes of a repeated attempt's input that are kept in memory."""
+
+
+Output = Generator[pa.RecordBatch, None, dict[str, float]]
+
+
+@dataclass
+class Applied:
+    """The batch that the partition has applied last.
+
+    Attributes:
+        batch: its id.
+        input: checksum of its rows, markers excluded.
+        epoch: of the state that it left.
+        metrics: what it did.
+    """
+
+    batch: int
+    input: InputChecksum
+    epoch: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Partition:
+    """One partition of one operator in a running query. `run` may be called from any thread.
+
+    Args:
+        query: the running query.
+        task: the operator.
+        number: the partition.
+
+    Attributes:
+        answered: the last batch of which the output may be read, as what it waits for is durable; None if the state was
+            opened since.
+    """
+
+    def __init__(self, query: RunningQuery, task: PipeTask, number: int) -> None:
+        self.query = query
+        self.task = task
+        self.number = number
+        self._turns = Turns(task.settings.attempt_timeout)
+        self._busy = threading.Lock()  # held for each step that reads or replaces the operator
+        self._epoch = 0  # changes whenever the state does, so that output of an older state stops
+        self._operator: Operator | None = None
+        self._tables: Tables | None = None
+        self._manifest: PartitionManifest | None = None
+        self._applied: Applied | None = None
+        self.answered: int | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version that the partition holds, sealed or from the store."""
+        manifest = self._manifest
+        return None if manifest is None else manifest.version
+
+    def run(
+        self, attempt: Attempt, batches: Iterator[pa.RecordBatch], *, sync: bool = False, unsure: bool = False
+    ) -> Output:
+        """Run a batch, or answer it again; yields its output once its own state is sealed and the last one durable.
+
+        Args:
+            attempt: the attempt; its batch reads the version of the same number.
+            batches: input with hash and mark columns; its rows, or with the local exchange their parcels.
+            sync: whether to wait for the version that the batch makes, instead of the one that it reads.
+            unsure: whether the marker's time has to be that of the batch: its id was not told, or may be an older one.
+
+        Returns:
+            The batch's figures.
+        """
+        check = partial(check_time, self.task, attempt.batch) if unsure else None
+        feed = _Feed(attempt, batches, self.task.exchange == "local", check)
+        applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
+        metrics = dict(applied.metrics)
+        metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
+        with self._busy:
+            if self._epoch == applied.epoch:
+                self.answered = attempt.batch
+        metrics["output_rows"] = 0.0
+        for batch in self._output(applied):
+            metrics["output_rows"] += batch.num_rows
+            yield batch
+        return metrics
+
+    def _apply_first(self, attempt: Attempt, feed: _Feed) -> Applied | None:
+        """Apply the batch, unless it has been applied already."""
+        with self._turns.taken(attempt):
+            if self._applied is not None and self._applied.batch == attempt.batch:
+                return None
+            return self._apply(attempt.batch, feed.passes(self._passes))
+
+    def _apply_again(self, attempt: Attempt, feed: _Feed) -> Applied:
+        """Answer from memory if the input is the same, else apply the batch to the version that it reads.
+
+        The input is read without holding the turn: two readers of one batch may be joined to each other in one task.
+        """
+        spool = Spool(self.query.spill, min(_SPOOL, self.task.settings.memory // 16))
+        try:
+            seen = InputChecksum()
+            for rows in feed:
+                seen.add(rows)
+                spool.add(rows)
+            with self._turns.taken(attempt):
+                applied = self._applied
+                if applied is not None and applied.batch == attempt.batch and applied.input == seen:
+                    return applied
+                self._discard()
+                return self._apply(attempt.batch, ((None, rows) for rows in spool.read()))
+        finally:
+            spool.close()
+
+    def _apply(self, batch: int, passes: Iterable[tuple[HashRange | None, pa.RecordBatch]]) -> Applied:
+        if self._applied is not None and self._applied.batch > batch:
+            raise TransientError(f"Batch {batch} was overtaken by batch {self._applied.batch}.")
+        if self._manifest is None or self._manifest.version != batch:
+            self._discard()
+            self._open(batch)
+        operator, manifest = self._operator, self._manifest
+        assert operator is not None
+        assert manifest is not None
+        started = time.perf_counter()
+        try:
+            with self._busy:
+                self._epoch += 1
+                self._applied = None
+                operator.begin(batch, self._times(batch))
+            self.query.forget_batches(batch)
+            seen = InputChecksum()
+            for range_, rows in passes:
+                self.query.means.arrow.force(pa.total_allocated_bytes())
+                seen.add(rows)
+                if range_ is not None:
+                    operator.narrow(range_)
+                operator.process(rows)
+            sealing = time.perf_counter()
+            size = self._seal(operator, manifest, seen)
+        except BaseException:
+            self._discard()  # half a batch is in the tables
+            raise
+        now = time.perf_counter()
+        self._applied = Applied(batch, seen, self._epoch, self._figures(operator))
+        self._applied.metrics |= {
+            "input_rows": float(seen.rows),
+            "late_rows": float(operator.late_rows),
+            "process_ms": (sealing - started) * 1000,
+            "seal_ms": (now - sealing) * 1000,
+            "delta_bytes": float(size),
+        }
+        return self._applied
+
+    def _passes(self, rows: int) -> int:
+        """In how many passes to work through a batch of so many rows."""
+        with self._busy:
+            return 1 if self._operator is None else self._operator.passes(rows)
+
+    def _times(self, batch: int) -> Times:
+        """The batch's times as they reach the operator; zeros if it does not ask for any."""
+        lag = lag_of(self.task.spec)
+        if lag is None:
+            return Times()
+        before, now = self.query.planned(batch - 1), self.query.planned(batch)
+        return Times(max(0, before.watermark - lag), max(0, now.watermark - lag), now.time)
+
+    def _seal(self, operator: Operator, parent: PartitionManifest, seen: InputChecksum) -> int:
+        deltas = operator.finish()
+        sealed = seal(
+            parent,
+            {
+                name: (table.manifest(), deltas[name].pieces if name in deltas else [])
+                for name, table in operator.tables.items()
+            },
+            input_checksum=seen.value,
+            input_rows=seen.rows,
+        )
+        sealed = self.query.sealed.write(sealed, self.task.generation)
+        for name, table in operator.tables.items():
+            if isinstance(table, AlignedTable) and name in deltas:
+                (data,) = sealed.pieces[name]
+                table.placed(data)
+        self.query.committer.submit(sealed)
+        self._manifest = sealed.manifest
+        return sealed.bytes
+
+    def _output(self, applied: Applied) -> Iterator[pa.RecordBatch]:
+        pieces: Iterator[pa.RecordBatch] | None = None
+        while True:
+            with self._busy:
+                if self._epoch != applied.epoch or self._operator is None:
+                    raise TransientError(f"Batch {applied.batch} was overtaken while its rows were read.")
+                if pieces is None:
+                    pieces = self._operator.output()
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    def _wait_durable(self, version: int) -> float:
+        """Wait until a version is durable; milliseconds waited."""
+        started = time.perf_counter()
+        timeout = self.task.settings.commit_timeout
+        self.query.committer.wait_durable(self.task.operator, self.number, version, timeout)
+        return (time.perf_counter() - started) * 1000
+
+    def _open(self, version: int) -> None:
+        query = self.query
+        query.committer.drain(self.task.settings.commit_timeout)  # the version may be on its way from here
+        manifest = query.checkpoint.open_partition(
+            self.task.operator, self.number, version, wait=self.task.settings.open_timeout
+        )
+        query.committer.opened(manifest)
+        owns_global = self.task.partition_of(GLOBAL_HASH) == self.number
+        tables = Tables(query, self.task, self.number, manifest)
+        with self._busy:
+            self._epoch += 1
+            try:
+                self._operator = open_operator(
+                    self.task.spec,
+                    tables.open,
+                    manifest.tables,
+                    make_ordered=tables.open_ordered,
+                    owns_global=owns_global,
+                    memory=self.task.settings.memory * self.task.slots // max(self.task.slots, self.task.partitions),
+                )
+                tables.load()
+            except BaseException:
+                self._operator = None
+                tables.discard()
+                raise
+            self._tables = tables
+            self._manifest = manifest
+
+    def _figures(self, operator: Operator) -> dict[str, float]:
+        figures = self.query.new_figures()
+        for table_name, table in operator.tables.items():
+            stats = table.stats()
+            if base_name(table_name) in (SAMPLE, MOVED):
+                stats["keys"] = 0  # they say something about the state
+            for name, value in stats.items():
+                figures[name] = figures.get(name, 0.0) + value
+        if isinstance(operator, ObservedAggregate):
+            figures |= operator.figures
+        return figures | {"state_rows": figures.get("keys", 0.0), "state_bytes": figures.get("bytes", 0.0)}
+
+    def _discard(self) -> None:
+        with self._busy:
+            self._close_operator()
+
+    def _close_operator(self) -> None:
+        self._epoch += 1
+        if self._operator is not None:
+            self._operator.close()
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
+        self._operator = self._manifest = self._applied = self.answered = None
+
+    def close(self) -> None:
+        """Cut off whoever writes, and let go of the tables."""
+        self._turns.close()
+        self._discard()
+
+
+class _Feed:
+    """An attempt's rows without their markers; at their end, the marker's time is given to `check`.
+
+    Args:
+        attempt: is told once all input is in.
+        batches: what the slot receives.
+        parcels: whether that is where the rows lie, not the rows.
+        check: called with the marker's time, if it needs to be looked at.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        batches: Iterator[pa.RecordBatch],
+        parcels: bool,
+        check: Callable[[int | None], None] | None,
+    ) -> None:
+        self._attempt = attempt
+        self._batches = batches
+        self._parcels = parcels
+        self._check = check
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """The rows as they come."""
+        time: int | None = None
+        for batch in self._batches:
+            rows, marked = strip_markers(batch)
+            time = time if marked is None else marked
+            if self._parcels:
+                yield from open_parcels(rows.column(1).to_pylist())
+            else:
+                yield rows
+        if self._check is not None:
+            self._check(time)
+        self._attempt.fed = True
+
+    def passes(self, wanted: Callable[[int], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
+        """The rows, in passes (see `in_passes`) if they come as parcels, which can be read in any order."""
+        if self._parcels:
+            yield from in_passes(self, wanted)
+        else:
+            yield from ((None, rows) for rows in self)

@@ -1,0 +1,189 @@
+"""The slot's inside: all partitions that it serves, of all queries of the application."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.slot.offsets import latest_batch
+from millpond.slot.partition.partition import Partition
+from millpond.slot.partition.running import Means, RunningQuery
+from millpond.slot.partition.turns import Attempt
+from millpond.slot.process.protocol import Done, Run
+from millpond.slot.process.server import Answer
+from millpond.slot.task import PipeTask
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.process_memory import give_back_above
+
+_GIVEN_BACK = 256
+"""Allocations of more than one such part of the budget go back as soon as they are freed: slower, but seldom."""
+
+
+@dataclass
+class _Query:
+    """A query's place in the slot: its present run, if any, and that run's partitions; `lock` guards changes."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    running: RunningQuery | None = None
+    partitions: dict[tuple[int, int], Partition] = field(default_factory=dict)
+
+    def versions(self) -> list[tuple[int, int, int]]:
+        """Operator, partition and version of what is held."""
+        held = sorted(self.partitions.copy().items())
+        return [(*place, partition.version) for place, partition in held if partition.version is not None]
+
+    def drain(self, timeout: float) -> None:
+        """Make what is sealed durable."""
+        if self.running is not None:
+            self.running.committer.drain(timeout)
+
+    def let_go(self) -> None:
+        """Close everything; attempts under way fail."""
+        for partition in self.partitions.values():
+            partition.close()
+        self.partitions.clear()
+        if self.running is not None:
+            self.running.close()
+        self.running = None
+
+
+class PartitionServer:
+    """Runs partitions. Needs neither sockets nor Spark, so tests drive it in their own process.
+
+    Args:
+        directory: the application's private directory on this host.
+        number: of this slot among those of the host.
+    """
+
+    def __init__(self, directory: Path, number: int = 0) -> None:
+        self.slot = uuid.uuid4().hex
+        self._number = number
+        self._directory = directory
+        self._merges = ThreadPoolExecutor(1, thread_name_prefix="millpond-merge")
+        self._writers = ThreadPoolExecutor(1, thread_name_prefix="millpond-write")
+        self._lock = threading.Lock()
+        self._means: Means | None = None
+        self._queries: dict[str, _Query] = {}
+
+    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None] = lambda: None) -> Answer:
+        """Run one batch of one partition.
+
+        Yields:
+            Output batches, after all input is in, its state is sealed, and what the commit mode asks for is durable.
+
+        Returns:
+            The batch's id and figures.
+
+        Raises:
+            MillpondError: with query, operator, partition and version filled in.
+        """
+        try:
+            partition = self._partition(run)
+            batch = latest_batch(run.task) if run.batch is None else run.batch
+            attempt = Attempt(batch, run.attempt, abandon)
+            metrics = yield from partition.run(
+                attempt, batches, sync=run.task.settings.commit_mode == "sync", unsure=run.unsure or run.batch is None
+            )
+        except MillpondError as error:
+            raise error.at(
+                query=run.task.query, operator=str(run.task.operator), partition=run.partition, version=run.batch
+            ) from None
+        except OSError as error:
+            if error.errno is None:  # the attempt has lost its input
+                raise
+            raise TransientError(
+                f"The host's disk cannot be used: {error.strerror or error}.",
+                action="Make room there, or point TMPDIR to another local disk and start again.",
+                query=run.task.query,
+                operator=str(run.task.operator),
+                partition=run.partition,
+                version=run.batch,
+                file=error.filename or str(self._directory),
+            ) from error
+        return Done(batch, metrics)
+
+    def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
+        """Make a query's sealed state durable and let go of it.
+
+        Returns:
+            Operator, partition and version of what was held; all of it is durable.
+
+        Raises:
+            MillpondError: it could not be made durable in time; nothing is let go of.
+        """
+        held = self._query(query)
+        with held.lock:
+            versions = held.versions()
+            held.drain(timeout)
+            held.let_go()
+        return versions
+
+    def answered(self, query: str) -> list[tuple[int, int, int]]:
+        """Operator, partition and batch answered last, of the query's partitions that have answered any."""
+        held = sorted(self._query(query).partitions.copy().items())
+        return [(*place, partition.answered) for place, partition in held if partition.answered is not None]
+
+    def trouble(self, query: str) -> str:
+        """Why a query's commits fail, if they have failed for some time; else empty."""
+        running = self._query(query).running
+        return "" if running is None else running.committer.trouble()
+
+    def close(self) -> None:
+        """Finish pending commits, each query within its exit time-out, and let go of everything."""
+        with self._lock:
+            queries = list(self._queries.values())
+        for query in queries:
+            with query.lock:
+                if query.running is None:
+                    continue
+                try:
+                    query.drain(query.running.task.settings.exit_timeout)
+                except MillpondError:
+                    traceback.print_exc(file=sys.stderr)
+                query.let_go()
+        self._merges.shutdown(wait=False, cancel_futures=True)
+        self._writers.shutdown(wait=False, cancel_futures=True)
+
+    def _query(self, query: str) -> _Query:
+        with self._lock:
+            return self._queries.setdefault(query, _Query())
+
+    def _partition(self, run: Run) -> Partition:
+        task = run.task
+        place = (task.operator, run.partition)
+        query = self._query(task.query)
+        with query.lock:
+            running = query.running
+            if running is not None and running.task.generation > task.generation:
+                newer = running.task.generation
+                raise FencedError(
+                    f"Generation {newer} of the query has taken over from generation {task.generation}.",
+                    action="Stop this run; only the newest run of a query may write its checkpoint.",
+                )
+            if running is not None and running.task.generation < task.generation:
+                query.let_go()
+                running = None
+            if running is None:
+                running = query.running = RunningQuery(task, self._shared(task))
+            if place not in query.partitions:
+                query.partitions[place] = Partition(running, task, run.partition)
+            return query.partitions[place]
+
+    def _shared(self, task: PipeTask) -> Means:
+        with self._lock:
+            if self._means is None:
+                budget = MemoryBudget(task.settings.memory)
+                give_back_above(budget.total // _GIVEN_BACK)
+                self._means = Means(
+                    self.slot, self._number, self._directory, budget, budget.open(), self._merges, self._writers
+                )
+            return self._means

@@ -1,0 +1,255 @@
+"""Finding a slot from a Spark worker or the driver: connect, or have the template fork it, or start the template."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from threading import Thread
+from typing import TypeVar
+
+from millpond.errors import TransientError
+from millpond.slot.process.identity import NO_THREADS, Process, identify, owner
+from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.protocol import (
+    Answered,
+    Ask,
+    Connection,
+    Drain,
+    Drained,
+    Granted,
+    Hello,
+    PeerGone,
+    PeerSilent,
+    Status,
+    Welcome,
+)
+from millpond.slot.task import PipeTask
+
+log = logging.getLogger(__name__)
+
+_A = TypeVar("_A")
+
+_LONGEST_LOADING = 600.0
+"""Seconds that a template may take to import everything, on a machine where others are busy."""
+_PAUSE = 0.002
+_TELL = 10.0
+"""Seconds between two lines on how far the kernels are."""
+
+
+class SlotFinder:
+    """Finds the slots of one application on this host, starting what does not run.
+
+    Args:
+        task: says where, how many, and how long to wait.
+        user: the process whose life the slots' lives depend on; default: the JVM above this process.
+    """
+
+    def __init__(self, task: PipeTask, user: Process | None = None) -> None:
+        self.task = task
+        self.directory = SlotDirectory.of(task)
+        self.user = user or owner()
+
+    def find(self, number: int) -> tuple[Connection, Process]:
+        """A connection to a slot that has answered, and the slot's process.
+
+        A slot that is dead is replaced; one that does not answer is killed and replaced.
+
+        Raises:
+            TransientError: no slot answered in time.
+        """
+        settings = self.task.settings
+        deadline = time.monotonic() + settings.start_timeout + settings.silence_timeout
+        self.directory.enter(self.user)
+        name = f"slot-{number}"
+        while True:
+            hung = False
+            connection = None
+            try:
+                connection = self._open(name, settings.silence_timeout)
+                connection.send(Hello())
+                welcome: Welcome = connection.expect(Welcome)
+                return connection, welcome.process
+            except OSError as error:
+                hung = isinstance(error, PeerSilent | TimeoutError)
+                reason = error
+                if connection is not None:
+                    connection.close()
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"Slot {number} does not answer ({reason}).",
+                    action=self.directory.last_words(),
+                    query=self.task.query,
+                )
+            self.replace(number, self.directory.noted(name) if hung else None)
+            if not hung:
+                time.sleep(_PAUSE)  # it may be finishing its commits before it ends
+
+    def replace(self, number: int, process: Process | None = None) -> Process:
+        """Have a slot forked; if `process` still holds the place, it is killed first.
+
+        Raises:
+            TransientError: the template cannot be started or does not answer.
+        """
+        settings = self.task.settings
+        patience = 2 * settings.start_timeout  # once to find a hung template, once to start another
+        deadline = time.monotonic() + patience
+        latest = deadline + _LONGEST_LOADING
+        reason: object = None
+        while time.monotonic() < deadline:
+            asked = self.directory.noted("template")
+            try:
+                connection = self._open("template", settings.start_timeout)
+            except OSError as error:
+                reason = error
+                self._start_template()
+                continue
+            try:
+                connection.send(Ask(number, process))
+                granted: Granted = connection.expect(Granted)
+                return granted.process
+            except PeerSilent as error:
+                reason = error
+                if self.directory.loading() and time.monotonic() < latest:
+                    log.warning("slots are not ready: what they need is still being loaded")
+                    deadline = time.monotonic() + patience
+                    continue
+                if asked is not None and asked == self.directory.noted("template"):  # not one that has just come up
+                    asked.kill()
+            except OSError as error:
+                reason = error
+            finally:
+                connection.close()
+        raise TransientError(
+            f"The template process that starts slots gives no answer ({reason}).",
+            action=self.directory.last_words(),
+            query=self.task.query,
+        )
+
+    def _open(self, name: str, silence: float) -> Connection:
+        return Connection(self.directory.connect(name, silence), silence)
+
+    def _start_template(self) -> None:
+        with self.directory.locked():
+            try:
+                self.directory.connect("template", 1.0).close()
+                return  # somebody else was faster
+            except TimeoutError:
+                return
+            except OSError:
+                pass
+            # The socket exists before the process does: whoever asks from now on waits in its queue.
+            listener = self.directory.listen("template")
+            try:
+                template = self._spawn(listener)  # held, so that it is known by its number even if it dies at once
+                self.directory.note_loading(identify(template.pid))
+            finally:
+                listener.close()
+
+    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **NO_THREADS, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        output = os.open(self.directory.path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-m", self.task.template, str(self.directory.path), str(listener.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+                env=environment,
+            )
+        finally:
+            os.close(output)
+
+
+def start_ahead(task: PipeTask, user: Process) -> Thread:
+    """Start a query's slots on this host in the background, before the first batch asks for them.
+
+    A slot that does not come up is left to whoever needs it, who then tells why.
+
+    Args:
+        task: any pipe task of the query.
+        user: the process whose life the slots' lives depend on.
+    """
+
+    def start() -> None:
+        finder = SlotFinder(task, user)
+        with contextlib.suppress(OSError, TransientError):
+            for number in range(min(task.slots, task.partitions)):
+                finder.find(number)[0].close()
+            _tell_compiling(finder.directory)
+
+    thread = Thread(target=start, name="millpond-start-slots", daemon=True)
+    thread.start()
+    return thread
+
+
+def _tell_compiling(directory: SlotDirectory) -> None:
+    """Say how far the kernels are, while they are compiled."""
+    last = ""
+    while True:
+        try:
+            done = directory.compiling.read_text()
+        except OSError:
+            return
+        if done == last:
+            return  # whatever compiled them is gone, or has no time
+        last = done
+        log.warning("Millpond compiles its kernels on this machine, once; a batch may wait for one: %s", done)
+        time.sleep(_TELL)
+
+
+def drain(task: PipeTask, timeout: float) -> dict[tuple[int, int], int]:
+    """Have every slot on this host finish the query's pending commits and let go of its partitions.
+
+    Args:
+        task: any pipe task of the query.
+        timeout: seconds to wait for the store, per slot.
+
+    Returns:
+        The durable version of each partition that a slot held, by (operator, partition).
+
+    Raises:
+        MillpondError: a slot could not make everything durable; the commit's own error.
+    """
+    answers = _ask_all(task, Drain(task.query, timeout), Drained, timeout + task.settings.silence_timeout)
+    return {(operator, partition): version for answer in answers for operator, partition, version in answer.versions}
+
+
+def answered_batches(task: PipeTask) -> dict[tuple[int, int], int]:
+    """The batch that each of the query's partitions on this host has answered last, by (operator, partition)."""
+    answers = _ask_all(task, Status(task.query), Answered, task.settings.silence_timeout)
+    return {(operator, partition): batch for answer in answers for operator, partition, batch in answer.batches}
+
+
+def troubles(task: PipeTask) -> list[str]:
+    """Why the query's commits fail, of each slot on this host where they have failed for some seconds."""
+    answers = _ask_all(task, Status(task.query), Answered, task.settings.silence_timeout)
+    return sorted({answer.trouble for answer in answers if answer.trouble})
+
+
+def _ask_all(task: PipeTask, message: Drain | Status, answer: type[_A], silence: float) -> list[_A]:
+    directory = SlotDirectory.of(task)
+    asked: dict[str, Connection] = {}
+    try:
+        for name in sorted(directory.running()):
+            if name == "template":
+                continue
+            try:
+                asked[name] = Connection(directory.connect(name, silence), silence)
+                asked[name].send(message)
+            except (ConnectionError, FileNotFoundError, PeerGone):
+                continue  # it has just ended, having finished its commits
+        return [connection.expect(answer) for connection in asked.values()]
+    except OSError as error:
+        raise TransientError(
+            f"A slot does not answer ({error}).", action=directory.last_words(), query=task.query
+        ) from error
+    finally:
+        for connection in asked.values():
+            connection.close()
