@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.layout import Bytes, Words
 
 if TYPE_CHECKING:
-    from millpond.stores.rmw.heap import Heap
+    from millpond.stores.memory.heap import Heap
 
 
 class Located(NamedTuple):

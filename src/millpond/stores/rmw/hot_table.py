@@ -27,9 +27,9 @@ from millpond.kernels.hot_table.upsert import (
 )
 from millpond.kernels.pointers import address
 from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, Words
+from millpond.stores.memory.heap import Heap
 from millpond.stores.memory.reserved_mapping import Mapping
 from millpond.stores.protocol import Found, Located
-from millpond.stores.rmw.heap import Heap
 from millpond.stores.rmw.hot_index import HotIndex
 
 _MAX_ROWS = (1 << 32) - 2

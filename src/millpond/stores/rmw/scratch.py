@@ -9,7 +9,7 @@ from millpond.errors import SettingError
 from millpond.kernels.hot_table import state as hs
 from millpond.kernels.pointers import address
 from millpond.layout import Bytes, RowLayout, Rows, Words
-from millpond.stores.rmw.heap import Heap
+from millpond.stores.memory.heap import Heap
 
 
 class Scratch:

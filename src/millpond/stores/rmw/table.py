@@ -17,12 +17,12 @@ from millpond.kernels.hot_table.state import TOMBSTONE, TOUCHED
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.heap import Heap
 from millpond.stores.memory.spooled import spooled
 from millpond.stores.protocol import Located, TableDelta
 from millpond.stores.rmw.eviction_buffer import Outbox
 from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.flush import Flusher
-from millpond.stores.rmw.heap import Heap
 from millpond.stores.rmw.hot_table import HotTable
 from millpond.stores.rmw.memory_pressure import Room
 from millpond.stores.rmw.scan import merged
