@@ -10,7 +10,7 @@ import pytest
 CALL = """
 import numpy as np
 import millpond.slot.serve
-from millpond.kernels import row_hash
+from millpond.kernels.columns import row_hash
 state = np.zeros(4, np.uint64)
 values = np.arange(4)
 row_hash.mix_fixed(state, values.ctypes.data, 8, 0, 0)
@@ -54,7 +54,7 @@ def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) ->
 THREADS = """
 from threading import Barrier, Thread
 import numpy as np
-from millpond.kernels import row_hash
+from millpond.kernels.columns import row_hash
 failed = []
 together = Barrier(8)
 def call():
@@ -93,7 +93,7 @@ def test_kernels_work_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pyt
 COMPILE = """
 import sys
 from pathlib import Path
-from millpond.kernels import bloom, compile, compiled
+from millpond.kernels.runs import bloom, compile, compiled
 compile.import_all = lambda: None
 compile.compile_behind(Path(sys.argv[1]))
 assert not compiled.missing()

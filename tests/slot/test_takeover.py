@@ -114,7 +114,7 @@ def test_drain_leaves_everything_durable_and_nothing_held(counting, ask):
 _DRIVER = """
 import pickle, sys
 import millpond.slot.pipe.client, millpond.slot.pipe.pipe as p
-from millpond.slot.processes import identify
+from millpond.slot.process.identity import identify
 from tests.slot.conftest import FakeContext, grouped
 millpond.slot.pipe.client.owner = identify
 p.TaskContext.get = staticmethod(lambda: FakeContext(0))

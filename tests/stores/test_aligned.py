@@ -248,12 +248,12 @@ def test_damage_is_found(tmp_path: Path, where: str) -> None:
 _GRADUAL = """
 import sys, tempfile
 import numpy as np
-from millpond.files.append_file import Slice
+from millpond.files.formats.append_file import Slice
 from millpond.files.filesystem import open_filesystem
 from millpond.layout import Rows
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.budget import MemoryBudget
-from millpond.stores.process import anonymous, give_back_above
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.process_memory import anonymous, give_back_above
 from tests.rows import layout
 from tests.stores.test_rmw_model import Immediate
 from tests.stores.windows import WindowTables

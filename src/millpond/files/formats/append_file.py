@@ -1,7 +1,7 @@
 """Append files: sections of rows in some order, in checked blocks, and a directory that tells where each block is.
 
     0      8 bytes  magic `MILLAPND`
-    8      blocks (`files/codec.py`), section after section
+    8      blocks (`files/formats/codec.py`), section after section
     …      directory (`_Directory`, msgpack)
     -24    u64 length of the directory, u64 its XXH3, magic again
 
