@@ -93,7 +93,8 @@ def test_kernels_work_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pyt
 COMPILE = """
 import sys
 from pathlib import Path
-from millpond.kernels.runs import bloom, compile, compiled
+from millpond.kernels import compile, compiled
+from millpond.kernels.runs import bloom
 compile.import_all = lambda: None
 compile.compile_behind(Path(sys.argv[1]))
 assert not compiled.missing()
