@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.plan.reasons import REASONS
-from millpond.spec.functions import FUNCTIONS, HOLISTIC, MAX_KEY_COLUMNS, ROWS, key_supported, supported
+from millpond.spec.functions import FUNCTIONS, MAX_KEY_COLUMNS, ROWS, key_supported, supported
 from millpond.spec.operators import AggregateCall
 
 PAGE = Path(__file__).with_name("compatibility.md")
@@ -58,9 +58,8 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "Each runs in update and in complete mode, with `FILTER (WHERE …)`, by any key of the last line. **D**: with"
     yield "`DISTINCT` too. A dot: stays on Spark, and its whole operator with it."
-    whole = " and ".join(f"`{name}`" for name in sorted(HOLISTIC - {ROWS}, reverse=True))
-    yield f"{whole} run in append mode by event time or session only; `percentile` is also"
-    yield "`median`, `percentile_cont` and `percentile_disc`. So do your own pandas and Arrow functions"
+    whole = " and ".join(f"`{name}`" for name, function in FUNCTIONS.items() if function.whole and name != ROWS)
+    yield f"{whole} run in append mode by event time or session only. So do your own pandas and Arrow functions"
     yield "([how](functions.md)), beside any others, but without `FILTER` and `DISTINCT`, and `applyInPandas` and"
     yield "`applyInArrow`, by windows: for them the types are those of all columns. What they return may be of any"
     yield "type that Spark takes from such functions."
@@ -68,7 +67,8 @@ def _lines() -> Iterator[str]:
     yield from _row("", *TYPES)
     yield "|---" * (len(TYPES) + 1) + "|"
     for function in FUNCTIONS:
-        name = "your functions" if function == ROWS else f"`{function}`"
+        names = [function, *FUNCTIONS[function].also]
+        name = "your functions" if function == ROWS else ", ".join(f"`{one}`" for one in names)
         yield from _row(name, *(_cell(function, ddl) for ddl in TYPES.values()))
     keys = ["yes" if key_supported(ddl) is None else "·" for ddl in TYPES.values()]
     yield from _row("**key**, also of `dropDuplicates`", *keys)

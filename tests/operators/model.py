@@ -16,7 +16,7 @@ from tests.operators.rig import Row, normal
 EXACT = Context(prec=200)
 BATCH = "__batch"
 """The number of the batch that a row came in, if not all come in one."""
-GREATEST = {"max", "max_by", "bool_or", "some"}
+GREATEST = {"max", "max_by", "bool_or"}
 
 
 def aggregate(shape: AggregateSpec, rows: Sequence[Row]) -> list[Any]:
@@ -152,6 +152,6 @@ FUNCTIONS: dict[str, Callable[[AggregateCall, list[DataType], list[tuple[Any, ..
     "max_by": _by,
     "collect_list": _collect,
     "collect_set": _collect,
-    **dict.fromkeys(["min", "max", "bool_and", "every", "bool_or", "some"], _extreme),
+    **dict.fromkeys(["min", "max", "bool_and", "bool_or"], _extreme),
     **dict.fromkeys(["stddev_samp", "stddev_pop", "var_samp", "var_pop"], _moments),
 }

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import ArithmeticOverflowError
-from millpond.spec.functions import FUNCTIONS, HOLISTIC, supported_spec
+from millpond.spec.functions import FUNCTIONS, supported_spec
 from millpond.spec.operators import AggregateCall, AggregateSpec
 from millpond.spec.types import parse_type
 from tests.operators import model
@@ -27,7 +27,7 @@ def calls_over(ddl: str) -> list[AggregateCall]:
     made = [AggregateCall("count", (), "bigint"), AggregateCall("count", (), "bigint", filter=2)]
     made.append(AggregateCall("count", (0, 1), "bigint", distinct=True))
     for name, function in FUNCTIONS.items():
-        if name == "approx_count_distinct" or name in HOLISTIC or dtype.name not in function.arguments[0]:
+        if name == "approx_count_distinct" or function.whole or dtype.name not in function.arguments[0]:
             continue
         inputs = (0, 1) if len(function.arguments) == 2 else (0,)
         type_ = result_type(name, ddl)

@@ -1,13 +1,16 @@
 import pytest
 
-from millpond.operators.functions.registry import ACCUMULATORS, OF_WHOLE_GROUPS
+from millpond.operators.functions.registry import FOLDED
 from millpond.operators.table_schemas import table_schemas
+from millpond.plan.reading.functions import READERS
 from millpond.spec.functions import (
+    BY_CATALYST,
     FUNCTION,
     FUNCTIONS,
     INPUT_TYPE,
     KEY_COLUMNS,
     KEY_TYPE,
+    ROWS,
     is_distinct,
     key_supported,
     sketch_precision,
@@ -22,8 +25,19 @@ def call(function: str, inputs: int = 1, **more: object) -> AggregateCall:
     return AggregateCall(function, tuple(range(inputs)), "bigint", **more)  # type: ignore[arg-type]
 
 
-def test_every_function_has_an_accumulator() -> None:
-    assert FUNCTIONS.keys() == ACCUMULATORS.keys() | OF_WHOLE_GROUPS.keys()
+def test_every_function_is_folded_as_its_record_says() -> None:
+    assert FUNCTIONS.keys() == FOLDED.keys()
+    assert READERS.keys() < FUNCTIONS.keys()
+    for name, function in FUNCTIONS.items():
+        folded = FOLDED[name]
+        assert (folded.by_row is None) == function.whole, name
+        assert folded.by_row or folded.of_group, name
+        assert (folded.retracting is not None) == function.retractable, name
+
+
+def test_a_class_of_catalyst_means_one_function() -> None:
+    assert len(BY_CATALYST) == sum(len(function.catalyst) for function in FUNCTIONS.values())
+    assert {name for name, function in FUNCTIONS.items() if not function.catalyst} == {ROWS}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from millpond.operators.columns.encode import ALL, Place
 from millpond.operators.columns.input_rows import StoredRows
 from millpond.operators.functions.accumulators import Accumulator
 from millpond.operators.functions.registry import accumulator
-from millpond.operators.functions.retractable import RETRACTABLE
 from millpond.operators.joins.rows import side_schemas
 from millpond.operators.protocol import MAIN, MOVED, ROWS, SAMPLE
 from millpond.operators.ranking.packed_rows import RankedRows
@@ -100,10 +99,7 @@ def accumulators(spec: AggregateSpec | SessionSpec, *, whole: bool = False) -> l
     retracts = isinstance(spec, AggregateSpec) and spec.retracts
     for call in spec.calls:
         inputs = [parse_type(spec.inputs[position].type) for position in call.inputs]
-        if retracts:
-            made.append(RETRACTABLE[call.function](call, inputs))
-        else:
-            made.append(accumulator(call, inputs, whole=whole))
+        made.append(accumulator(call, inputs, whole=whole, retracts=retracts))
     return made
 
 

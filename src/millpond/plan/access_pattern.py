@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millpond.spec.functions import observed, supported_spec, whole_sessions, whole_windows
+from millpond.spec.functions import FUNCTIONS, observed, supported_spec, whole_sessions, whole_windows
 from millpond.spec.operators import (
     AggregateSpec,
     JoinSpec,
@@ -19,8 +19,6 @@ from millpond.spec.operators import (
     lag_of,
 )
 from millpond.words import counted
-
-_GROWING = frozenset({"collect_list", "collect_set"})
 
 
 class AccessPattern(NamedTuple):
@@ -83,7 +81,7 @@ def _inferred(spec: OperatorSpec) -> AccessPattern:
         return AccessPattern("observed", why)
     if any(call.distinct for call in spec.calls):
         why = "one row per key, updated in place; DISTINCT inputs are kept beside it, one row per key and value"
-    elif any(call.function in _GROWING for call in spec.calls):
+    elif any(FUNCTIONS[call.function].collects for call in spec.calls):
         why = "one row per key, updated in place; collected values grow with it"
     else:
         why = "every function is associative and commutative: one row per key, updated in place"

@@ -23,12 +23,11 @@ from millpond.plan.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
 from millpond.plan.reading.join import read_join
 from millpond.plan.reading.map_groups import MAPS, read_map_groups
-from millpond.plan.reading.ranking import FUNCTIONS as RANKS
-from millpond.plan.reading.ranking import Limits, limits_of, read_over, read_rank
+from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
 from millpond.spec.functions import (
-    HOLISTIC,
+    FUNCTIONS,
     SESSION_DISTINCT,
     WHOLE_WINDOWS,
     is_distinct,
@@ -222,7 +221,7 @@ class _Decider:
         spec = reading.spec(self.output_mode)
         if not whole_windows(spec) and not whole_sessions(spec):
             for number, call in enumerate(spec.calls):
-                if call.function in HOLISTIC:
+                if FUNCTIONS[call.function].whole:
                     raise Unsupported(Reason(WHOLE_WINDOWS, reading.function_name(number)))
                 if reading.session is not None and is_distinct(call):
                     raise Unsupported(Reason(SESSION_DISTINCT, reading.function_name(number)))

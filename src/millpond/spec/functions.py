@@ -1,4 +1,4 @@
-"""What Millpond can aggregate: the one table by which plans are decided and from which documentation is made."""
+"""Aggregate functions: one record each, by which plans are decided, state is laid out, and documentation is made."""
 
 from __future__ import annotations
 
@@ -42,64 +42,84 @@ ATOMIC = (*NUMBERS, "string", "binary", "boolean", "date", "timestamp", "timesta
 
 
 class Function(NamedTuple):
-    """An aggregate function.
+    """An aggregate function: all that is true of it wherever it runs.
+
+    How it is folded stands in `operators.functions.registry`, under the same name; how its options are read from
+    Spark's plan, if it has any, in `plan.reading.functions`.
 
     Attributes:
         arguments: for each argument, the types it takes.
+        catalyst: the classes of Catalyst's that mean it.
+        also: other names by which SQL calls it.
         variadic: takes any number of arguments, all as the first.
         distinct: whether DISTINCT changes the result (otherwise it is ignored).
         optional: how many of the last arguments may be left out.
         structs: takes structs of atomic types as well.
+        whole: needs all values of a group at once.
+        ordered: its result depends on the order in which rows come.
+        collects: its result is as long as its input, which is kept as it is.
+        sets: only distinct inputs ever count.
+        retractable: rows can be taken back from it, batches later.
+        over: runs over each key's last rows.
     """
 
     arguments: tuple[tuple[str, ...], ...]
+    catalyst: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     variadic: bool = False
     distinct: bool = True
     optional: int = 0
     structs: bool = False
+    whole: bool = False
+    ordered: bool = False
+    collects: bool = False
+    sets: bool = False
+    retractable: bool = False
+    over: bool = False
 
-
-_EXTREME = Function((ATOMIC,), distinct=False)
-_BOOLEAN = Function((("boolean",),), distinct=False)
-_BY = Function((ATOMIC, ATOMIC), distinct=False)
-_MOMENTS = Function(((*INTEGERS, *FLOATS),))
 
 ROWS = "rows"
 """All rows of a group, as a list of structs: what the user's own functions are called with."""
 
-HOLISTIC = frozenset(["percentile", "mode", ROWS])
-"""Functions that need all values of a group at once."""
-
-IN_ORDER = frozenset(["first", "last", "any_value", "min_by", "max_by", "collect_list", ROWS])
-"""Functions whose results depend on the order in which rows come."""
+_MOMENTS = Function(((*INTEGERS, *FLOATS),))
+_BOOLEAN = Function((("boolean",),), distinct=False, over=True)
+_KEPT = Function((ATOMIC,), distinct=False, ordered=True)
+_BY = Function((ATOMIC, ATOMIC), distinct=False, ordered=True)
 
 FUNCTIONS: dict[str, Function] = {
-    "count": Function((ATOMIC,), variadic=True),
-    "count_if": Function((("boolean",),)),
-    "sum": Function((NUMBERS,)),
-    "avg": Function((NUMBERS,)),
-    "min": _EXTREME,
-    "max": _EXTREME,
-    "first": _EXTREME,
-    "last": _EXTREME,
-    "any_value": _EXTREME,
-    "bool_and": _BOOLEAN,
-    "every": _BOOLEAN,
-    "bool_or": _BOOLEAN,
-    "some": _BOOLEAN,
-    "min_by": _BY,
-    "max_by": _BY,
-    "stddev_samp": _MOMENTS,
-    "stddev_pop": _MOMENTS,
-    "var_samp": _MOMENTS,
-    "var_pop": _MOMENTS,
-    "approx_count_distinct": Function((("bigint",),), distinct=False),
-    "collect_list": Function((ATOMIC,), structs=True),
-    "collect_set": Function((ATOMIC,)),
-    "percentile": Function((NUMBERS, INTEGERS), optional=1),
-    "mode": Function((ATOMIC,)),
-    ROWS: Function((ATOMIC,), variadic=True, distinct=False, structs=True),
+    "count": Function((ATOMIC,), ("Count",), variadic=True, retractable=True, over=True),
+    "count_if": Function((("boolean",),), ("CountIf",), retractable=True, over=True),
+    "sum": Function((NUMBERS,), ("Sum",), retractable=True, over=True),
+    "avg": Function((NUMBERS,), ("Average",), ("mean",), retractable=True, over=True),
+    "min": Function((ATOMIC,), ("Min",), distinct=False, over=True),
+    "max": Function((ATOMIC,), ("Max",), distinct=False, over=True),
+    "first": _KEPT._replace(catalyst=("First",), also=("first_value",)),
+    "last": _KEPT._replace(catalyst=("Last",), also=("last_value",)),
+    "any_value": _KEPT._replace(catalyst=("AnyValue",)),
+    "bool_and": _BOOLEAN._replace(catalyst=("BoolAnd",), also=("every",)),
+    "bool_or": _BOOLEAN._replace(catalyst=("BoolOr",), also=("some",)),
+    "min_by": _BY._replace(catalyst=("MinBy",)),
+    "max_by": _BY._replace(catalyst=("MaxBy",)),
+    "stddev_samp": _MOMENTS._replace(catalyst=("StddevSamp",), also=("stddev", "std"), over=True),
+    "stddev_pop": _MOMENTS._replace(catalyst=("StddevPop",), over=True),
+    "var_samp": _MOMENTS._replace(catalyst=("VarianceSamp",), also=("variance",)),
+    "var_pop": _MOMENTS._replace(catalyst=("VariancePop",)),
+    "approx_count_distinct": Function((("bigint",),), ("HyperLogLogPlusPlus",), distinct=False),
+    "collect_list": Function((ATOMIC,), ("CollectList",), ("array_agg",), structs=True, ordered=True, collects=True),
+    "collect_set": Function((ATOMIC,), ("CollectSet",), collects=True, sets=True),
+    "percentile": Function(
+        (NUMBERS, INTEGERS),
+        ("Median", "Percentile", "PercentileCont", "PercentileDisc"),
+        ("median", "percentile_cont", "percentile_disc"),
+        optional=1,
+        whole=True,
+    ),
+    "mode": Function((ATOMIC,), ("Mode",), whole=True),
+    ROWS: Function((ATOMIC,), variadic=True, distinct=False, structs=True, whole=True, ordered=True),
 }
+
+BY_CATALYST = {kind: name for name, function in FUNCTIONS.items() for kind in function.catalyst}
+"""Catalyst's class of each function → its name here."""
 
 
 def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
@@ -112,7 +132,7 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
         return FUNCTION
     if call.options.get("eval_mode") == "try" and call.function == "sum" and parse_type(inputs[0]).name in INTEGERS:
         return FUNCTION
-    if call.function.startswith("collect_") and call.options.get("ignore_nulls") is False:
+    if function.collects and call.options.get("ignore_nulls") is False:
         return FUNCTION
     for accepted, ddl in zip(arguments[: len(inputs)], inputs, strict=True):
         dtype = parse_type(ddl)
@@ -128,8 +148,8 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
 
 def is_distinct(call: AggregateCall) -> bool:
     """Whether only distinct inputs may reach the accumulator."""
-    distinct = call.distinct and bool(call.inputs) and FUNCTIONS[call.function].distinct
-    return distinct or call.function == "collect_set"
+    function = FUNCTIONS[call.function]
+    return function.sets or (call.distinct and bool(call.inputs) and function.distinct)
 
 
 def whole_windows(spec: OperatorSpec) -> bool:
@@ -141,9 +161,10 @@ def whole_windows(spec: OperatorSpec) -> bool:
 
 def _needs_rows(spec: AggregateSpec | SessionSpec) -> bool:
     """Whether functions need all rows of a group at once, or had better: a list is as long as its rows."""
-    if any(call.function in HOLISTIC for call in spec.calls) or spec.pattern == "append":
+    functions = [FUNCTIONS[call.function] for call in spec.calls]
+    if any(function.whole for function in functions) or spec.pattern == "append":
         return True
-    return spec.pattern == "auto" and any(call.function == "collect_list" for call in spec.calls)
+    return spec.pattern == "auto" and any(function.collects and not function.sets for function in functions)
 
 
 def observed(spec: OperatorSpec) -> bool:
@@ -168,12 +189,12 @@ def whole_sessions(spec: OperatorSpec) -> bool:
 def in_order(spec: AggregateSpec) -> bool:
     """Whether rows have to reach overlapping windows in the order in which they come."""
     windows = None if spec.time is None else spec.time.windows
-    return windows is not None and windows.overlap > 1 and any(call.function in IN_ORDER for call in spec.calls)
+    return windows is not None and windows.overlap > 1 and any(FUNCTIONS[call.function].ordered for call in spec.calls)
 
 
 def elements(calls: Iterable[AggregateCall]) -> set[int]:
     """The inputs that are collected into lists."""
-    return {position for call in calls if call.function.startswith("collect_") for position in call.inputs}
+    return {position for call in calls if FUNCTIONS[call.function].collects for position in call.inputs}
 
 
 def sketch_precision(options: Mapping[str, Any]) -> int:
@@ -210,7 +231,7 @@ def supported_spec(spec: OperatorSpec) -> str | None:
             return SESSION_DISTINCT
         if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
             return KEY_COLUMNS
-        if call.function in HOLISTIC and not whole:
+        if FUNCTIONS[call.function].whole and not whole:
             return WHOLE_WINDOWS
     return None
 

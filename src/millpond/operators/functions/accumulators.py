@@ -96,15 +96,13 @@ class Accumulator(ABC):
 
 
 class Count(Accumulator):
-    """`count(*)`, `count(x, …)`, `count_if(b)`: one word."""
+    """`count(*)`, `count(x, …)`: one word."""
 
     columns: tuple[StateColumn, ...] = (StateColumn("word"),)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         for column in operands:
             counts = both(counts, column.valid)
-        if self.call.function == "count_if":
-            counts = both(counts, operands[0].values.astype(np.uint8))
         self._counts = counts
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
@@ -118,6 +116,13 @@ class Count(Accumulator):
 
     def result(self, rows: Rows) -> pa.Array:
         return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
+
+
+class CountIf(Count):
+    """`count_if(b)`."""
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        super().load(operands, both(counts, operands[0].values.astype(np.uint8)))
 
 
 class SumInts(Accumulator):
@@ -201,6 +206,11 @@ class Moments(Accumulator):
 
     columns = (StateColumn("word"), StateColumn("word"), StateColumn("word"))
 
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, sample: bool, root: bool = False) -> None:
+        super().__init__(call, inputs)
+        self._sample = sample
+        self._root = root
+
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values.astype(np.float64, copy=False)
         self._valid = both(counts, operands[0].valid)
@@ -214,13 +224,12 @@ class Moments(Accumulator):
 
     def result(self, rows: Rows) -> pa.Array:
         counts, _, squares = (floats(rows, place.offset) for place in self.places)
-        population = self.call.function.endswith("_pop")
         valid = counts > 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            values = squares / (counts if population else counts - 1.0)
-            if self.call.function.startswith("std"):
+            values = squares / (counts - 1.0 if self._sample else counts)
+            if self._root:
                 values = np.sqrt(values)
-        if not population:  # one value has no sample variance: null, formerly NaN
+        if self._sample:  # one value has no sample variance: null, formerly NaN
             if self.call.options.get("null_on_divide_by_zero", True):
                 valid &= counts != 1.0
             else:

@@ -1,27 +1,36 @@
-"""Which accumulator computes which function of the catalogue."""
+"""How aggregate functions are folded: for each of `spec.functions.FUNCTIONS`, its accumulators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
-from millpond.operators.functions.accumulators import (
-    Accumulator,
-    Average,
-    Count,
-    Moments,
-    SumFloats,
-    SumInts,
-)
+from millpond.operators.functions import retractable
+from millpond.operators.functions.accumulators import Accumulator, Average, Count, CountIf, Moments, SumFloats, SumInts
 from millpond.operators.functions.collect import Collect, Sketch
 from millpond.operators.functions.decimal_sums import AverageDecimals, SumDecimals
 from millpond.operators.functions.order_statistics import Mode, Percentile
-from millpond.operators.functions.selecting import Extreme, ExtremeBy, FirstLast
-from millpond.operators.functions.whole_groups import Gathered
+from millpond.operators.functions.retractable import Retractable
+from millpond.operators.functions.selecting import Extreme, ExtremeBy, First, Last
+from millpond.operators.functions.whole_groups import Gathered, WholeGroups
 from millpond.spec.functions import ROWS, is_distinct
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
 
-Make = Callable[[AggregateCall, Sequence[DataType]], Accumulator]
+
+class Folded(NamedTuple):
+    """The accumulators of one function, each made from a call and the types of its inputs.
+
+    Attributes:
+        by_row: takes the rows of a group as they come.
+        of_group: takes all rows of a group at once: what only that computes, or computes with less work.
+        retracting: takes rows back, too.
+    """
+
+    by_row: Callable[[AggregateCall, Sequence[DataType]], Accumulator] | None = None
+    of_group: Callable[[AggregateCall, Sequence[DataType]], WholeGroups] | None = None
+    retracting: Callable[[AggregateCall, Sequence[DataType]], Retractable] | None = None
 
 
 def _sum(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
@@ -34,40 +43,47 @@ def _average(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
     return (AverageDecimals if inputs[0].name == "decimal" else Average)(call, inputs)
 
 
-_EXTREMES = ("min", "max", "bool_and", "every", "bool_or", "some")
-
-ACCUMULATORS: dict[str, Make] = {
-    "count": Count,
-    "count_if": Count,
-    "sum": _sum,
-    "avg": _average,
-    "stddev_samp": Moments,
-    "stddev_pop": Moments,
-    "var_samp": Moments,
-    "var_pop": Moments,
-    "min_by": ExtremeBy,
-    "max_by": ExtremeBy,
-    "first": FirstLast,
-    "any_value": FirstLast,
-    "last": FirstLast,
-    "collect_list": Collect,
-    "collect_set": Collect,
-    "approx_count_distinct": Sketch,
-    **dict.fromkeys(_EXTREMES, Extreme),
+FOLDED: dict[str, Folded] = {
+    "count": Folded(Count, retracting=retractable.Count),
+    "count_if": Folded(CountIf, retracting=retractable.CountIf),
+    "sum": Folded(_sum, retracting=retractable.summing),
+    "avg": Folded(_average, retracting=retractable.averaging),
+    "min": Folded(partial(Extreme, greatest=False)),
+    "max": Folded(partial(Extreme, greatest=True)),
+    "first": Folded(First),
+    "last": Folded(Last),
+    "any_value": Folded(First),
+    "bool_and": Folded(partial(Extreme, greatest=False)),
+    "bool_or": Folded(partial(Extreme, greatest=True)),
+    "min_by": Folded(partial(ExtremeBy, greatest=False)),
+    "max_by": Folded(partial(ExtremeBy, greatest=True)),
+    "stddev_samp": Folded(partial(Moments, sample=True, root=True)),
+    "stddev_pop": Folded(partial(Moments, sample=False, root=True)),
+    "var_samp": Folded(partial(Moments, sample=True)),
+    "var_pop": Folded(partial(Moments, sample=False)),
+    "approx_count_distinct": Folded(Sketch),
+    "collect_list": Folded(Collect, of_group=Gathered),
+    "collect_set": Folded(Collect),
+    "percentile": Folded(of_group=Percentile),
+    "mode": Folded(of_group=Mode),
+    ROWS: Folded(of_group=Gathered),
 }
-"""Those that take the rows of a group as they come."""
-
-OF_WHOLE_GROUPS: dict[str, Make] = {
-    "collect_list": Gathered,
-    "percentile": Percentile,
-    "mode": Mode,
-    ROWS: Gathered,
-}
-"""Those that take all rows of a group at once: what only they compute, and what they compute with less work."""
 
 
-def accumulator(call: AggregateCall, inputs: Sequence[DataType], *, whole: bool = False) -> Accumulator:
-    """The accumulator of a supported call; `whole`: the rows of each group are all there."""
-    if whole and call.function in OF_WHOLE_GROUPS and not (call.function == "collect_list" and is_distinct(call)):
-        return OF_WHOLE_GROUPS[call.function](call, inputs)
-    return ACCUMULATORS[call.function](call, inputs)
+def accumulator(
+    call: AggregateCall, inputs: Sequence[DataType], *, whole: bool = False, retracts: bool = False
+) -> Accumulator:
+    """The accumulator of a supported call.
+
+    Args:
+        call: the call. inputs: the types of its inputs.
+        whole: the rows of each group are all there.
+        retracts: rows may be taken back.
+    """
+    folded = FOLDED[call.function]
+    if retracts and folded.retracting is not None:
+        return folded.retracting(call, inputs)
+    if whole and folded.of_group is not None and not (folded.by_row is not None and is_distinct(call)):
+        return folded.of_group(call, inputs)
+    assert folded.by_row is not None
+    return folded.by_row(call, inputs)

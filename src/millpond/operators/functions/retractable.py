@@ -8,7 +8,7 @@ once rows that made it so are taken back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,15 +41,13 @@ class Retractable(Accumulator):
 
 
 class Count(Retractable):
-    """`count(*)`, `count(x, …)`, `count_if(b)`: one word."""
+    """`count(*)`, `count(x, …)`: one word."""
 
     columns: tuple[StateColumn, ...] = (StateColumn("word"),)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         for column in operands:
             counts = both(counts, column.valid)
-        if self.call.function == "count_if":
-            counts = both(counts, operands[0].values.astype(np.uint8))
         self._counts = counts
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
@@ -60,6 +58,13 @@ class Count(Retractable):
 
     def result(self, rows: Rows) -> pa.Array:
         return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
+
+
+class CountIf(Count):
+    """`count_if(b)`."""
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        super().load(operands, both(counts, operands[0].values.astype(np.uint8)))
 
 
 class _Summing(Retractable):
@@ -163,7 +168,7 @@ class AverageDecimals(SumDecimals):
 
 
 class SumFloats(_Summing):
-    """`sum` and `avg` of floats and doubles: an exact sum of those that are finite; NaNs and infinities are counted."""
+    """`sum` of floats and doubles: an exact sum of those that are finite; NaNs and infinities are counted."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         self._width = fixed_point.FLOATS if inputs[0].name == "float" else fixed_point.DOUBLES
@@ -178,15 +183,23 @@ class SumFloats(_Summing):
         fixed_point.sum_floats(*at, self._values, self._valid, self.signs)
 
     def result(self, rows: Rows) -> pa.Array:
-        numbers, nans, above, below = (ints(rows, place.offset) for place in self.places[self._size :])
+        return to_arrow(self._totals(rows), (self._numbers(rows) != 0).view(np.uint8), self.type)
+
+    def _totals(self, rows: Rows) -> NDArray[np.float64]:
+        nans, above, below = (ints(rows, place.offset) for place in self.places[self._size + 1 :])
         finite = np.empty(rows.count)
         fixed_point.nearest(self._sums(rows), self._width.base, finite)
+        total = np.where(above != 0, np.inf, np.where(below != 0, -np.inf, finite))
+        return np.where((nans != 0) | ((above != 0) & (below != 0)), np.nan, total)
+
+
+class AverageFloats(SumFloats):
+    """`avg` of floats and doubles."""
+
+    def result(self, rows: Rows) -> pa.Array:
+        numbers = self._numbers(rows)
         with np.errstate(divide="ignore", invalid="ignore"):
-            total = np.where(above != 0, np.inf, np.where(below != 0, -np.inf, finite))
-            total = np.where((nans != 0) | ((above != 0) & (below != 0)), np.nan, total)
-            if self.call.function == "avg":
-                total = total / numbers
-        return to_arrow(total, (numbers != 0).view(np.uint8), self.type)
+            return to_arrow(self._totals(rows) / numbers, (numbers != 0).view(np.uint8), self.type)
 
 
 def _add(table: Writable, rows: NDArray[np.int64], offset: int, numbers: NDArray[np.uint64]) -> None:
@@ -207,21 +220,15 @@ def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
     return fits
 
 
-def _sum(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
+def summing(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
+    """What takes up a `sum` of this type."""
     if inputs[0].name == "decimal":
         return SumDecimals(call, inputs)
     return (SumFloats if inputs[0].machine == "float" else SumInts)(call, inputs)
 
 
-def _average(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
+def averaging(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
+    """What takes up an `avg` of this type."""
     if inputs[0].name == "decimal":
         return AverageDecimals(call, inputs)
-    return (SumFloats if inputs[0].machine == "float" else AverageInts)(call, inputs)
-
-
-RETRACTABLE: dict[str, Callable[[AggregateCall, Sequence[DataType]], Retractable]] = {
-    "count": Count,
-    "count_if": Count,
-    "sum": _sum,
-    "avg": _average,
-}
+    return (AverageFloats if inputs[0].machine == "float" else AverageInts)(call, inputs)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from millpond.spec.types import DataType
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import Writable
-
-GREATEST = frozenset(["max", "max_by", "bool_or", "some"])
 
 
 class ValueColumn:
@@ -95,11 +94,11 @@ class ValueColumn:
 
 
 class Extreme(Accumulator):
-    """`min`, `max`, and over booleans `bool_and`, `bool_or` and their other names."""
+    """`min`, `max`, and over booleans `bool_and`, `bool_or`."""
 
-    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, greatest: bool) -> None:
         super().__init__(call, inputs)
-        self._greatest = call.function in GREATEST
+        self._greatest = greatest
         self._kept = ValueColumn(inputs[0])
         self.columns = (self._kept.state,)
 
@@ -125,9 +124,9 @@ class Extreme(Accumulator):
 class ExtremeBy(Accumulator):
     """`min_by`, `max_by`: the value beside the least or greatest ordering; of equal orderings the last."""
 
-    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, greatest: bool) -> None:
         super().__init__(call, inputs)
-        self._greatest = call.function in GREATEST
+        self._greatest = greatest
         self._value = ValueColumn(inputs[0])
         self._ordering = ValueColumn(inputs[1])
         self._won = np.empty(BLOCK, dtype=np.uint8)
@@ -158,20 +157,16 @@ class ExtremeBy(Accumulator):
         return atom(rows, self.places[0], self.type)
 
 
-class FirstLast(Accumulator):
-    """`first`, `any_value`, `last`, with or without nulls.
+class _Kept(Accumulator):
+    """One of the values that came, with or without nulls.
 
-    A word tells whether any row has counted, where a null would not tell: always for the first, and for a last value,
-    which may be null, of rows that pass a filter.
+    A word tells whether any row has counted, where a null would not tell.
     """
 
-    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, counted: bool) -> None:
         super().__init__(call, inputs)
-        self._last = call.function == "last"
         self._ignore_nulls = bool(call.options.get("ignore_nulls", False))
         self._kept = ValueColumn(inputs[0])
-        self._won = np.empty(BLOCK, dtype=np.uint8)
-        counted = not self._last or (call.filter is not None and not self._ignore_nulls)
         self.columns = (self._kept.state, StateColumn("word")) if counted else (self._kept.state,)
 
     def bind(self, places: Sequence[Place]) -> None:
@@ -193,16 +188,36 @@ class FirstLast(Accumulator):
             counts = column.valid
         self._keep(table, rows, 0, column, counts)
 
+    @abstractmethod
     def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
-        if self._last:
-            stop = start + len(rows)
-            won = counts[start:stop] if counts.size else np.ones(len(rows), dtype=np.uint8)
-            if len(self.columns) > 1:
-                table.words[rows[won.astype(np.bool_)], self.places[1].offset] = 1
-        else:
-            won = self._won
-            numeric.first_rows(table.words, rows, start, self.places[1].offset, counts, won)
-        self._kept.assign(table, rows, start, column, won)
+        """Let the values of a block that count take the place of those that they win over."""
 
     def result(self, rows: Rows) -> pa.Array:
         return atom(rows, self.places[0], self.type)
+
+
+class First(_Kept):
+    """`first` and `any_value`."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, counted=True)
+        self._won = np.empty(BLOCK, dtype=np.uint8)
+
+    def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
+        numeric.first_rows(table.words, rows, start, self.places[1].offset, counts, self._won)
+        self._kept.assign(table, rows, start, column, self._won)
+
+
+class Last(_Kept):
+    """`last`: counted where it may be null of rows that have passed a filter."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        counted = call.filter is not None and not call.options.get("ignore_nulls", False)
+        super().__init__(call, inputs, counted=counted)
+
+    def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
+        stop = start + len(rows)
+        won = counts[start:stop] if counts.size else np.ones(len(rows), dtype=np.uint8)
+        if len(self.columns) > 1:
+            table.words[rows[won.astype(np.bool_)], self.places[1].offset] = 1
+        self._kept.assign(table, rows, start, column, won)

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import msgspec
 
-from millpond.operators.functions.retractable import RETRACTABLE
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.decision import Decided, Operator
 from millpond.plan.reading.ranking import conjuncts, lets_pass
 from millpond.plan.reasons import Reason, Unsupported
-from millpond.spec.functions import is_distinct
+from millpond.spec.functions import FUNCTIONS, is_distinct
 from millpond.spec.operators import AggregateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec
 
 THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
@@ -59,7 +58,7 @@ def consuming(spec: OperatorSpec) -> OperatorSpec:
         what = "an aggregate by event time" if isinstance(spec, AggregateSpec) else "what gives each row out once"
         raise Unsupported(Reason("MP-RETRACT", what))
     for call in spec.calls:
-        if call.function not in RETRACTABLE or is_distinct(call):
+        if not FUNCTIONS[call.function].retractable or is_distinct(call):
             raise Unsupported(Reason("MP-RETRACT", f"{call.function}{'(distinct)' if call.distinct else ''}"))
     return msgspec.structs.replace(spec, retracts=True)
 

@@ -14,24 +14,20 @@ from millpond.plan.catalyst.nodes import (
     Catalyst,
     Expression,
     Node,
-    percentile_options,
-    sketch_tables,
 )
 from millpond.plan.ddl import quoted
+from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.session import Session, constant_gap
 from millpond.plan.reading.user_functions import AGGREGATE, UserCalls
 from millpond.plan.reading.windows import Assigned, assigned
 from millpond.plan.reasons import Reason, Unsupported
-from millpond.plan.support import FUNCTIONS, SMALL
 from millpond.spec.functions import (
-    IN_ORDER,
+    FUNCTIONS,
     KEY_COLUMNS,
     MAX_KEY_COLUMNS,
     is_distinct,
     key_supported,
     key_width,
-    sketch_precision,
-    supported,
 )
 from millpond.spec.operators import (
     GLOBAL_HASH,
@@ -121,7 +117,7 @@ class Reading:
             keys[time.column] = Field(keys[time.column].name, self.assigned.type)
             # What counts distinct inputs only would count those of two panes twice, and between rows of two panes it
             # is not known which came first.
-            by_window = any(is_distinct(call) or call.function in IN_ORDER for call in self.calls)
+            by_window = any(is_distinct(call) or FUNCTIONS[call.function].ordered for call in self.calls)
             shared = self.assigned.expanded and output_mode == "append" and not by_window
             time = replace(time, windows=replace(self.assigned.windows, shared=shared))
         inputs = tuple(column.field for column in self.inputs)
@@ -287,91 +283,9 @@ def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> 
     if not calls_user(expression):
         shown = len(reading.keys) + (reading.session is not None)
         reading.users.order.append(shown + len(reading.calls))
-        reading.calls.append(read_function(catalyst, reading, expression))
+        reading.calls.append(read_function(reading, expression))
         return
     if expression.get("isDistinct") or expression.expression("filter") is not None:
         raise Unsupported(Reason("MP-PYTHON", str(function.get("name"))))
     reading.users.order.append(-1 - len(reading.users.functions))
     reading.users.add(catalyst, function, lambda operand: reading.add_input([operand]))
-
-
-def read_function(catalyst: Catalyst, reading: Reading, expression: Expression) -> AggregateCall:
-    """Read one `AggregateExpression`; its arguments become inputs of the reading.
-
-    Raises:
-        Unsupported: the function, or its arguments, cannot run here.
-    """
-    aggregate = expression.expression("aggregateFunction")
-    assert aggregate is not None
-    name = FUNCTIONS.get(aggregate.kind)
-    if name is None:
-        raise Unsupported(Reason("MP-FUNCTION", str(aggregate.get("prettyName") or aggregate.kind)))
-    distinct = bool(expression.get("isDistinct"))
-    operands = aggregate.children
-    if name == "count" and not distinct:
-        operands = [operand for operand in operands if operand.nullable]
-        inputs = [_presence(reading, operands)] if operands else []
-    elif name == "approx_count_distinct":
-        inputs = [_hashed(reading, operands[0])]
-    else:
-        if name == "percentile":
-            operands = _counted(aggregate)
-        inputs = [reading.add_input([operand]) for operand in operands]
-    condition = expression.expression("filter")
-    position = None if condition is None else reading.add_input([condition])
-    call = AggregateCall(name, tuple(inputs), aggregate.type, position, distinct, _options(catalyst, name, aggregate))
-    reason = supported(call, [reading.inputs[index].field.type for index in inputs])
-    if reason is not None:
-        types = ", ".join(operand.type for operand in operands)
-        mode = "try_" if call.options.get("eval_mode") == "try" else ""
-        raise Unsupported(Reason(reason, f"{mode}{name}({'distinct ' if distinct else ''}{types})"))
-    return call
-
-
-def _options(catalyst: Catalyst, name: str, aggregate: Expression) -> dict[str, Any]:
-    """What a function's result depends on beside its inputs."""
-    if name in ("first", "last", "any_value"):
-        return {"ignore_nulls": bool(aggregate.get("ignoreNulls"))}
-    if name in ("collect_list", "collect_set"):
-        return {"ignore_nulls": aggregate.get("ignoreNulls") is not False}
-    if name in ("sum", "avg"):
-        return {"eval_mode": _eval_mode(aggregate)}
-    if name in ("stddev_samp", "var_samp"):
-        return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False}
-    if name == "percentile":
-        return percentile_options(aggregate)
-    if name == "mode":  # Spark reverses the order of values so that its maximum is the least one
-        return {"greatest": aggregate.get("reverseOpt") is False}
-    if name == "approx_count_distinct":
-        options = {"relative_sd": float(aggregate.get("relativeSD"))}
-        return options | sketch_tables(sketch_precision(options))
-    return {}
-
-
-def _counted(aggregate: Expression) -> list[Expression]:
-    """The operands of a percentile that rows have: the value, and its frequency unless that is 1."""
-    value, *rest = aggregate.children
-    frequency = rest[1] if len(rest) > 1 else None
-    return [value] if frequency is None or str(frequency) == "1" else [value, frequency]
-
-
-def _presence(reading: Reading, operands: list[Expression]) -> int:
-    """A column that is null where any operand of `count` is: the operand itself if it is small, else a flag."""
-    if len(operands) == 1 and operands[0].type in SMALL:
-        return reading.add_input(operands)
-    present = " and ".join(f"isnotnull({{{index}}})" for index in range(len(operands)))
-    return reading.add_input(operands, f"nullif({present}, false)", "boolean")
-
-
-def _hashed(reading: Reading, operand: Expression) -> int:
-    """The 64-bit hash that Spark's sketch takes of a value; its collations and nested types are Spark's business."""
-    if "collate" in operand.type or key_supported(operand.type):
-        raise Unsupported(Reason("MP-INPUT-TYPE", f"approx_count_distinct({operand.type})"))
-    return reading.add_input([operand], "if(isnull({0}), null, xxhash64({0}))", "bigint")
-
-
-def _eval_mode(aggregate: Expression) -> str:
-    """`legacy`, `ansi` or `try`: what `sum` and `avg` do on overflow."""
-    context = aggregate.get("evalContext")
-    mode = context.evalMode() if context is not None else aggregate.get("evalMode")
-    return "legacy" if mode is None else str(mode.toString()).lower()

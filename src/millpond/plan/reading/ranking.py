@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from millpond.errors import UsageError
 from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst.windows import Needed
-from millpond.plan.reading.aggregate import Derived, Reading, check_key, read_function, unique
+from millpond.plan.reading.aggregate import Derived, Reading, check_key, unique
+from millpond.plan.reading.functions import read_function
 from millpond.plan.reasons import Reason, Unsupported
+from millpond.spec.functions import FUNCTIONS
 from millpond.spec.operators import AggregateCall, Field, Order, OverSpec, RankSpec
 from millpond.spec.types import leaves, parse_type
 
-FUNCTIONS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
+RANKS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 """Catalyst's class of each ranking function → its name."""
 
 _FLIPPED = {
@@ -111,9 +113,9 @@ def read_rank(node: Node, limits: Limits, needed: Needed) -> tuple[Reading, Rank
         Unsupported: with the reason why it cannot run here.
     """
     function = _functions(node)
-    if len(function) != 1 or function[0].kind not in FUNCTIONS:
+    if len(function) != 1 or function[0].kind not in RANKS:
         raise Unsupported(Reason("MP-WINDOW", ", ".join(one.name for one in function)))
-    name = FUNCTIONS[function[0].kind]
+    name = RANKS[function[0].kind]
     most = limits.get(node.list("windowExpressions")[0].expr_id)
     if most is None or most < 1:
         raise Unsupported(Reason("MP-UNBOUNDED", name))
@@ -136,19 +138,15 @@ def read_over(catalyst: Catalyst, node: Node, needed: Needed) -> tuple[Reading, 
         before = _preceding(specification)
         if window.kind != "WindowExpression" or aggregate.kind != "AggregateExpression" or before is None:
             raise Unsupported(Reason("MP-WINDOW", window.name))
-        call = read_function(catalyst, reading, aggregate)
+        call = read_function(reading, aggregate)
         types = [parse_type(reading.inputs[position].field.type) for position in call.inputs]
-        if call.distinct or call.function not in OVER or any(dtype.machine == "bytes" for dtype in types):
+        if call.distinct or not FUNCTIONS[call.function].over or any(dtype.machine == "bytes" for dtype in types):
             raise Unsupported(Reason("MP-FUNCTION", f"{call.function} over rows"))
         calls.append(call)
         reading.aggregates.append(aggregate)
         preceding.append(before)
     columns = tuple(column.field for column in reading.inputs)
     return reading, OverSpec(columns, keys, order, tuple(calls), tuple(preceding))
-
-
-OVER = frozenset({"count", "count_if", "sum", "avg", "min", "max", "bool_and", "bool_or", "stddev_samp", "stddev_pop"})
-"""Functions that run over each key's last rows."""
 
 
 def _preceding(specification: Expression) -> int | None:
