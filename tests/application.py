@@ -15,7 +15,7 @@ from millpond.query.ledger import Ledger, RollBack
 from millpond.query.starting.start import begin
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.task import PipeTask, SlotSettings
-from millpond.spec.operators import OperatorSpec
+from millpond.spec.kinds import OperatorSpec
 
 
 class Application(ABC):

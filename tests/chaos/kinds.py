@@ -11,23 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.operators.protocol import Times
-from millpond.spec.operators import (
-    AggregateCall,
-    AggregateSpec,
-    DeduplicateSpec,
-    EventTime,
-    Field,
-    JoinSpec,
-    OperatorSpec,
-    Order,
-    OverSpec,
-    RankSpec,
-    SessionSpec,
-    Windows,
-    WithinSpec,
-    input_fields,
-)
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.join import JoinSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.operators import AggregateCall, EventTime, Field, Order, Windows
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
+from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
+from millpond.spec.within import WithinSpec
 from tests.operators.join_rig import side
 from tests.operators.rig import fields, hash_of
 
@@ -95,7 +88,7 @@ class Kind:
         ]
 
     def _encode(self, rows: list[Row], bits: int) -> pa.RecordBatch:
-        columns = input_fields(self.spec)
+        columns = self.spec.input_fields
         given = [self.given(row) for row in rows]
         arrays = [pa.array([hash_of(self.key(row), bits) for row in rows], pa.int64())]
         arrays += [pa.array([row[c.name] for row in given], parse_type(c.type).arrow) for c in columns]

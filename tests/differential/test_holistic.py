@@ -12,7 +12,6 @@ from pyspark.sql.types import TimestampType
 
 import millpond
 from millpond.plan.decide import decide
-from millpond.spec.functions import whole_sessions, whole_windows
 from tests.differential.harness import compare, stream
 from tests.differential.test_windows import DDL, check, marked, rounds
 
@@ -76,7 +75,7 @@ def test_whole_groups(
     assert sum(len(rows) for rows in batches.values()) > 20
     (operator,) = decide(query(stream(spark, tmp_path, DDL), spark), "append").operators
     assert operator.spec is not None
-    assert whole_windows(operator.spec) or whole_sessions(operator.spec)
+    assert operator.spec.keeps_rows or operator.spec.keeps_rows
     state = millpond.read_state(spark, str(tmp_path / "ours"))
     assert {"k" if "k" in state.columns else "s"} <= set(state.columns) or query is windows_only
     assert state.count() > 0

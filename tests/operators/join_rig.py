@@ -15,7 +15,8 @@ from millpond.files.refs import TableManifest
 from millpond.layout import TableSchema
 from millpond.operators.joins.operator import JoinOperator
 from millpond.operators.protocol import Times
-from millpond.spec.operators import Field, JoinSide, JoinSpec, input_fields
+from millpond.spec.join import JoinSide, JoinSpec
+from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.table import OrderedTable
@@ -191,7 +192,7 @@ def record_batch(spec: JoinSpec, left: Sequence[Row], right: Sequence[Row], bits
     """The pipe's input for rows of both sides, in turns."""
     rows = [("left", row) for row in left] + [("right", row) for row in right]
     rows = rows[::2] + rows[1::2]
-    columns: dict[str, list[Any]] = {f.name: [] for f in input_fields(spec)}
+    columns: dict[str, list[Any]] = {f.name: [] for f in spec.input_fields}
     hashes = []
     for name, row in rows:
         hashes.append(hash_of(row["k"], bits))
@@ -202,5 +203,5 @@ def record_batch(spec: JoinSpec, left: Sequence[Row], right: Sequence[Row], bits
         for field_name, values in columns.items():
             values.append(given.get(field_name))
     arrays = [pa.array(hashes, pa.int64())]
-    arrays += [pa.array(columns[f.name], parse_type(f.type).arrow) for f in input_fields(spec)]
-    return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(f.name for f in input_fields(spec))])
+    arrays += [pa.array(columns[f.name], parse_type(f.type).arrow) for f in spec.input_fields]
+    return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(f.name for f in spec.input_fields)])

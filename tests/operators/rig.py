@@ -15,15 +15,10 @@ from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Operator, TableKind, Times
-from millpond.spec.operators import (
-    GLOBAL_HASH,
-    AggregateCall,
-    AggregateSpec,
-    DeduplicateSpec,
-    Field,
-    OperatorSpec,
-    input_fields,
-)
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.operators import GLOBAL_HASH, AggregateCall, Field
 from millpond.spec.types import parse_type
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.append_files import AppendFiles
@@ -47,7 +42,7 @@ def fields(text: str) -> tuple[Field, ...]:
 
 def record_batch(shape: OperatorSpec, rows: Sequence[Row], keys: Iterable[str], bits: int = 64) -> pa.RecordBatch:
     """The pipe's input for some rows; hashes are equal for equal keys and have only `bits` random bits."""
-    columns = input_fields(shape)
+    columns = shape.input_fields
     names = list(keys)
     hashes = [hash_of(tuple(row[name] for name in names), bits) if names else GLOBAL_HASH for row in rows]
     arrays = [pa.array(hashes, pa.int64())]

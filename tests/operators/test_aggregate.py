@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import ArithmeticOverflowError
-from millpond.spec.functions import FUNCTIONS, supported_spec
-from millpond.spec.operators import AggregateCall, AggregateSpec
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.functions import FUNCTIONS
+from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 from tests.operators import model
 from tests.operators.rig import Rig, Row, as_rows, normal, record_batch, spec
@@ -101,7 +102,7 @@ def check(shape: AggregateSpec, batches: list[tuple[list[Row], bool]], keys: lis
 @pytest.mark.parametrize("ddl", TYPES)
 def test_functions_over_type(ddl: str) -> None:
     shape = spec("k int", f"v {ddl}; w bigint; b boolean", calls_over(ddl))
-    assert supported_spec(shape) is None
+    assert shape.unsupported is None
     rows = st.fixed_dictionaries(
         {
             "k": st.integers(0, 2) | st.none(),

@@ -12,16 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
-from millpond.spec.operators import (
-    OP,
-    AggregateCall,
-    AggregateSpec,
-    OperatorSpec,
-    Order,
-    RankSpec,
-    input_fields,
-    output_fields,
-)
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.operators import OP, AggregateCall, Order
+from millpond.spec.rank import RankSpec
 from millpond.spec.types import parse_type
 from tests.operators.model import aggregate
 from tests.operators.rig import Rig, Row, fields, hash_of, normal
@@ -92,7 +86,7 @@ def arrow(shape: OperatorSpec, rows: list[Row]) -> pa.RecordBatch:
         else [shape.columns[k].name for k in shape.keys]
     )
     hashes = [hash_of(tuple(row[k] for k in keys), 4) if keys else 0 for row in rows]
-    columns = input_fields(shape)
+    columns = shape.input_fields
     arrays = [pa.array(hashes, pa.int64())]
     arrays += [pa.array([row[c.name] for row in rows], parse_type(c.type).arrow) for c in columns]
     return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in columns)])
@@ -155,7 +149,7 @@ def test_aggregate_over_aggregate(data: st.DataObject) -> None:
     seen: list[Row] = []
     relation: Counter[str] = Counter()
     held: dict[str, str] = {}
-    names = [field.name for field in output_fields(upper) if field != OP]
+    names = [field.name for field in upper.output_fields if field != OP]
     key_names = [field.name for field in upper.keys]
     for batch, restart in data.draw(
         st.lists(st.tuples(st.lists(rows_of(dtype), max_size=12), st.booleans()), max_size=4)

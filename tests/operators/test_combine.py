@@ -14,8 +14,9 @@ from millpond.errors import ArithmeticOverflowError
 from millpond.layout import Bytes, Rows
 from millpond.operators.aggregate.running import AggregateOperator
 from millpond.operators.table_schemas import decode_rows, main_table
+from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import FUNCTIONS, is_distinct, sketch_precision
-from millpond.spec.operators import AggregateCall, AggregateSpec, output_fields
+from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 from tests.operators import model
 from tests.operators.rig import Rig, Row, normal, record_batch, spec
@@ -28,7 +29,7 @@ def results(shape: AggregateSpec, rig: Rig) -> dict[Any, list[Any]]:
     table, calls = main_table(shape)
     found = {}
     for rows in rig.operator.tables["main"].scan():
-        for batch in decode_rows(table, calls, output_fields(shape), rows):
+        for batch in decode_rows(table, calls, shape.output_fields, rows):
             for key, *row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 found[normal(key)] = row
     return found

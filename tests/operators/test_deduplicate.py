@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.operators.state_view import read_rows
-from millpond.spec.operators import DeduplicateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
 from tests.operators.rig import Rig, Row, as_rows, fields, normal, record_batch
 from tests.operators.values import values
 

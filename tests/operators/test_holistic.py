@@ -21,8 +21,9 @@ from millpond.operators.aggregate.buffered import HolisticAggregate
 from millpond.operators.columns.input_rows import StoredRows
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import TableKind, Times
-from millpond.spec.functions import WHOLE_WINDOWS, supported_spec, whole_windows
-from millpond.spec.operators import AggregateCall, AggregateSpec, EventTime, Field, Windows, input_fields
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.functions import WHOLE_WINDOWS
+from millpond.spec.operators import AggregateCall, EventTime, Field, Windows
 from millpond.spec.types import parse_type
 from millpond.stores.aligned.table import AlignedStore
 from millpond.stores.append_files import AppendFiles
@@ -117,7 +118,7 @@ class Rig:
         return found
 
     def record_batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        columns = input_fields(self.spec)
+        columns = self.spec.input_fields
         arrays = [pa.array([self.hash(row) for row in rows], pa.int64())]
         for number, column in enumerate(columns):
             values = [row["time"] if number == 0 else row[column.name] for row in rows]
@@ -286,7 +287,7 @@ def random_row(rng: random.Random, time: int) -> Row:
 def test_windows_equal_the_model(windows: Windows | None, seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     spec = shape(CALLS, NUMBERS, windows)
-    assert supported_spec(spec) is None
+    assert spec.unsupported is None
     rig, truth = Rig(spec, tmp_path, bits=rng.choice([64, 2])), Truth(spec)
     late = closed = shown = 0
     for _ in range(12):
@@ -426,13 +427,13 @@ def test_a_negative_frequency_is_an_error(tmp_path: Path) -> None:
 
 def test_what_is_not_kept_whole_stays_on_spark() -> None:
     spec = shape([percentile(0.5)], "n bigint", Windows(SECOND, SECOND, 0))
-    assert whole_windows(spec)
+    assert spec.keeps_rows
     for other in ("update", "complete"):
         changed = AggregateSpec(spec.keys, spec.inputs, spec.calls, other, spec.time)
-        assert supported_spec(changed) == WHOLE_WINDOWS
-    assert supported_spec(AggregateSpec(spec.keys[1:], spec.inputs, spec.calls, "update")) == WHOLE_WINDOWS
-    assert supported_spec(shape([percentile(0.5)], "n string", None)) == "MP-INPUT-TYPE"
-    assert supported_spec(shape([percentile(0.5, inputs=(0, 0, 0))], "n bigint", None)) == "MP-FUNCTION"
+        assert changed.unsupported == WHOLE_WINDOWS
+    assert AggregateSpec(spec.keys[1:], spec.inputs, spec.calls, "update").unsupported == WHOLE_WINDOWS
+    assert shape([percentile(0.5)], "n string", None).unsupported == "MP-INPUT-TYPE"
+    assert shape([percentile(0.5, inputs=(0, 0, 0))], "n bigint", None).unsupported == "MP-FUNCTION"
 
 
 def test_order_statistics_have_no_partial_states() -> None:
@@ -449,7 +450,7 @@ def test_rows_come_back_as_they_were() -> None:
     stored = StoredRows(spec)
     rng = random.Random(4)
     rows = [random_row(rng, t) for t in range(100)]
-    columns = input_fields(spec)
+    columns = spec.input_fields
     arrays = [pa.array(range(100), pa.int64()), pa.array([r["time"] for r in rows])]
     arrays += [pa.array([r[c.name] for r in rows], parse_type(c.type).arrow) for c in columns[1:]]
     batch = pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in columns)])

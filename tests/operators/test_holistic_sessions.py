@@ -26,8 +26,9 @@ from millpond.operators.protocol import MAIN, ROWS, TableKind, Times
 from millpond.operators.sessions import buffered, closed
 from millpond.operators.sessions.buffered import HolisticSessions
 from millpond.operators.state_view import read_rows
-from millpond.spec.functions import SESSION_DISTINCT, WHOLE_WINDOWS, supported_spec, whole_sessions
-from millpond.spec.operators import GLOBAL_HASH, AggregateCall, SessionSpec, input_fields
+from millpond.spec.functions import SESSION_DISTINCT, WHOLE_WINDOWS
+from millpond.spec.operators import GLOBAL_HASH, AggregateCall
+from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
@@ -73,9 +74,9 @@ def record_batch(spec: SessionSpec, rows: Sequence[Row], bits: int) -> pa.Record
     columns += [[end * 1000 for _, _, end, _ in rows]] if spec.gap is None else []
     columns += [[inputs(row[3])[name] for row in rows] for name in ("v", "t", "b")]
     arrays = [pa.array(hashes, pa.int64())]
-    for column, one in zip(input_fields(spec), columns, strict=True):
+    for column, one in zip(spec.input_fields, columns, strict=True):
         arrays.append(pa.array(one, parse_type(column.type).arrow))
-    return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in input_fields(spec))])
+    return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in spec.input_fields)])
 
 
 def shown(spec: SessionSpec, key: Any, start: int, end: int, values: list[int]) -> str:
@@ -299,11 +300,11 @@ def test_what_is_kept() -> None:
     count = AggregateCall("count", (0,), "bigint", distinct=True)
     plain = AggregateCall("sum", (0,), "bigint")
     for calls in ([percentile(0.5)], [count], [plain, percentile(0.5)]):
-        assert whole_sessions(session_spec(calls=calls))
-        assert supported_spec(session_spec(calls=calls)) is None
-    assert not whole_sessions(session_spec(calls=[plain]))
-    assert supported_spec(session_spec("complete", calls=[percentile(0.5)])) == WHOLE_WINDOWS
-    assert supported_spec(session_spec("complete", calls=[count])) == SESSION_DISTINCT
+        assert session_spec(calls=calls).keeps_rows
+        assert session_spec(calls=calls).unsupported is None
+    assert not session_spec(calls=[plain]).keeps_rows
+    assert session_spec("complete", calls=[percentile(0.5)]).unsupported == WHOLE_WINDOWS
+    assert session_spec("complete", calls=[count]).unsupported == SESSION_DISTINCT
 
 
 def test_two_keys_of_one_hash_share_lists(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.spec.operators import Field, JoinSpec
+from millpond.spec.join import JoinSpec
+from millpond.spec.operators import Field
 from tests.operators.join_rig import JoinRig, Oracle, Row, record_batch, side
 
 KEYS = (Field("a", "string"), Field("b", "int"))

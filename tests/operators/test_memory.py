@@ -12,7 +12,9 @@ import pyarrow as pa
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MakeTable, Times
-from millpond.spec.operators import AggregateCall, AggregateSpec, DeduplicateSpec, EventTime, Windows
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.operators import AggregateCall, EventTime, Windows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet

@@ -21,8 +21,6 @@ from millpond.operators.aggregate.cardinality_observer import Observer, Seen
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import MAIN, MOVED, ROWS, SAMPLE, TableKind, Times, base_name
-from millpond.plan.access_pattern import access_pattern, with_pattern
-from millpond.spec.functions import observed, supported_spec
 from millpond.spec.operators import AggregateCall, Windows
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
@@ -106,7 +104,7 @@ def test_a_pattern_that_changes(seed: int, bits: int, windows: Windows | None, m
     """Values repeat, then are new each time, then repeat: as the model has it, with restarts, chosen as they are."""
     rng = random.Random(seed)
     spec = shape(CALLS, INPUTS, windows)
-    assert supported_spec(spec) is None
+    assert spec.unsupported is None
     rig, truth = Rig(spec, 1 << 17, memory), Truth(spec)
     appending, moved, both, left = [], 0.0, 0, 0
     for rows, times in stream(rng, 48, lambda number: 10**9 if 8 <= number < 24 else 1):
@@ -163,15 +161,15 @@ def test_when_the_observer_changes_its_mind() -> None:
 
 def test_what_is_observed() -> None:
     spec = shape(CALLS, INPUTS, TUMBLING)
-    assert observed(spec)
-    assert access_pattern(spec).store == "observed"
+    assert spec.observed
+    assert spec.access_pattern.store == "observed"
     for pattern, store in (("rmw", "read-modify-write"), ("append", "aligned append")):
-        asked = with_pattern(spec, pattern)
-        assert not observed(asked)
-        assert access_pattern(asked).store == store
-    assert not observed(shape(CALLS[4:], INPUTS, TUMBLING))  # partial results are all there is to keep
-    assert not observed(shape([*CALLS, AggregateCall("collect_list", (0,), "array<bigint>")], INPUTS, TUMBLING))
-    assert not observed(shape(CALLS, INPUTS, Windows(8 * SECOND, 4 * SECOND, 0)))
+        asked = spec.with_pattern(pattern)
+        assert not asked.observed
+        assert asked.access_pattern.store == store
+    assert not shape(CALLS[4:], INPUTS, TUMBLING).observed  # partial results are all there is to keep
+    assert not shape([*CALLS, AggregateCall("collect_list", (0,), "array<bigint>")], INPUTS, TUMBLING).observed
+    assert not shape(CALLS, INPUTS, Windows(8 * SECOND, 4 * SECOND, 0)).observed
 
 
 def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,10 @@ from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times
 from millpond.operators.ranking import over_changelog
-from millpond.spec.operators import OP, AggregateCall, AggregateSpec, Order, OverSpec, RankSpec
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.operators import OP, AggregateCall, Order
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet

@@ -21,8 +21,9 @@ from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times
 from millpond.operators.sessions.operator import SessionOperator
 from millpond.operators.state_view import read_rows
-from millpond.spec.functions import SESSION_DISTINCT, supported_spec
-from millpond.spec.operators import GLOBAL_HASH, AggregateCall, Field, SessionSpec, input_fields
+from millpond.spec.functions import SESSION_DISTINCT
+from millpond.spec.operators import GLOBAL_HASH, AggregateCall, Field
+from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
@@ -60,9 +61,9 @@ def record_batch(spec: SessionSpec, rows: list[Row], bits: int) -> pa.RecordBatc
     values = [row[3] for row in rows]
     columns += [values, [text(value) for value in values], [value % 3 > 0 for value in values]]
     arrays = [pa.array(hashes, pa.int64())]
-    for column, one in zip(input_fields(spec), columns, strict=True):
+    for column, one in zip(spec.input_fields, columns, strict=True):
         arrays.append(pa.array(one, parse_type(column.type).arrow))
-    batch = pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in input_fields(spec))])
+    batch = pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in spec.input_fields)])
     sink = pa.BufferOutputStream()  # as it arrives: in memory that cannot be written to
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -256,8 +257,8 @@ def test_rows_that_reach_back_after_sessions_were_closed(tmp_path: Path, bits: i
 
 def test_distinct_inputs_are_refused() -> None:
     call = AggregateCall("count", (0,), "bigint", distinct=True)
-    assert supported_spec(session_spec("complete", calls=(call,))) == SESSION_DISTINCT
-    assert supported_spec(session_spec()) is None
+    assert session_spec("complete", calls=(call,)).unsupported == SESSION_DISTINCT
+    assert session_spec().unsupported is None
 
 
 def test_a_key_with_thousands_of_sessions(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from millpond.plan.catalyst.nodes import sketch_tables
+from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import sketch_precision
-from millpond.spec.operators import AggregateCall, AggregateSpec
+from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
 from tests.operators.rig import Rig, Row, as_rows, record_batch, spec
 from tests.operators.test_aggregate import calls_over, same

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.operators.columns.structs import element, unpacked
-from millpond.spec.operators import AggregateCall, AggregateSpec
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 from tests.operators.rig import Rig, as_rows, fields, record_batch
 

@@ -13,7 +13,8 @@ from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.functions import whole_groups
 from millpond.operators.table_schemas import decode_rows
-from millpond.spec.operators import AggregateCall, AggregateSpec, input_fields, output_fields
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
@@ -52,11 +53,11 @@ def groups_of(batches: list[list[Row]]) -> Iterator[Groups]:
 
     groups = Groups(SPEC, make, whole=True)
     groups.begin(0)
-    types = [parse_type(field.type).arrow for field in input_fields(SPEC)]
+    types = [parse_type(field.type).arrow for field in SPEC.input_fields]
     for rows in batches:
         arrays = [pa.array([hash_of((row[0],), 64) for row in rows], pa.int64())]
         arrays += [pa.array(column, dtype) for column, dtype in zip(zip(*rows, strict=True), types, strict=True)]
-        names = ["__hash", *(field.name for field in input_fields(SPEC))]
+        names = ["__hash", *(field.name for field in SPEC.input_fields)]
         groups.fold(pa.RecordBatch.from_arrays(arrays, names=names))
     yield groups
     groups.close()
@@ -65,7 +66,7 @@ def groups_of(batches: list[list[Row]]) -> Iterator[Groups]:
 def results(groups: Groups, size: int | None = None) -> dict[int, list[Any]]:
     found = {}
     for rows in groups.scan(size):
-        for batch in decode_rows(groups.main, groups.calls, output_fields(SPEC), rows):
+        for batch in decode_rows(groups.main, groups.calls, SPEC.output_fields, rows):
             batch.validate(full=True)
             for key, *row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 assert key not in found

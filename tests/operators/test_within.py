@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from millpond.operators.dedup.within_watermark import WithinOperator
 from millpond.operators.open import open_operator
 from millpond.operators.protocol import Times
-from millpond.spec.operators import EventTime, WithinSpec
+from millpond.spec.operators import EventTime
 from millpond.spec.types import parse_type
+from millpond.spec.within import WithinSpec
 from tests.operators.rig import fields, hash_of
 from tests.operators.test_session import Rig
 

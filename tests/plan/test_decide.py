@@ -11,24 +11,18 @@ from pyspark.sql import functions as F
 import millpond
 from millpond.conf import read_settings
 from millpond.errors import UnsupportedError
-from millpond.plan.access_pattern import access_pattern
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.catalyst.windows import needed_columns
 from millpond.plan.changelog.changes import filtered
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
-from millpond.spec.functions import whole_sessions
-from millpond.spec.operators import (
-    AggregateCall,
-    AggregateSpec,
-    DeduplicateSpec,
-    Field,
-    OverSpec,
-    Pattern,
-    RankSpec,
-    SessionSpec,
-    WithinSpec,
-)
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.operators import AggregateCall, Field, Pattern
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
+from millpond.spec.session import SessionSpec
+from millpond.spec.within import WithinSpec
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
 ALL = read_settings({"spark.millpond.changes": "all"})
@@ -65,11 +59,11 @@ def test_sessions_whose_rows_are_kept(stream: DataFrame) -> None:
     for results in ([F.median("d")], [F.count("*"), F.mode("s")], [F.collect_set("v")], [F.count_distinct("v")]):
         (operator,) = decide(sessions.agg(*results), "append").operators
         assert operator.spec is not None
-        assert whole_sessions(operator.spec)
-        assert access_pattern(operator.spec).store == "unaligned append"
+        assert operator.spec.keeps_rows
+        assert operator.spec.access_pattern.store == "unaligned append"
     (operator,) = decide(sessions.agg(F.sum("d")), "append").operators
     assert operator.spec is not None
-    assert access_pattern(operator.spec).store == "read-modify-write"
+    assert operator.spec.access_pattern.store == "read-modify-write"
 
 
 def test_the_pattern_can_be_asked_for_where_there_is_a_choice(stream: DataFrame, spark: SparkSession) -> None:
@@ -80,7 +74,7 @@ def test_the_pattern_can_be_asked_for_where_there_is_a_choice(stream: DataFrame,
     def store(df: DataFrame, pattern: Pattern, mode: str = "append") -> tuple[str, bool]:
         (operator,) = decide(df, mode, pattern=pattern).operators
         assert operator.spec is not None
-        found = access_pattern(operator.spec)
+        found = operator.spec.access_pattern
         return found.store, "asked for" in found.why
 
     for df, append in ((windows, "aligned append"), (sessions, "unaligned append")):

@@ -18,7 +18,9 @@ from millpond.files.filesystem import join_url, open_filesystem
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.task import PipeTask, SlotSettings
-from millpond.spec.operators import AggregateCall, AggregateSpec, DeduplicateSpec, Field
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.operators import AggregateCall, Field
 
 
 @pytest.fixture

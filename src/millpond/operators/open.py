@@ -17,16 +17,13 @@ from millpond.operators.ranking.over_rows import OverRowsOperator
 from millpond.operators.ranking.top_n import TopNOperator
 from millpond.operators.sessions.buffered import HolisticSessions
 from millpond.operators.sessions.operator import SessionOperator
-from millpond.spec.functions import observed, whole_sessions, whole_windows
-from millpond.spec.operators import (
-    DeduplicateSpec,
-    JoinSpec,
-    OperatorSpec,
-    OverSpec,
-    RankSpec,
-    SessionSpec,
-    WithinSpec,
-)
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.join import JoinSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
+from millpond.spec.session import SessionSpec
+from millpond.spec.within import WithinSpec
 
 
 def open_operator(
@@ -59,12 +56,12 @@ def open_operator(
     if isinstance(spec, RankSpec):
         return TopNOperator(spec, make_table)
     if isinstance(spec, SessionSpec):
-        return HolisticSessions(spec, make_table) if whole_sessions(spec) else SessionOperator(spec, make_table)
+        return HolisticSessions(spec, make_table) if spec.keeps_rows else SessionOperator(spec, make_table)
     if isinstance(spec, WithinSpec):
         return WithinOperator(spec, make_table)
-    if whole_windows(spec):
+    if spec.keeps_rows:
         return HolisticAggregate(spec, make_table, existing)
-    if observed(spec):
+    if spec.observed:
         return ObservedAggregate(spec, make_table, existing, memory=memory)
     if spec.time is not None:
         return WindowedAggregate(spec, make_table, existing)

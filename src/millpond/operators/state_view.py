@@ -12,16 +12,11 @@ from millpond.operators.joins.rows import read_side, state_columns
 from millpond.operators.protocol import MAIN, ROWS
 from millpond.operators.sessions.row_lists import KEPT
 from millpond.operators.table_schemas import decode_rows, distincts, images, main_table
-from millpond.spec.functions import observed, whole_sessions, whole_windows
-from millpond.spec.operators import (
-    AggregateSpec,
-    Field,
-    JoinSpec,
-    OperatorSpec,
-    SessionSpec,
-    key_fields,
-    output_fields,
-)
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.join import JoinSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.operators import Field
+from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
 
 
@@ -32,17 +27,17 @@ def state_fields(spec: OperatorSpec) -> tuple[Field, ...]:
     window closes, the inputs of each are shown; of sessions, whose rows are in a table beside it, the number of these.
     Where groups may have rows beside them, both are shown: groups without inputs, rows without results.
     """
-    if isinstance(spec, SessionSpec) and whole_sessions(spec):
+    if isinstance(spec, SessionSpec) and spec.keeps_rows:
         return (*spec.keys, spec.window, KEPT)
     if isinstance(spec, AggregateSpec):
-        results = output_fields(spec)[len(spec.keys) : len(spec.keys) + len(spec.calls)]
-        fields = StoredRows(spec).fields if whole_windows(spec) else (*spec.keys, *results)
-        fields += spec.inputs if observed(spec) else ()
+        results = spec.output_fields[len(spec.keys) : len(spec.keys) + len(spec.calls)]
+        fields = StoredRows(spec).fields if spec.keeps_rows else (*spec.keys, *results)
+        fields += spec.inputs if spec.observed else ()
         begin = _begin(spec)
         return fields if begin is None else (*fields[: begin[0]], begin[1], *fields[begin[0] + 1 :])
     if isinstance(spec, JoinSpec):
         return state_columns(spec)
-    return output_fields(spec) if isinstance(spec, SessionSpec) else key_fields(spec)
+    return spec.output_fields if isinstance(spec, SessionSpec) else spec.key_fields
 
 
 def _begin(spec: AggregateSpec) -> tuple[int, Field] | None:
@@ -68,9 +63,10 @@ def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordB
 
 
 def _read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    if isinstance(spec, AggregateSpec | SessionSpec) and (table == ROWS or whole_windows(spec)):
+    kept = table == ROWS or (isinstance(spec, AggregateSpec) and spec.keeps_rows)
+    if isinstance(spec, AggregateSpec | SessionSpec) and kept:
         stored = StoredRows(spec).decode(rows).drop_columns(["__hash"])
-        yield _beside(spec, stored, rows=True) if isinstance(spec, AggregateSpec) and observed(spec) else stored
+        yield _beside(spec, stored, rows=True) if isinstance(spec, AggregateSpec) and spec.observed else stored
     elif isinstance(spec, JoinSpec):
         yield read_side(spec, table, rows)
     elif table == MAIN:
@@ -79,7 +75,7 @@ def _read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.Record
             each.ansi = False  # what would be an error in the query is null here
         found = images(spec, main) if isinstance(spec, AggregateSpec) else None
         rows = rows if found is None else found.there(rows)
-        if isinstance(spec, AggregateSpec) and observed(spec):
+        if isinstance(spec, AggregateSpec) and spec.observed:
             fields = state_fields(spec)[: len(spec.keys) + len(spec.calls)]
             for batch in decode_rows(main, made, fields, rows):
                 yield _beside(spec, batch, rows=False)

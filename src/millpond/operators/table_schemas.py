@@ -20,20 +20,17 @@ from millpond.operators.joins.rows import side_schemas
 from millpond.operators.protocol import MAIN, MOVED, ROWS, SAMPLE
 from millpond.operators.ranking.packed_rows import RankedRows
 from millpond.operators.sessions.row_lists import Lists
-from millpond.spec.functions import is_distinct, observed, whole_sessions, whole_windows
-from millpond.spec.operators import (
-    AggregateSpec,
-    DeduplicateSpec,
-    Field,
-    JoinSpec,
-    OperatorSpec,
-    OverSpec,
-    RankSpec,
-    SessionSpec,
-    WithinSpec,
-    key_fields,
-)
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.functions import is_distinct
+from millpond.spec.join import JoinSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.operators import Field
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
+from millpond.spec.session import SessionSpec
 from millpond.spec.types import DataType, leaves, parse_type
+from millpond.spec.within import WithinSpec
 
 ORDINAL = Field("__ordinal", "bigint")
 """What tells the sessions of a key from each other."""
@@ -110,14 +107,15 @@ def main_table(spec: OperatorSpec, *, whole: bool = False) -> tuple[Keyed, list[
         whole: of an aggregate over groups whose rows are all there.
     """
     assert not isinstance(spec, JoinSpec)
-    fields = key_fields(spec)
+    fields = spec.key_fields
     if isinstance(spec, RankSpec | OverSpec):
         return rank_table(spec), []
     if isinstance(spec, DeduplicateSpec):
         return keyed(fields, []), []
     if isinstance(spec, WithinSpec):
         return keyed(fields, [(Column("expiry", "word"), False)]), []
-    made: list[Accumulator] = [Lists()] if whole_sessions(spec) else accumulators(spec, whole=whole)
+    lists = isinstance(spec, SessionSpec) and spec.keeps_rows
+    made: list[Accumulator] = [Lists()] if lists else accumulators(spec, whole=whole)
     columns = [
         (Column(f"{number}.{part}", column.kind), column.null)
         for number, each in enumerate(made)
@@ -158,7 +156,7 @@ def single(spec: RankSpec) -> bool:
 
 def rank_table(spec: RankSpec | OverSpec) -> Keyed:
     """How the rows of each key are stored: the one row itself, or all of them in one value, with their number."""
-    fields = key_fields(spec)
+    fields = spec.key_fields
     if isinstance(spec, RankSpec) and single(spec):
         return keyed(fields, [(column, False) for column in RankedRows(spec.columns, spec.order).columns()])
     return keyed(fields, [(Column("slots", "bytes"), False), (Column("count", "word"), False)])
@@ -177,7 +175,7 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
             users.setdefault((inputs, call.filter), []).append(number)
     made = []
     for number, ((inputs, mask), calls) in enumerate(users.items()):
-        fields = [*key_fields(spec), *(spec.inputs[position] for position in inputs)]
+        fields = [*spec.key_fields, *(spec.inputs[position] for position in inputs)]
         table = keyed(fields, [(Column("group", "word"), False)])
         made.append((Distinct(f"distinct{number}", inputs, mask), table, calls))
     return made
@@ -200,10 +198,10 @@ def moved_table() -> Keyed:
 
 def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     """The operator's tables by name: schema, and the words of a fresh row."""
-    if isinstance(spec, AggregateSpec) and whole_windows(spec):
+    if isinstance(spec, AggregateSpec) and spec.keeps_rows:
         stored = StoredRows(spec)
         return {MAIN: (stored.layout.schema, stored.initial)}
-    if isinstance(spec, SessionSpec) and whole_sessions(spec):
+    if isinstance(spec, SessionSpec) and spec.keeps_rows:
         main, stored = main_table(spec)[0], StoredRows(spec)
         return {MAIN: (main.layout.schema, main.initial), ROWS: (stored.layout.schema, stored.initial)}
     if isinstance(spec, JoinSpec):
@@ -211,10 +209,10 @@ def table_schemas(spec: OperatorSpec) -> dict[str, tuple[TableSchema, Words]]:
     tables = {MAIN: main_table(spec)[0]}
     if isinstance(spec, AggregateSpec):
         tables |= {distinct.table: table for distinct, table, _ in distincts(spec)}
-    if observed(spec):
+    if spec.observed:
         tables |= {SAMPLE: sample_table(), MOVED: moved_table()}
     schemas = {name: (table.layout.schema, table.initial) for name, table in tables.items()}
-    if isinstance(spec, AggregateSpec) and observed(spec):
+    if isinstance(spec, AggregateSpec) and spec.observed:
         stored = StoredRows(spec)
         schemas[ROWS] = stored.layout.schema, stored.initial
     return schemas

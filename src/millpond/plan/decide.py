@@ -26,25 +26,12 @@ from millpond.plan.reading.map_groups import MAPS, read_map_groups
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
-from millpond.spec.functions import (
-    FUNCTIONS,
-    SESSION_DISTINCT,
-    WHOLE_WINDOWS,
-    is_distinct,
-    whole_sessions,
-    whole_windows,
-)
-from millpond.spec.operators import (
-    AggregateSpec,
-    DeduplicateSpec,
-    EventTime,
-    Field,
-    OperatorSpec,
-    Pattern,
-    WithinSpec,
-    lag_of,
-)
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.functions import FUNCTIONS, SESSION_DISTINCT, WHOLE_WINDOWS, is_distinct
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.operators import EventTime, Field, Pattern
 from millpond.spec.types import parse_type
+from millpond.spec.within import WithinSpec
 
 _OTHER_STATE = {
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
@@ -149,11 +136,9 @@ class _Decider:
         operator = self._operator(node, limits) if node.streaming else None
         if operator is not None and operator.spec is not None:
             try:
-                updated = [one.spec for child in children if (one := changing(child)) is not None]
+                updated = [spec for child in children if (spec := changing(child)) is not None]
                 # As in Spark, an aggregate's updates are deduplicated as the rows that they are.
-                plain = isinstance(operator.spec, DeduplicateSpec) and all(
-                    isinstance(s, AggregateSpec) for s in updated
-                )
+                plain = operator.spec.takes_updates and not any(spec.beyond_spark for spec in updated)
                 if updated and not plain:
                     if self.unstable is not None:
                         raise Unsupported(Reason("MP-BETWEEN", self.unstable))
@@ -202,7 +187,7 @@ class _Decider:
             if node.join_type == "LeftSemi" and any(_passes_semi_joins(below) for below in node.children[0].walk()):
                 raise Unsupported(Reason("MP-OPERATOR", "a left semi join that Spark moves below its left side"))
             reading = read_join(self.catalyst, node)
-            self._check_watermarks(lag_of(reading.spec) is not None)
+            self._check_watermarks(reading.spec.lag is not None)
         except Unsupported as unsupported:
             return Operator(title, reason=unsupported.reason)
         return Operator(title, reading.spec, reading=reading)
@@ -219,7 +204,7 @@ class _Decider:
             raise Unsupported(Reason("MP-WATERMARK"))
         self._check_watermarks(timed)
         spec = reading.spec(self.output_mode)
-        if not whole_windows(spec) and not whole_sessions(spec):
+        if not spec.keeps_rows:
             for number, call in enumerate(spec.calls):
                 if FUNCTIONS[call.function].whole:
                     raise Unsupported(Reason(WHOLE_WINDOWS, reading.function_name(number)))

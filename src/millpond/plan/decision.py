@@ -11,7 +11,7 @@ from millpond.plan.reading.join import JoinReading, join_title
 from millpond.plan.reading.map_groups import MAPS, title_of
 from millpond.plan.reading.ranking import partitioned_by
 from millpond.plan.reasons import Reason, nameless
-from millpond.spec.operators import OperatorSpec, closes
+from millpond.spec.kinds import OperatorSpec
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Operator:
     @property
     def closes(self) -> bool:
         """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
-        return self.spec is not None and closes(self.spec)
+        return self.spec is not None and self.spec.closes
 
     @property
     def functions(self) -> tuple[str, ...]:

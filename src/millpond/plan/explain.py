@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millpond.plan.access_pattern import access_pattern
 from millpond.plan.decision import Decision, Operator
 from millpond.plan.reading.aggregate import Reading
 from millpond.plan.replay.repeatable import needs_sync
-from millpond.spec.functions import ROWS
-from millpond.spec.operators import (
-    AggregateCall,
-    AggregateSpec,
-    Field,
-    OperatorSpec,
-    OverSpec,
-    RankSpec,
-    SessionSpec,
-    key_fields,
-)
 from millpond.words import counted
 
 
@@ -48,29 +36,16 @@ def _operator(operator: Operator, nowhere: bool) -> dict[str, Any]:
         assert operator.reason is not None
         reason = {"code": operator.reason.code, "text": str(operator.reason)}
         return {"title": operator.title, "engine": "none" if nowhere else "spark", "reason": reason}
-    pattern = access_pattern(operator.spec)
+    pattern = operator.spec.access_pattern
     return {
         "title": operator.title,
         "engine": "millpond",
         "index": operator.index,
         "store": pattern.store,
         "why": pattern.why,
-        "keys": [f"{field.name}: {field.type}" for field in _keys(operator.spec)],
-        "functions": _functions(operator.spec) + _user_functions(operator),
+        "keys": [f"{field.name}: {field.type}" for field in operator.spec.shown_keys],
+        "functions": [*operator.spec.functions, *_user_functions(operator)],
     }
-
-
-def _keys(spec: OperatorSpec) -> tuple[Field, ...]:
-    """The key's columns as the query shows them: windows arrive and are stored as numbers."""
-    return spec.keys if isinstance(spec, AggregateSpec) else key_fields(spec)
-
-
-def _functions(spec: OperatorSpec) -> list[str]:
-    if isinstance(spec, RankSpec):
-        return [f"{spec.function}() <= {spec.limit}"]
-    if isinstance(spec, AggregateSpec | SessionSpec | OverSpec):
-        return [_call(spec, call) for call in spec.calls if call.function != ROWS]
-    return []
 
 
 def _user_functions(operator: Operator) -> list[str]:
@@ -81,13 +56,6 @@ def _user_functions(operator: Operator) -> list[str]:
         f"{function.name}: {function.kind.name.lower().replace('_', ' ')}"
         for function in operator.reading.users.functions
     ]
-
-
-def _call(spec: AggregateSpec | SessionSpec | OverSpec, call: AggregateCall) -> str:
-    columns = spec.inputs if isinstance(spec, AggregateSpec | SessionSpec) else spec.columns
-    inputs = ", ".join(columns[position].type for position in call.inputs) or "*"
-    condition = " filter" if call.filter is not None else ""
-    return f"{call.function}({'distinct ' if call.distinct else ''}{inputs}){condition}: {call.type}"
 
 
 def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:

@@ -6,13 +6,12 @@ from dataclasses import replace
 from itertools import count
 
 from millpond.errors import UnsupportedError
-from millpond.plan.access_pattern import with_pattern
-from millpond.plan.changelog.changes import leave_updating, updating
+from millpond.plan.changelog.changes import leave_updating
 from millpond.plan.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.map_groups import MAPS
 from millpond.plan.reasons import Reason
-from millpond.spec.operators import OverSpec, Pattern, RankSpec, with_lag
+from millpond.spec.operators import Pattern
 
 
 def settled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:
@@ -48,7 +47,7 @@ def _shown(decided: Decided, output_mode: str) -> Decided:
     children = tuple(_shown(child, output_mode) for child in decided.children)
     operator = decided.operator
     spec = operator.spec if operator is not None else None
-    if operator is not None and isinstance(spec, RankSpec | OverSpec) and updating(spec) and not spec.changes:
+    if operator is not None and spec is not None and spec.updates and not spec.changes and not spec.shows_all:
         operator = operator.left(Reason("MP-MODE", output_mode))
         children = tuple(leave_updating(child) for child in children)
     return Decided(decided.node, children, operator)
@@ -66,7 +65,7 @@ def _check_maps(root: Decided) -> None:
 
 
 def _patterned(operator: Operator, pattern: Pattern) -> Operator:
-    return operator if operator.spec is None else replace(operator, spec=with_pattern(operator.spec, pattern))
+    return operator if operator.spec is None else replace(operator, spec=operator.spec.with_pattern(pattern))
 
 
 def _lagging(decided: Decided) -> tuple[Decided, int]:
@@ -78,7 +77,7 @@ def _lagging(decided: Decided) -> tuple[Decided, int]:
     lag = max((lag for _, lag in below), default=0)
     operator = decided.operator
     if operator is not None and operator.spec is not None:
-        operator = replace(operator, spec=with_lag(operator.spec, lag))
+        operator = replace(operator, spec=operator.spec.with_lag(lag))
         if isinstance(operator.reading, JoinReading):
             lag += operator.reading.output_lag_ms
     return Decided(decided.node, tuple(child for child, _ in below), operator), lag

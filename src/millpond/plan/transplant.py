@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.metrics import FIGURE_COLUMN, FIGURES, OBSERVED, READ_AHEAD, unpacking
+from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
 from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.changelog.changes import filtered
 from millpond.plan.ddl import quoted
@@ -25,8 +25,7 @@ from millpond.plan.reading.join_input import joined_sides
 from millpond.plan.reading.map_groups import MAPS
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named
 from millpond.slot.pipe.pipe import Pipe
-from millpond.spec.functions import observed, whole_sessions
-from millpond.spec.operators import OP, DeduplicateSpec, OverSpec, RankSpec, WithinSpec, output_fields
+from millpond.spec.operators import OP
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
 _DERIVED = {"boolean": BooleanType(), "bigint": LongType()}
@@ -102,7 +101,7 @@ class _Surgeon:
             (below,) = child.children
             child = below if child.kind == "Expand" else self.catalyst.with_children(child, below.children)
         columns, raw = reading.columns, reading.raw
-        if getattr(operator.spec, "retracts", False):
+        if operator.spec is not None and operator.spec.retracts:
             kind = self.kind_of(child)
             assert kind is not None
             columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
@@ -110,7 +109,7 @@ class _Surgeon:
         if node.kind in MAPS:
             names = [f"result{index}" for index in range(len(node.output))]
             types: list[DataType] = [column.data_type for column in node.output]
-        elif isinstance(operator.spec, DeduplicateSpec | WithinSpec | RankSpec | OverSpec):
+        elif operator.spec is not None and operator.spec.keeps_columns:
             names = [column.field.name for column in reading.inputs]
             types = [
                 reading.raw[column.raw[0]].data_type if column.sql == "{0}" else _DERIVED[column.field.type]
@@ -125,7 +124,7 @@ class _Surgeon:
             names += [f"call{index}" for index in range(len(reading.aggregates))]
             types += [aggregate.data_type for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
-        changes = getattr(operator.spec, "changes", False)
+        changes = operator.spec is not None and operator.spec.changes
         if changes:
             schema.add(OP.name, ByteType())
         pipe, users = self.pipes[operator.index or 0], reading.users
@@ -147,7 +146,7 @@ class _Surgeon:
         attributes = reading.left.attributes + reading.right.attributes
         types = [attribute.data_type for attribute in attributes] or [reading.left.keys[0].data_type]
         schema = StructType(
-            [StructField(field.name, type_) for field, type_ in zip(output_fields(reading.spec), types, strict=True)]
+            [StructField(field.name, type_) for field, type_ in zip(reading.spec.output_fields, types, strict=True)]
         )
         piped = self._through_pipe(both[0].union(both[1]), operator, schema, self.pipes[operator.index or 0])
         pairs = zip(piped.output, node.output, strict=False)  # of a join without columns, the pipe gives one
@@ -177,7 +176,7 @@ class _Surgeon:
         piped = map_in_arrow(self._exchange(sent, watch=watch), function, schema, broadcasts)
         figures: tuple[str, ...] = FIGURES
         if operator.spec is not None:
-            figures += READ_AHEAD if whole_sessions(operator.spec) else OBSERVED if observed(operator.spec) else ()
+            figures += operator.spec.figures
         watched = piped.observe(
             "millpond" if operator.index == 0 else f"millpond-{operator.index}",
             *(F.expr(unpacking(figure)).alias(figure) for figure in figures),

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
 from millpond.plan.catalyst.nodes import Catalyst
-from millpond.spec.operators import OperatorSpec, closes, input_fields, output_fields
+from millpond.spec.kinds import OperatorSpec
 from millpond.spec.types import leaves, parse_type
 
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -46,8 +46,8 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
         specs: the operators.
         given: the session's settings.
     """
-    closing = any(closes(spec) for spec in specs)
-    fields = [field for spec in specs for field in (*input_fields(spec), *output_fields(spec))]
+    closing = any(spec.closes for spec in specs)
+    fields = [field for spec in specs for field in (*spec.input_fields, *spec.output_fields)]
     of_any_length = any(leaf.machine in (None, "bytes") for f in fields for leaf in leaves(parse_type(f.type)))
     rows = min(settings.batch_rows, _ROWS_OF_ANY_LENGTH) if of_any_length else settings.batch_rows
     return {

@@ -26,8 +26,9 @@ from millpond.operators.joins.rows import LEFT, RIGHT
 from millpond.operators.protocol import MAIN, ROWS, base_name
 from millpond.operators.state_view import read_rows
 from millpond.operators.table_schemas import table_schemas
-from millpond.spec.functions import observed, whole_windows
-from millpond.spec.operators import JoinSpec, OperatorSpec, SessionSpec
+from millpond.spec.join import JoinSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.session import SessionSpec
 from millpond.stores.aligned.hash_intervals import gradually
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
@@ -182,13 +183,13 @@ class StateReader:
             yield from self._kept_rows(spec, manifest)
             return
         layouts = {name: RowLayout(schema) for name, (schema, _) in table_schemas(spec).items()}
-        wanted = (MAIN, ROWS) if table == MAIN and observed(spec) else (table,)
+        wanted = (MAIN, ROWS) if table == MAIN and spec.observed else (table,)
         for name, state in manifest.tables.items():
             base = base_name(name)
             if base not in wanted:
                 continue
             range_ = self._range(partition) if base in (MAIN, ROWS) else HashRange()
-            appended = base == ROWS or whole_windows(spec)
+            appended = base == ROWS or (spec.keeps_rows and not isinstance(spec, SessionSpec))
             for rows in (self._appended if appended else self._rows)(state, layouts[base], range_):
                 yield from read_rows(spec, base, rows)
 

@@ -6,15 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.spec.operators import (
-    AggregateCall,
-    AggregateSpec,
-    Field,
-    JoinSpec,
-    OperatorSpec,
-    SessionSpec,
-    key_fields,
-)
+from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import has_twins, leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
@@ -152,46 +144,6 @@ def is_distinct(call: AggregateCall) -> bool:
     return function.sets or (call.distinct and bool(call.inputs) and function.distinct)
 
 
-def whole_windows(spec: OperatorSpec) -> bool:
-    """Whether an aggregate's rows are kept until their window closes: so that it computes what needs all of them."""
-    if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
-        return False
-    return _needs_rows(spec)
-
-
-def _needs_rows(spec: AggregateSpec | SessionSpec) -> bool:
-    """Whether functions need all rows of a group at once, or had better: a list is as long as its rows."""
-    functions = [FUNCTIONS[call.function] for call in spec.calls]
-    if any(function.whole for function in functions) or spec.pattern == "append":
-        return True
-    return spec.pattern == "auto" and any(function.collects and not function.sets for function in functions)
-
-
-def observed(spec: OperatorSpec) -> bool:
-    """Whether it depends on the data how an aggregate is best kept, and that is found out while it runs.
-
-    So it is with distinct inputs: where they repeat within a window, groups and a table of inputs are small; where not,
-    that table is as large as the rows, which are better appended, and sorted out when the window closes.
-    """
-    if not isinstance(spec, AggregateSpec) or spec.time is None or spec.output_mode != "append":
-        return False
-    overlap = 1 if spec.time.windows is None else spec.time.windows.overlap
-    return spec.pattern == "auto" and not whole_windows(spec) and overlap == 1 and any(map(is_distinct, spec.calls))
-
-
-def whole_sessions(spec: OperatorSpec) -> bool:
-    """Whether the rows of sessions are kept until the watermark closes them: for what cannot be merged cheaply."""
-    if not isinstance(spec, SessionSpec) or spec.lag_ms is None or spec.output_mode != "append":
-        return False
-    return _needs_rows(spec) or any(map(is_distinct, spec.calls))
-
-
-def in_order(spec: AggregateSpec) -> bool:
-    """Whether rows have to reach overlapping windows in the order in which they come."""
-    windows = None if spec.time is None else spec.time.windows
-    return windows is not None and windows.overlap > 1 and any(FUNCTIONS[call.function].ordered for call in spec.calls)
-
-
 def elements(calls: Iterable[AggregateCall]) -> set[int]:
     """The inputs that are collected into lists."""
     return {position for call in calls if FUNCTIONS[call.function].collects for position in call.inputs}
@@ -206,34 +158,6 @@ def key_supported(ddl: str) -> str | None:
     """Why values of this type (DDL) cannot be keys, as a reason code; None if they can."""
     dtype = parse_type(ddl)
     return KEY_TYPE if has_twins(dtype) or not all(leaf.atomic for leaf in leaves(dtype)) else None
-
-
-def supported_spec(spec: OperatorSpec) -> str | None:
-    """Why an operator cannot run here, as a reason code; None if it can."""
-    keys = key_fields(spec)
-    for field in keys:
-        if reason := key_supported(field.type):
-            return reason
-    width = key_width(keys)
-    if width > MAX_KEY_COLUMNS:
-        return KEY_COLUMNS
-    if isinstance(spec, JoinSpec):
-        values = spec.left.values + spec.right.values
-        return INPUT_TYPE if any(key_supported(field.type) for field in values) else None
-    if not isinstance(spec, AggregateSpec | SessionSpec):
-        return None
-    for call in spec.calls:
-        inputs = [spec.inputs[position] for position in call.inputs]
-        if reason := supported(call, [field.type for field in inputs]):
-            return reason
-        whole = whole_windows(spec) or whole_sessions(spec)
-        if is_distinct(call) and isinstance(spec, SessionSpec) and not whole:
-            return SESSION_DISTINCT
-        if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
-            return KEY_COLUMNS
-        if FUNCTIONS[call.function].whole and not whole:
-            return WHOLE_WINDOWS
-    return None
 
 
 def key_width(fields: Sequence[Field]) -> int:

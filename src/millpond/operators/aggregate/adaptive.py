@@ -24,7 +24,7 @@ from millpond.operators.aggregate.cardinality_observer import Observer, Seen
 from millpond.operators.aggregate.windowed import WindowedAggregate
 from millpond.operators.event_time_slices import Sliced
 from millpond.operators.protocol import SLICE, MakeTable, Times
-from millpond.spec.operators import AggregateSpec
+from millpond.spec.aggregate import AggregateSpec
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta

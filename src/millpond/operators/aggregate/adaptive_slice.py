@@ -17,7 +17,7 @@ from millpond.operators.columns.input_rows import StoredRows
 from millpond.operators.hash_ranges import bounds, by_range, key_groups
 from millpond.operators.protocol import MAIN, MOVED, ROWS, MakeTable
 from millpond.operators.table_schemas import Keyed, distincts, moved_table
-from millpond.spec.operators import AggregateSpec
+from millpond.spec.aggregate import AggregateSpec
 from millpond.stores.aligned.hash_intervals import gradually, heaviest
 from millpond.stores.aligned.table import AlignedTable
 from millpond.stores.rmw.table import RmwTable

@@ -25,8 +25,7 @@ from millpond.operators.columns.input_rows import StoredRows
 from millpond.operators.event_time_slices import Sliced, times_of
 from millpond.operators.hash_ranges import key_groups
 from millpond.operators.protocol import MAIN, MakeTable, Times
-from millpond.spec.functions import in_order
-from millpond.spec.operators import AggregateSpec
+from millpond.spec.aggregate import AggregateSpec
 from millpond.stores.aligned.hash_intervals import gradually
 from millpond.stores.aligned.table import AlignedTable
 
@@ -85,7 +84,7 @@ class HolisticAggregate(WindowedAggregate):
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
         self._stored = StoredRows(spec)
         self._make_table = make_table
-        self._in_order = in_order(spec)
+        self._in_order = spec.in_order
         super().__init__(spec, make_table, existing)
         self._arrived = 0  # rows of the running batch, above them the batch
 

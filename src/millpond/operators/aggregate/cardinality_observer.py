@@ -13,7 +13,7 @@ from millpond.layout import HASH, Rows
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows
 from millpond.operators.protocol import SAMPLE, MakeTable
 from millpond.operators.table_schemas import Keyed, distinct_inputs, keyed, sample_table
-from millpond.spec.operators import AggregateSpec, key_fields
+from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.types import parse_type
 from millpond.stores.rmw.table import RmwTable
 
@@ -85,7 +85,7 @@ class Sample:
     """
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str) -> None:
-        self._keys = len(key_fields(spec))
+        self._keys = len(spec.key_fields)
         self._inputs = [
             (inputs, keyed([spec.inputs[position] for position in inputs], [])) for inputs in distinct_inputs(spec)
         ]

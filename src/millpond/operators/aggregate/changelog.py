@@ -19,7 +19,8 @@ from millpond.kernels.ranking.changes import DELETE, INSERT, REPLACED, UPDATE
 from millpond.layout import Column, Rows
 from millpond.operators.columns.decode import ints
 from millpond.operators.columns.encode import ALL, Place
-from millpond.spec.operators import OP, AggregateSpec
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.operators import OP
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import Writable

@@ -30,8 +30,9 @@ from millpond.operators.functions.retractable import Count, Retractable
 from millpond.operators.functions.whole_groups import Gathered
 from millpond.operators.protocol import MAIN, MakeTable
 from millpond.operators.table_schemas import Distinct, Keyed, before_images, distincts, images, main_table
-from millpond.spec.functions import elements, observed
-from millpond.spec.operators import GLOBAL_HASH, AggregateSpec
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.functions import elements
+from millpond.spec.operators import GLOBAL_HASH
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Groups:
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
         # Partial states that are put together only when they are shown are not final when a batch ends.
         windows = None if spec.time is None else spec.time.windows
-        self._settles = not (windows is not None and windows.shared) and not observed(spec)
+        self._settles = not (windows is not None and windows.shared) and not spec.observed
         self._version = 0
 
     def begin(self, version: int) -> None:

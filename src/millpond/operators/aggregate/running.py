@@ -11,7 +11,7 @@ from millpond.layout import HashRange, Rows
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.protocol import MakeTable, Times
 from millpond.operators.table_schemas import decode_rows
-from millpond.spec.operators import AggregateSpec, output_fields
+from millpond.spec.aggregate import AggregateSpec
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
@@ -75,7 +75,7 @@ class AggregateOperator:
 
     def _decoded(self, rows: Rows, before: bool = False) -> Iterator[pa.RecordBatch]:
         groups = self._groups
-        fields = output_fields(self.spec)[: len(self.spec.keys) + len(self.spec.calls)]
+        fields = self.spec.output_fields[: len(self.spec.keys) + len(self.spec.calls)]
         yield from decode_rows(groups.main, groups.before if before else groups.calls, fields, rows)
 
     def close(self) -> None:

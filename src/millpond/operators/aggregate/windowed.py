@@ -16,8 +16,8 @@ from millpond.operators.columns.encode import hashes_of
 from millpond.operators.event_time_slices import Sliced, times_of
 from millpond.operators.protocol import MakeTable, Times
 from millpond.operators.table_schemas import decode_rows
-from millpond.spec.functions import in_order
-from millpond.spec.operators import AggregateSpec, Windows, key_fields, output_fields
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.operators import Windows
 from millpond.spec.types import DataType, leaves, parse_type
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class WindowedAggregate:
         self.spec = spec
         self._column = 1 + spec.time.column
         self._windows = spec.time.windows
-        keys = [parse_type(field.type) for field in key_fields(spec)]
+        keys = [parse_type(field.type) for field in spec.key_fields]
         self._type = keys[spec.time.column]
         self._leaf = sum(1 for key in keys[: self._column] for _ in leaves(key)) - 1
         self._shown = parse_type(spec.keys[spec.time.column].type)
         self._parts = self._sliced(make_table, existing)
         self._sliding = self._windows is not None and self._windows.overlap > 1
         self._shared = self._windows is not None and self._windows.shared
-        self._in_order = in_order(spec)
+        self._in_order = spec.in_order
         self.late_rows = 0
 
     def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[Groups]:
@@ -144,7 +144,7 @@ class WindowedAggregate:
         return Rows(rows.words[self._parts.closing_now(times)], rows.heap)
 
     def _decoded(self, part: Groups, rows: Rows) -> Iterator[pa.RecordBatch]:
-        for batch in decode_rows(part.main, part.calls, output_fields(self.spec), rows):
+        for batch in decode_rows(part.main, part.calls, self.spec.output_fields, rows):
             if self._windows is None:
                 yield batch
             else:

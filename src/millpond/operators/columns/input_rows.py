@@ -8,7 +8,9 @@ import pyarrow as pa
 from millpond.layout import HASH, Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.columns.decode import key_columns
 from millpond.operators.columns.encode import Leaf, Place, as_it_is, flatten, hashes_of, key_rows
-from millpond.spec.operators import AggregateSpec, Field, SessionSpec, key_fields
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.operators import Field
+from millpond.spec.session import SessionSpec
 from millpond.spec.types import leaves, parse_type
 
 BOUNDARY = Field("__boundary", "bigint")
@@ -23,7 +25,7 @@ class StoredRows:
     """
 
     def __init__(self, spec: AggregateSpec | SessionSpec) -> None:
-        keys = key_fields(spec)
+        keys = spec.key_fields
         if isinstance(spec, SessionSpec):
             keys = (*keys, BOUNDARY)
         self.fields: tuple[Field, ...] = keys + spec.inputs

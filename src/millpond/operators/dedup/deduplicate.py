@@ -15,7 +15,7 @@ from millpond.operators.event_time_slices import Sliced, Whole, times_of
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.table_schemas import main_table
-from millpond.spec.operators import DeduplicateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from millpond.operators.columns.encode import portions
 from millpond.operators.joins import condition
 from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_schema, times
 from millpond.operators.protocol import PIECE, MakeOrdered, Times
-from millpond.spec.operators import JoinSpec, output_fields
+from millpond.spec.join import JoinSpec
 from millpond.stores.ordered.parts import BEGINNING, Pairs, Part
 from millpond.stores.ordered.table import OrderedTable
 
@@ -69,7 +69,7 @@ class JoinOperator:
         self._left = _Side(spec, LEFT, make_table)
         self._right = _Side(spec, RIGHT, make_table)
         self.tables: dict[str, OrderedTable] = {LEFT: self._left.table, RIGHT: self._right.table}
-        self._names = [field.name for field in output_fields(spec)]
+        self._names = [field.name for field in spec.output_fields]
         self._late = BEGINNING
         self.late_rows = 0
         self._once: list[tuple[Part, NDArray[np.int64]]] = []  # left rows of a semi join that found their first partner

@@ -23,7 +23,8 @@ from millpond.operators.columns.encode import (
     put_columns,
     validity,
 )
-from millpond.spec.operators import FROM_TIME, Field, JoinSide, JoinSpec, join_header
+from millpond.spec.join import FROM_TIME, JoinSide, JoinSpec
+from millpond.spec.operators import Field
 from millpond.spec.types import DataType, leaves, parse_type
 from millpond.stores.ordered.layout import NUMBER, TIME, ordered_schema
 
@@ -122,7 +123,7 @@ class SideRows:
         key_types = tuple(parse_type(field.type) for field in spec.keys)
         value_types = tuple(parse_type(field.type) for field in side.values)
         key_places = take(key_types)
-        keys = 1 + len(join_header(spec))
+        keys = 1 + len(spec.header)
         return SideRows(
             side,
             layout,

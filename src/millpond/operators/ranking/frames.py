@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from millpond.layout import Rows, Words
 from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
 from millpond.operators.table_schemas import main_table
-from millpond.spec.operators import AggregateSpec, OverSpec
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.over import OverSpec
 
 
 @dataclass

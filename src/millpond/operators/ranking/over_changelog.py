@@ -23,7 +23,8 @@ from millpond.operators.protocol import PIECE, MakeTable
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import RankedRows
 from millpond.operators.ranking.top_n import BLOCK, TopNOperator
-from millpond.spec.operators import OverSpec, RankSpec, output_fields
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
 from millpond.spec.types import leaves
 
 NO_BLOBS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -38,7 +39,7 @@ class OverChangesOperator(TopNOperator):
         self._over = spec
         self._frames = Frames(spec)
         width = len(spec.columns)
-        self._results = RankedRows(output_fields(spec)[width : width + len(spec.calls)], ())
+        self._results = RankedRows(spec.output_fields[width : width + len(spec.calls)], ())
         # Where the inputs, which are atomic, stand in a slot.
         parts = [sum(1 for _ in leaves(dtype)) for dtype in self._slots.types]
         firsts = np.concatenate([[0], np.cumsum(parts)])
@@ -110,7 +111,7 @@ class OverChangesOperator(TopNOperator):
         values: Bytes = np.empty(long_slots(*piece), dtype=np.uint8)
         read_slots(*piece, out, values)
         more = [*results, *([pa.array(kinds)] if self._over.changes else [])]
-        yield from self._slots.unpack(Rows(out, values), more, output_fields(self._over))
+        yield from self._slots.unpack(Rows(out, values), more, self._over.output_fields)
 
 
 def _taken(columns: list[pa.Array], positions: NDArray[np.int64]) -> Iterator[pa.Array]:

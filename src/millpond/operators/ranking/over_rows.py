@@ -22,7 +22,8 @@ from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import RankedRows
 from millpond.operators.table_schemas import rank_table
-from millpond.spec.operators import Order, OverSpec, output_fields
+from millpond.spec.operators import Order
+from millpond.spec.over import OverSpec
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class OverRowsOperator:
         source = np.where(fresh, olds + starts[of] + inside - held[of], old_starts[of] + inside)
         columns = self._sequences(table, held, old_starts, batch, source)
         results = self._frames.results(columns, np.flatnonzero(fresh), inside[fresh])
-        names = [field.name for field in output_fields(self.spec)]
+        names = [field.name for field in self.spec.output_fields]
         self._out.append(pa.RecordBatch.from_arrays([*batch.columns[1:], *results], names=names))
         self._keep(batch, ids, inside >= (lengths - self._frames.most)[of], fresh, source - olds, inside, of)
 

@@ -24,7 +24,7 @@ from millpond.operators.columns.encode import flatten, hashes_of, key_rows, port
 from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.ranking.packed_rows import RankedRows
 from millpond.operators.table_schemas import rank_table, single
-from millpond.spec.operators import RankSpec, output_fields
+from millpond.spec.rank import RankSpec
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
@@ -198,7 +198,7 @@ class TopNOperator:
         words = np.ascontiguousarray(words[words[:, BORN] == np.uint64(self._version + 1)])
         if len(words):
             ranks = pa.array(np.ones(len(words), dtype=np.int32))
-            yield from self._slots.unpack(Rows(words, rows.heap), [ranks], output_fields(self.spec))
+            yield from self._slots.unpack(Rows(words, rows.heap), [ranks], self.spec.output_fields)
 
     def _changes(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         slots, spec = self._slots, self.spec
@@ -220,7 +220,7 @@ class TopNOperator:
             more = [pa.array(ranks[start:stop])]
             if spec.changes:
                 more.append(pa.array(kinds[start:stop]))
-            yield from slots.unpack(Rows(out, values), more, output_fields(spec))
+            yield from slots.unpack(Rows(out, values), more, spec.output_fields)
 
     def close(self) -> None:
         """Give all memory back."""

@@ -22,7 +22,7 @@ from millpond.operators.protocol import MAIN, ROWS, MakeTable, Times
 from millpond.operators.sessions.closed import ClosedSessions, together
 from millpond.operators.sessions.operator import SessionOperator
 from millpond.operators.sessions.row_lists import Lists
-from millpond.spec.operators import SessionSpec
+from millpond.spec.session import SessionSpec
 from millpond.stores.memory.spooled import spooled
 
 if TYPE_CHECKING:

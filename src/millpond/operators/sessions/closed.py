@@ -18,7 +18,9 @@ from millpond.operators.columns.input_rows import BOUNDARY, StoredRows
 from millpond.operators.protocol import MAIN
 from millpond.operators.sessions.row_lists import Lists
 from millpond.operators.table_schemas import Keyed, decode_rows, keyed
-from millpond.spec.operators import AggregateSpec, Field, SessionSpec, output_fields
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.operators import Field
+from millpond.spec.session import SessionSpec
 
 if TYPE_CHECKING:
     from millpond.stores.rmw.table import RmwTable
@@ -165,7 +167,7 @@ class ClosedSessions:
         return pa.RecordBatch.from_arrays(columns, names=names)
 
     def _decoded(self, groups: Groups, rows: Rows) -> Iterator[pa.RecordBatch]:
-        fields = output_fields(self._spec)
+        fields = self._spec.output_fields
         before = len(self._spec.keys) + 1
         for batch in decode_rows(groups.main, groups.calls, (_NUMBER, *fields[before:]), rows):
             numbers = np.asarray(batch.column(0))

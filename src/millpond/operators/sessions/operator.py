@@ -26,7 +26,7 @@ from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
 from millpond.operators.sessions.pieces import Pieces, own_windows
 from millpond.operators.table_schemas import decode_rows, main_table
 from millpond.spec.functions import elements
-from millpond.spec.operators import SessionSpec, output_fields, window_bounds
+from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
 from millpond.stores.memory.spooled import spooled
 from millpond.stores.rmw.expiry import Expiry
@@ -53,8 +53,8 @@ class SessionOperator:
         self._session = self._main.values[0].offset
         self._expiry = self._table.expire_by(self._session + 2) if spec.output_mode == "append" else None
         self._key_types = self._main.types[:-1]
-        self._bound_type = parse_type(window_bounds(spec)[0].type)
-        self._bounds = len(window_bounds(spec))
+        self._bound_type = parse_type(spec.window_bounds[0].type)
+        self._bounds = len(spec.window_bounds)
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         self._used = {position for call in spec.calls for position in call.inputs}
         self._elements = elements(spec.calls)
@@ -377,7 +377,7 @@ class SessionOperator:
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """The sessions that the watermark has closed, or in complete mode all sessions."""
-        fields = output_fields(self.spec)
+        fields = self.spec.output_fields
         for rows in self._table.scan() if self._expiry is None else self._closed_rows():
             for start in range(0, rows.count, PIECE):
                 part = Rows(rows.words[start : start + PIECE], rows.heap)

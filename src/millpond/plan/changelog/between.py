@@ -77,7 +77,7 @@ def unstable_between(plan: Node, *, top: bool = False) -> str | None:
 
 def pinned_between(catalyst: Catalyst, decision: Decision) -> tuple[PinnedBetween, ...]:
     """What of a query must stay the same from run to run, since rows of earlier runs may be taken back."""
-    retracts = any(getattr(spec, "retracts", False) for spec in decision.specs)
+    retracts = any(spec.retracts for spec in decision.specs)
     wanted = [
         segment
         for segment in segments(decision.analyzed)

@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
-
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.decision import Decided, Operator
 from millpond.plan.reading.ranking import conjuncts, lets_pass
 from millpond.plan.reasons import Reason, Unsupported
-from millpond.spec.functions import FUNCTIONS, is_distinct
-from millpond.spec.operators import AggregateSpec, OperatorSpec, OverSpec, RankSpec, SessionSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.rank import RankSpec
 
 THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
 """Nodes through which changes travel: each row on its own."""
 
 
-def updating(spec: OperatorSpec | None) -> bool:
-    """Whether rows that the operator gave out may change later."""
-    if isinstance(spec, AggregateSpec | SessionSpec):
-        return spec.output_mode != "append"
-    return isinstance(spec, RankSpec) or (isinstance(spec, OverSpec) and spec.retracts)
-
-
-def changing(decided: Decided) -> Operator | None:
-    """The operator whose changes come out of a plan; None if none do.
+def changing(decided: Decided) -> OperatorSpec | None:
+    """The operator, by its spec, whose changes come out of a plan; None if none do.
 
     Raises:
         Unsupported: they would have to pass a node that cannot let them pass.
@@ -35,13 +26,9 @@ def changing(decided: Decided) -> Operator | None:
     while found.operator is None and found.node.kind in THROUGH:
         (found,) = found.children
     if found.operator is not None and found.operator.spec is not None:
-        spec = found.operator.spec
-        if not updating(spec):
-            return None
-        if isinstance(spec, SessionSpec) or (isinstance(spec, AggregateSpec) and spec.time is not None):
-            raise Unsupported(Reason("MP-CHANGES", "windows of event time"))
-        return found.operator
-    if any(updating(operator.spec) for operator in found.operators()):
+        _emits(found.operator)
+        return found.operator.spec if found.operator.spec.updates else None
+    if any(_updates(operator) for operator in found.operators()):
         raise Unsupported(Reason("MP-CHANGES", found.node.kind))
     return None
 
@@ -52,35 +39,37 @@ def consuming(spec: OperatorSpec) -> OperatorSpec:
     Raises:
         Unsupported: it cannot take rows back.
     """
-    if isinstance(spec, RankSpec | OverSpec):
-        return msgspec.structs.replace(spec, retracts=True)
-    if not isinstance(spec, AggregateSpec) or spec.time is not None:
-        what = "an aggregate by event time" if isinstance(spec, AggregateSpec) else "what gives each row out once"
-        raise Unsupported(Reason("MP-RETRACT", what))
-    for call in spec.calls:
-        if not FUNCTIONS[call.function].retractable or is_distinct(call):
-            raise Unsupported(Reason("MP-RETRACT", f"{call.function}{'(distinct)' if call.distinct else ''}"))
-    return msgspec.structs.replace(spec, retracts=True)
+    found = spec.consuming()
+    if isinstance(found, str):
+        raise Unsupported(Reason("MP-RETRACT", found))
+    return found
 
 
 def leave_updating(decided: Decided) -> Decided:
     """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
-    return decided.with_ours(lambda one: one.left(Reason("MP-ABOVE")) if updating(one.spec) else one)
+    return decided.with_ours(lambda one: one.left(Reason("MP-ABOVE")) if _updates(one) else one)
+
+
+def _updates(operator: Operator) -> bool:
+    return operator.spec is not None and operator.spec.updates
 
 
 def emitting(decided: Decided) -> Decided:
-    """The same plan with the changes of its topmost operator coming out."""
+    """The same plan with the changes of its topmost operator coming out.
+
+    Raises:
+        Unsupported: they stay in.
+    """
     return _topmost(decided, _emits)
 
 
 def _emits(operator: Operator) -> Operator:
-    spec = operator.spec
-    if isinstance(spec, AggregateSpec):
-        # Whatever the query shows, what is below the operator above is what has changed.
-        spec = msgspec.structs.replace(spec, changes=True, output_mode="update")
-    elif isinstance(spec, RankSpec | OverSpec):
-        spec = msgspec.structs.replace(spec, changes=True)
-    return replace(operator, spec=spec)
+    if operator.spec is None:
+        return operator
+    found = operator.spec.emitting()
+    if isinstance(found, str):
+        raise Unsupported(Reason("MP-CHANGES", found))
+    return replace(operator, spec=found)
 
 
 def _topmost(decided: Decided, change: Callable[[Operator], Operator]) -> Decided:

@@ -13,7 +13,8 @@ from millpond.plan.reading.aggregate import unique
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width
-from millpond.spec.operators import FROM_TIME, Field, JoinSide, JoinSpec
+from millpond.spec.join import FROM_TIME, JoinSide, JoinSpec
+from millpond.spec.operators import Field
 from millpond.spec.types import leaves, parse_type
 
 _KINDS = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from millpond.plan.catalyst.nodes import Catalyst, Expression
 from millpond.plan.ddl import quoted
 from millpond.plan.reading.join import JoinReading, SideReading
-from millpond.spec.operators import Field, JoinSide, JoinSpec, join_header
+from millpond.spec.join import JoinSide, JoinSpec
+from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 
 
@@ -34,7 +35,7 @@ def _side(
         "__late": _micros(reading.late, raw) if side.late == "late" else "cast(null as bigint)",
         "__able": " and ".join(f"coalesce({raw(conjunct)}, false)" for conjunct in reading.able) or "true",
     }
-    columns = [f"{header[field.name]} as {field.name}" for field in join_header(spec)]
+    columns = [f"{header[field.name]} as {field.name}" for field in spec.header]
     keys = [raw(key) for key in reading.keys]
     columns += [_named(name, field) for name, field in zip(keys, spec.keys, strict=True)]
     for other, fields in ((right, spec.left.values), (not right, spec.right.values)):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.spec.operators import AggregateCall, Field, SessionSpec, window_bounds
+from millpond.spec.operators import AggregateCall, Field
+from millpond.spec.session import SessionSpec
 
 
 class Session(NamedTuple):
@@ -27,7 +28,7 @@ class Session(NamedTuple):
     @property
     def bounds(self) -> list[tuple[Field, str]]:
         """What the operator needs of a row's own window: columns of the pipe, and SQL over the window `{0}`."""
-        columns = window_bounds(self.spec([], [], [], ""))
+        columns = self.spec([], [], [], "").window_bounds
         return list(zip(columns, ("{0}.start", "{0}.end"), strict=False))
 
     def spec(

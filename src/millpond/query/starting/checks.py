@@ -13,7 +13,6 @@ from millpond.errors import SettingError, UnsupportedError, UsageError
 from millpond.plan.catalyst.nodes import Catalyst, Node
 from millpond.plan.decision import Decided, Decision, Operator
 from millpond.plan.reading.user_functions import AGGREGATE
-from millpond.spec.operators import AggregateSpec, OverSpec, RankSpec
 
 TESTED = ("4.1", "4.2", "4.3")
 """The versions of Spark that Millpond is tested with."""
@@ -114,9 +113,9 @@ def _passes(catalyst: Catalyst, decided: Decided, plan: Node, mode: str) -> bool
 def _for_spark(catalyst: Catalyst, decided: Decided, plan: Node) -> Node:
     """A plan, without what Millpond runs beyond what Spark allows."""
     specs = [operator.spec for operator in decided.operators() if operator.spec is not None]
-    if any(isinstance(spec, RankSpec | OverSpec) or getattr(spec, "retracts", False) for spec in specs):
+    if any(spec.beyond_spark or spec.retracts for spec in specs):
         plan = _stand_in(catalyst, decided)
-    if any(getattr(call, "distinct", False) for spec in specs for call in getattr(spec, "calls", ())):
+    if any(call.distinct for spec in specs for call in spec.calls):
         plan = catalyst.without_distincts(plan)
     return plan
 
@@ -142,9 +141,9 @@ def _stand_in(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -
         consumed: whether the changes of the topmost operator go into another one.
     """
     node, spec = decided.node, decided.operator.spec if decided.operator is not None else None
-    below = consumed if decided.operator is None else getattr(spec, "retracts", False)
+    below = consumed if decided.operator is None else spec is not None and spec.retracts
     children = [_stand_in(catalyst, child, consumed=below) for child in decided.children]
-    if isinstance(spec, RankSpec | OverSpec) or (isinstance(spec, AggregateSpec) and consumed):
+    if spec is not None and (spec.beyond_spark or (consumed and spec.updates)):
         known = {column.expr_id for column in children[0].output} if node.kind == "Window" else set()
         columns = [
             column if column.expr_id in known else catalyst.stand_in(catalyst.null(column), column)

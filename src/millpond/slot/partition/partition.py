@@ -26,7 +26,7 @@ from millpond.slot.partition.tables import Tables
 from millpond.slot.partition.turns import Attempt, Turns
 from millpond.slot.rows import strip_markers
 from millpond.slot.task import PipeTask
-from millpond.spec.operators import GLOBAL_HASH, lag_of
+from millpond.spec.operators import GLOBAL_HASH
 from millpond.stores.aligned.table import AlignedTable
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Partition:
 
     def _times(self, batch: int) -> Times:
         """The batch's times as they reach the operator; zeros if it does not ask for any."""
-        lag = lag_of(self.task.spec)
+        lag = self.task.spec.lag
         if lag is None:
             return Times()
         before, now = self.query.planned(batch - 1), self.query.planned(batch)

@@ -19,7 +19,6 @@ from millpond.slot.pipe.worker import promptly, settle
 from millpond.slot.process.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
 from millpond.slot.rows import first_hash
 from millpond.slot.task import PipeTask
-from millpond.spec.operators import output_fields
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
@@ -195,4 +194,4 @@ class Pipe:
         """Of output without rows."""
         if self.functions is not None:
             return self.functions.schema
-        return pa.schema([(field.name, parse_type(field.type).arrow) for field in output_fields(self.task.spec)])
+        return pa.schema([(field.name, parse_type(field.type).arrow) for field in self.task.spec.output_fields])

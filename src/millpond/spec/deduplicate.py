@@ -1,0 +1,41 @@
+"""The first row of each key."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import msgspec
+
+from millpond.spec.first_rows import FirstRows
+from millpond.spec.operators import EventTime
+from millpond.spec.protocol import AccessPattern
+
+
+class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
+    """The first row of each key; input and output columns are `columns`, the key those at positions `keys`.
+
+    With `time`, late rows are dropped; keys are forgotten when the watermark passes it, if it is one of them.
+    """
+
+    time: EventTime | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+        return None if self.time is None else self.time.lag_ms
+
+    def with_lag(self, lag_ms: int) -> Self:
+        """The same, reached by a watermark that lags behind the query's."""
+        if self.time is None:
+            return self
+        return msgspec.structs.replace(self, time=msgspec.structs.replace(self.time, lag_ms=lag_ms))
+
+    @property
+    def takes_updates(self) -> bool:
+        """Yes: they are deduplicated as the rows that they are."""
+        return True
+
+    @property
+    def access_pattern(self) -> AccessPattern:
+        """The static choice of a store."""
+        return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")

@@ -1,0 +1,173 @@
+"""Two streams joined by equal keys, and perhaps a range of time."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import msgspec
+
+from millpond.spec.calls import ONCE
+from millpond.spec.functions import INPUT_TYPE, key_supported
+from millpond.spec.operators import Field
+from millpond.spec.protocol import AccessPattern, Spec
+
+FROM_TIME = -(1 << 16)
+"""Where a side's column that is its event time comes from (see `JoinSide.places`)."""
+
+
+class JoinSide(msgspec.Struct, frozen=True):
+    """One input of a join.
+
+    Attributes:
+        columns: the side's columns in the output.
+        places: where each of them is kept: as value number *n* ≥ 0, as key −1 − *n*, or as the time (`FROM_TIME`).
+        values: the stored columns beside the key and the time.
+        keeps: whether rows that find no partner come out, with nulls for the other side (outer joins).
+        late: the input column by which rows are late: `time`, `late` (one of its own) or `none`.
+        expiry_ms: the watermark of the side's state minus the input's (mostly negative); None: state is kept for ever.
+        expiry_cap_ms: what the watermark of the side's state does not exceed, if there is such a bound.
+        filtered: whether the input's column `__able` says which rows may find a partner at all.
+    """
+
+    columns: tuple[Field, ...]
+    places: tuple[int, ...]
+    values: tuple[Field, ...]
+    keeps: bool = False
+    late: str = "none"
+    expiry_ms: int | None = None
+    expiry_cap_ms: int | None = None
+    filtered: bool = False
+
+
+class JoinSpec(Spec, frozen=True, tag="join"):
+    """Two streams joined by equal keys, and perhaps a range of time and further conditions.
+
+    The pipe's input is the union of both sides: `__right` (which side a row is of), `__time` (microseconds since the
+    epoch), `__late` (the same, if a side's rows are late by another column), `__able` (if a side is filtered), the
+    keys, the values of the left side (null in rows of the right one), then those of the right side.
+
+    Attributes:
+        kind: inner | left_outer | right_outer | full_outer | left_semi.
+        keys: the key columns, of the same types on both sides.
+        null_safe: for each key, whether null equals null.
+        left, right: the sides.
+        earliest, latest: bounds, both included, of the left time minus the right one, in microseconds.
+        condition: what else pairs have to fulfil: `["<", a, b]` (`=`, `<=>`, `<`, `<=`, `>`, `>=`), `["and", …]`,
+            `["or", …]`, `["not", a]`, `["isnull", a]`; operands `["left", n]` and `["right", n]` are stored values.
+        right_first: for left_semi, whether new right rows meet the left ones before new left rows come (Spark 4.3):
+            then a right row that expires in its own batch is not seen by left rows of that batch.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+    """
+
+    kind: str
+    keys: tuple[Field, ...]
+    null_safe: tuple[bool, ...]
+    left: JoinSide
+    right: JoinSide
+    earliest: int | None = None
+    latest: int | None = None
+    condition: list[Any] | None = None
+    right_first: bool = False
+    lag_ms: int = 0
+
+    @property
+    def expires(self) -> bool:
+        """Whether the watermark takes rows out of the state."""
+        return any(side.expiry_ms is not None for side in (self.left, self.right))
+
+    @property
+    def key_fields(self) -> tuple[Field, ...]:
+        """The columns that make up the key."""
+        return self.keys
+
+    @property
+    def header(self) -> tuple[Field, ...]:
+        """The columns of the input before its keys."""
+        sides = (self.left, self.right)
+        header = [Field("__right", "boolean"), Field("__time", "bigint")]
+        if any(side.late == "late" for side in sides):
+            header.append(Field("__late", "bigint"))
+        if any(side.filtered for side in sides):
+            header.append(Field("__able", "boolean"))
+        return tuple(header)
+
+    @property
+    def input_fields(self) -> tuple[Field, ...]:
+        """The columns of the input, after `__hash`."""
+        return self.header + self.keys + self.left.values + self.right.values
+
+    @property
+    def output_fields(self) -> tuple[Field, ...]:
+        """The columns of the output."""
+        return self.left.columns + (() if self.kind == "left_semi" else self.right.columns)
+
+    @property
+    def state_fields(self) -> tuple[Field, ...]:
+        """The rows of both sides: which one they are of, whether they found a partner, when, and what they hold."""
+        own = (Field("side", "string"), Field("matched", "boolean"), Field("time", "timestamp"))
+        return own + self.keys + self.left.values + self.right.values
+
+    @property
+    def keeps_columns(self) -> bool:
+        """No: there are two inputs."""
+        return False
+
+    @property
+    def lag(self) -> int | None:
+        """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+        timed = self.expires or any(side.late != "none" for side in (self.left, self.right))
+        return self.lag_ms if timed else None
+
+    def with_lag(self, lag_ms: int) -> Self:
+        """The same, reached by a watermark that lags behind the query's."""
+        return msgspec.structs.replace(self, lag_ms=lag_ms)
+
+    @property
+    def closes(self) -> bool:
+        """Whether the watermark takes rows out of the state."""
+        return self.expires
+
+    @property
+    def updates(self) -> bool:
+        """No: rows come out once."""
+        return False
+
+    @property
+    def shows_all(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def beyond_spark(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def takes_updates(self) -> bool:
+        """No: an updated row would find its partners twice."""
+        return False
+
+    def consuming(self) -> Self | str:
+        """A pair that has come out cannot be taken back."""
+        return ONCE
+
+    def emitting(self) -> Self | str:
+        """The same: nothing changes."""
+        return self
+
+    @property
+    def access_pattern(self) -> AccessPattern:
+        """The static choice of a store."""
+        why = "rows of both sides are kept by key and event time, and read by intervals of time"
+        return AccessPattern("ordered", why + ("; they expire with the watermark" if self.expires else ""))
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @property
+    def unsupported_values(self) -> str | None:
+        """Why rows of a side cannot be kept here, as a reason code; None if they can."""
+        values = self.left.values + self.right.values
+        return INPUT_TYPE if any(key_supported(field.type) for field in values) else None
