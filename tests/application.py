@@ -10,7 +10,7 @@ from millpond.checkpoint.generation import claim
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.filesystem import join_url, open_filesystem
-from millpond.operators.table_schemas import table_schemas
+from millpond.operators.kinds import state_tables
 from millpond.query.ledger import Ledger, RollBack
 from millpond.query.starting.start import begin
 from millpond.slot.partition.partitions import PartitionServer
@@ -37,7 +37,7 @@ class Application(ABC):
 
     def start(self) -> None:
         """Recover: afterwards the slot can run the batch behind the last committed one."""
-        tables = {name: plain(schema) for name, (schema, _) in table_schemas(self.spec).items()}
+        tables = {name: plain(table.schema) for name, table in state_tables(self.spec).items()}
         pin(self.files, PinnedQuery(1 << 15, (PinnedOperator("operator", plain(self.spec), tables),)))
         generation = claim(self.files, run="run", partitions=self.partitions)
         self.roll_back = RollBack(self.checkpoint, self.ledger, self.files, generation.number)

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.layout import TableSchema
+from millpond.layout import TableSchema, Words
 from millpond.operators.joins.operator import JoinOperator
-from millpond.operators.protocol import Times
+from millpond.operators.protocol import TableKind, Times
 from millpond.spec.join import JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
@@ -54,7 +54,9 @@ class JoinRig:
     def _open(self) -> None:
         budget = MemoryBudget(self._budget)
 
-        def make(name: str, schema: TableSchema, drop_matched: bool) -> OrderedTable:
+        def make(
+            name: str, schema: TableSchema, initial: Words, *, kind: TableKind, drop_matched: bool
+        ) -> OrderedTable:
             manifest = self._manifests.get(name, TableManifest())
             if self.shelf is None:
                 table = OrderedTable(schema, budget, Immediate(), drop_matched=drop_matched)

@@ -13,7 +13,7 @@ from millpond.files.formats.append_file import Slice
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words
-from millpond.operators.open import open_operator
+from millpond.operators.kinds import open_operator
 from millpond.operators.protocol import Operator, TableKind, Times
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.deduplicate import DeduplicateSpec

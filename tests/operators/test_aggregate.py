@@ -129,7 +129,7 @@ def test_without_keys(mode: str) -> None:
 
 
 def test_global_group_lives_in_one_partition() -> None:
-    from millpond.operators.open import open_operator
+    from millpond.operators.kinds import open_operator
     from millpond.operators.protocol import Times
 
     shape = spec("", "v int", [AggregateCall("count", (), "bigint")])

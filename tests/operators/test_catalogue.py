@@ -1,7 +1,7 @@
 import pytest
 
 from millpond.operators.functions.registry import FOLDED
-from millpond.operators.table_schemas import table_schemas
+from millpond.operators.kinds import state_tables
 from millpond.plan.reading.functions import READERS
 from millpond.spec.deduplicate import DeduplicateSpec
 from millpond.spec.functions import (
@@ -89,9 +89,9 @@ def test_distinct_matters_only_where_it_changes_results() -> None:
 
 def test_calls_with_the_same_distinct_inputs_share_a_side_table() -> None:
     shared = spec("k int", "v int; b boolean", [call(f, distinct=True) for f in ("count", "sum", "avg")])
-    assert table_schemas(shared).keys() == {"main", "distinct0"}
+    assert state_tables(shared).keys() == {"main", "distinct0"}
     apart = spec("k int", "v int; b boolean", [call("count", distinct=True), call("sum", distinct=True, filter=1)])
-    assert table_schemas(apart).keys() == {"main", "distinct0", "distinct1"}
+    assert state_tables(apart).keys() == {"main", "distinct0", "distinct1"}
 
 
 def test_sketch_precision() -> None:

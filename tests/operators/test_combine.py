@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from millpond.errors import ArithmeticOverflowError
 from millpond.layout import Bytes, Rows
 from millpond.operators.aggregate.running import AggregateOperator
-from millpond.operators.table_schemas import decode_rows, main_table
+from millpond.operators.aggregate.tables import main_table
+from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import FUNCTIONS, is_distinct, sketch_precision
 from millpond.spec.operators import AggregateCall
@@ -28,7 +29,8 @@ def results(shape: AggregateSpec, rig: Rig) -> dict[Any, list[Any]]:
     """What the main table holds, by key."""
     table, calls = main_table(shape)
     found = {}
-    for rows in rig.operator.tables["main"].scan():
+    held: Any = rig.operator.tables["main"]
+    for rows in held.scan():
         for batch in decode_rows(table, calls, shape.output_fields, rows):
             for key, *row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 found[normal(key)] = row
@@ -45,7 +47,8 @@ def combined(shape: AggregateSpec, parts: Sequence[Sequence[Row]], bits: int = 8
     for rig, part in zip(others, parts[1:], strict=True):
         rig.batch(record_batch(shape, part, ["k"], bits))
         table.begin(first.version)
-        for source in rig.operator.tables["main"].scan():
+        held: Any = rig.operator.tables["main"]
+        for source in held.scan():
             heap: Bytes = np.concatenate([source.heap, np.zeros(8, np.uint8)])
             located = table.upsert(source, 0)
             for call in operator._groups.calls:

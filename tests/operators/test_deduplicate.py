@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.operators.state_view import read_rows
+from millpond.operators.kinds import read_rows
 from millpond.spec.deduplicate import DeduplicateSpec
 from tests.operators.rig import Rig, Row, as_rows, fields, normal, record_batch
 from tests.operators.values import values
@@ -55,6 +55,7 @@ def test_output_has_the_columns_of_the_spec() -> None:
 def test_state_is_read_as_keys() -> None:
     rig = Rig(SHAPE)
     rig.batch(record_batch(SHAPE, [{"x": 1, "s": "a" * 20, "y": 2, "d": -0.0, "extra": None}], ["s", "d"]))
-    (rows,) = rig.operator.tables["main"].scan()
+    table: Any = rig.operator.tables["main"]
+    (rows,) = table.scan()
     (batch,) = read_rows(SHAPE, "main", rows)
     assert batch.to_pylist() == [{"s": "a" * 20, "d": 0.0}]

@@ -18,9 +18,9 @@ from millpond.files.formats.append_file import Slice
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows, TableSchema, Words
 from millpond.operators.aggregate.buffered import HolisticAggregate
-from millpond.operators.columns.input_rows import StoredRows
-from millpond.operators.open import open_operator
+from millpond.operators.kinds import open_operator
 from millpond.operators.protocol import TableKind, Times
+from millpond.operators.tables.input_rows import StoredRows
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import WHOLE_WINDOWS
 from millpond.spec.operators import AggregateCall, EventTime, Field, Windows
@@ -100,6 +100,7 @@ class Rig:
         sealed = operator.finish()
         self.version += 1
         tables = {}
+        table: Any
         for name, table in operator.tables.items():
             deltas = self._tables.get(name, (TableManifest(), []))[1]
             if name in sealed:
@@ -377,7 +378,8 @@ def test_a_batch_and_a_state_larger_than_memory(tmp_path: Path) -> None:
             columns += [pa.array(values[part]), text]
             rig.operator.process(pa.RecordBatch.from_arrays(columns, ["__hash", "window", "k", "n", "s"]))
         for name, delta in rig.operator.finish().items():
-            rig.operator.tables[name].placed(b"".join(bytes(piece) for piece in delta.pieces))
+            table: Any = rig.operator.tables[name]
+            table.placed(b"".join(bytes(piece) for piece in delta.pieces))
     assert rig.store is not None
     assert rig.store.stats()["spilled_bytes"] > 0
     rig.operator.begin(3, Times(0, 1000))
@@ -447,7 +449,7 @@ def test_order_statistics_have_no_partial_states() -> None:
 
 def test_rows_come_back_as_they_were() -> None:
     spec = shape([percentile(0.5)], NUMBERS, Windows(SECOND, SECOND, 0))
-    stored = StoredRows(spec)
+    stored = StoredRows(spec.key_fields, spec.inputs)
     rng = random.Random(4)
     rows = [random_row(rng, t) for t in range(100)]
     columns = spec.input_fields

@@ -21,11 +21,10 @@ from millpond.files.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words
-from millpond.operators.open import open_operator
+from millpond.operators.kinds import open_operator, read_rows
 from millpond.operators.protocol import MAIN, ROWS, TableKind, Times
 from millpond.operators.sessions import buffered, closed
 from millpond.operators.sessions.buffered import HolisticSessions
-from millpond.operators.state_view import read_rows
 from millpond.spec.functions import SESSION_DISTINCT, WHOLE_WINDOWS
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall
 from millpond.spec.session import SessionSpec
@@ -172,7 +171,9 @@ class Rig:
 
         self.operator = open_operator(self.spec, make)
         assert isinstance(self.operator, HolisticSessions)
-        self.main, self.kept = self.operator.tables[MAIN], self.operator.tables[ROWS]
+        self.main: Any = self.operator.tables[MAIN]
+        self.kept: Any = self.operator.tables[ROWS]
+        table: Any
         for name, table in self.operator.tables.items():
             for delta in self.log[manifests[name].flushed : self.version]:
                 for rows in decode_rows(delta[name], table.layout, "delta"):

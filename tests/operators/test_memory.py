@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.layout import RowLayout, TableSchema, Words
-from millpond.operators.open import open_operator
+from millpond.operators.kinds import open_operator
 from millpond.operators.protocol import MakeTable, Times
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.deduplicate import DeduplicateSpec
@@ -152,11 +152,12 @@ def test_files_of_windows_without_rows_are_taken_over(tmp_path: Path) -> None:
     with small_tables(tmp_path, MemoryBudget(8 << 20)) as make:
         operator = open_operator(COUNTED, make)
         for version in range(3 * windows):
-            waiting = {name: table._outbox.waiting for name, table in operator.tables.items() if table.in_flight}
+            tables: dict[str, Any] = dict(operator.tables)
+            waiting = {name: table._outbox.waiting for name, table in tables.items() if table.in_flight}
             wait([frozen.file for each in waiting.values() for frozen in each])
             operator.begin(version, Times())
             for name, before in waiting.items():
-                assert operator.tables[name]._outbox.written(before)
+                assert tables[name]._outbox.written(before)
                 found += f"{(version - 1) * SECOND}:" not in name
             some = np.arange(rows if version < windows else 0)
             columns = [hashes[some], np.full(len(some), version * SECOND), some]

@@ -19,8 +19,9 @@ from millpond.operators.aggregate.adaptive import ObservedAggregate
 from millpond.operators.aggregate.adaptive_slice import KeptBothWays
 from millpond.operators.aggregate.cardinality_observer import Observer, Seen
 from millpond.operators.aggregate.groups import Groups
-from millpond.operators.open import open_operator
-from millpond.operators.protocol import MAIN, MOVED, ROWS, SAMPLE, TableKind, Times, base_name
+from millpond.operators.aggregate.tables import MOVED, SAMPLE
+from millpond.operators.kinds import open_operator
+from millpond.operators.protocol import MAIN, ROWS, TableKind, Times, base_name
 from millpond.spec.operators import AggregateCall, Windows
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned.table import AlignedStore, AlignedTable

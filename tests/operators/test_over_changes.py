@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
-from millpond.operators.open import open_operator
+from millpond.operators.kinds import open_operator
 from millpond.operators.protocol import Times
 from millpond.operators.ranking import over_changelog
 from millpond.spec.aggregate import AggregateSpec

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from millpond.errors import ArithmeticOverflowError
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
-from millpond.operators.open import open_operator
+from millpond.operators.kinds import open_operator, read_rows
 from millpond.operators.protocol import Times
 from millpond.operators.sessions.operator import SessionOperator
-from millpond.operators.state_view import read_rows
 from millpond.spec.functions import SESSION_DISTINCT
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall, Field
 from millpond.spec.session import SessionSpec
@@ -137,7 +136,7 @@ class Rig:
         operator = open_operator(self.spec, make)
         assert isinstance(operator, SessionOperator)
         self.operator = operator
-        self.table = operator.tables["main"]
+        self.table: Any = operator.tables["main"]
 
     def batch(self, pieces: list[pa.RecordBatch], times: Times) -> list[pa.RecordBatch]:
         self.operator.begin(self.version, times)

@@ -12,7 +12,7 @@ from millpond.errors import UsageError
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.functions import whole_groups
-from millpond.operators.table_schemas import decode_rows
+from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.operators.dedup.within_watermark import WithinOperator
-from millpond.operators.open import open_operator
+from millpond.operators.kinds import open_operator
 from millpond.operators.protocol import Times
 from millpond.spec.operators import EventTime
 from millpond.spec.types import parse_type
@@ -36,7 +36,7 @@ class WithinRig(Rig):
         operator = open_operator(SPEC, make)
         assert isinstance(operator, WithinOperator)
         self.operator = operator  # type: ignore[assignment]
-        self.table = operator.tables["main"]
+        self.table: Any = operator.tables["main"]
 
 
 def record_batch(rows: list[Row], bits: int) -> pa.RecordBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,32 +18,21 @@ from millpond.spec.types import DataType
 from millpond.stores.event_time_slices import NEVER, Slice, Slices
 
 if TYPE_CHECKING:
-    from millpond.stores.protocol import TableDelta
-    from millpond.stores.rmw.table import RmwTable
+    from millpond.stores.protocol import SlicedTable, TableDelta
 
 _SECOND = 1_000_000
 _TENDED = 4  # parts that a batch begins whether rows come or not
-
-
-class Table(Protocol):
-    """What slices ask of the table of a part."""
-
-    def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
-
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
 
 
 class Part(Protocol):
     """What an operator keeps for one slice."""
 
     @property
-    def table(self) -> Table:
+    def table(self) -> SlicedTable:
         """Its main table."""
 
     @property
-    def tables(self) -> Mapping[str, Any]:
+    def tables(self) -> Mapping[str, SlicedTable]:
         """Its tables by name."""
 
     def begin(self, version: int) -> None:
@@ -95,7 +84,7 @@ class Sliced(Generic[P]):
         self._late = self._closed = 0
 
     @property
-    def tables(self) -> dict[str, RmwTable]:
+    def tables(self) -> dict[str, SlicedTable]:
         """All tables that go on living, by name."""
         return {name: table for part in self._parts.values() for name, table in part.tables.items()}
 
@@ -222,7 +211,7 @@ class Whole(Generic[P]):
         self._part = part
 
     @property
-    def tables(self) -> Mapping[str, RmwTable]:
+    def tables(self) -> Mapping[str, SlicedTable]:
         """All tables by name."""
         return self._part.tables
 

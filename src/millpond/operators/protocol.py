@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, overload
 
 import pyarrow as pa
 
 from millpond.layout import HashRange, TableSchema, Words
 
 if TYPE_CHECKING:
+    from millpond.stores.aligned.table import AlignedTable
     from millpond.stores.ordered.table import OrderedTable
-    from millpond.stores.protocol import TableDelta
+    from millpond.stores.protocol import Table, TableDelta
     from millpond.stores.rmw.table import RmwTable
+    from millpond.stores.unaligned.table import UnalignedTable
 
 MAIN = "main"
 """The name of an operator's first table."""
@@ -26,31 +29,76 @@ PIECE = 65_536
 ROWS = "rows"
 """The name of the table of rows that are kept until their session closes, or their window, beside groups."""
 
-SAMPLE = "sample"
-"""The name of the table of some of the distinct inputs of the rows that are kept beside groups."""
+TableKind = Literal["rmw", "ordered", "aligned", "unaligned", "scratch", "spool"]
+"""Read-modify-write, ordered, aligned or unaligned append; for a moment and in no checkpoint: read-modify-write in
+memory, and append."""
 
-MOVED = "moved"
-"""The name of the table that says up to which hash such rows have become groups."""
 
-TableKind = Literal["rmw", "aligned", "unaligned", "scratch", "spool"]
-"""Read-modify-write, aligned or unaligned append; for a moment and in no checkpoint: read-modify-write in memory, and
-append."""
+class StateTable(NamedTuple):
+    """One table of an operator's state, in all slices of event time.
+
+    Attributes:
+        schema: of its rows. initial: the words of a fresh row. kind: the store that it is in.
+        mixed: whether it has rows of all hashes, not those of the partition's range alone.
+        shown: whether its rows are what a user reads who asks for the operator's state.
+        counted: whether its rows are counted as those of the state.
+        drop_matched: of an ordered table, whether matched rows are of no use.
+    """
+
+    schema: TableSchema
+    initial: Words
+    kind: TableKind = "rmw"
+    mixed: bool = False
+    shown: bool = True
+    counted: bool = True
+    drop_matched: bool = False
 
 
 class MakeTable(Protocol):
-    """Opens a table of the partition."""
+    """Opens a table of the partition: its name, its schema, the words of a fresh row, and the store that it is in.
 
-    def __call__(self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
-        """Open a table: its name, its schema, the words of a fresh row, and the store that it is in."""
+    The table `MAIN` (each slice of it) holds the partition's range of hashes; those that are `mixed` the whole range.
+    """
+
+    @overload
+    def __call__(
+        self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["rmw", "scratch"] = "rmw"
+    ) -> RmwTable:
+        """Open a table whose rows are read, changed and written."""
+
+    @overload
+    def __call__(
+        self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["ordered"], drop_matched: bool = False
+    ) -> OrderedTable:
+        """Open a table of rows in the order of their times; `drop_matched`: those that are matched are of no use."""
+
+    @overload
+    def __call__(
+        self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["aligned", "spool"]
+    ) -> AlignedTable:
+        """Open a table that is appended to, and read as a whole."""
+
+    @overload
+    def __call__(self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["unaligned"]) -> UnalignedTable:
+        """Open a table that is appended to, and of which lists are read."""
 
 
-MakeOrdered = Callable[[str, TableSchema, bool], "OrderedTable"]
-"""Opens an ordered table of the partition: its name, its schema, and whether matched rows are of no use."""
+MakeRows = Callable[[str, TableSchema, "Words"], "RmwTable"]
+"""Opens a table whose rows are read, changed and written."""
+
+
+def scratch(make_table: MakeTable) -> MakeRows:
+    """Opens tables that live for a moment."""
+    return lambda name, schema, initial: make_table(name, schema, initial, kind="scratch")
 
 
 def base_name(table: str) -> str:
     """The name under which a table's schema is known: that of the table without its slice of event time."""
     return table.partition(SLICE)[0]
+
+
+NO_FIGURES: Mapping[str, float] = MappingProxyType({})
+"""The figures of an operator that has nothing to report."""
 
 
 class Times(NamedTuple):
@@ -74,12 +122,16 @@ class Operator(Protocol):
     """
 
     @property
-    def tables(self) -> Mapping[str, RmwTable | OrderedTable]:
+    def tables(self) -> Mapping[str, Table]:
         """The operator's tables by name; tables may come and go while it runs."""
 
     @property
     def late_rows(self) -> int:
         """Rows of the batch that were dropped because they were late."""
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What there is to report of the batch beside what is reported of every operator (see `Spec.figures`)."""
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""

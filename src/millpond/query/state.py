@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
 from millpond.errors import UsageError
-from millpond.operators.state_view import state_fields
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.workers import map_in_arrow
 from millpond.slot.reader import StateReader
@@ -54,7 +53,7 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
             file=reader.files.url,
         )
     chosen = reader.choose(version)
-    fields = state_fields(reader.operators[operator].spec)
+    fields = reader.operators[operator].spec.state_fields
     schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
     numbers = spark.range(0, reader.partitions, 1, reader.partitions)
     return map_in_arrow(numbers, _PartitionReader(location, operator, chosen), schema)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,17 +22,14 @@ from millpond.files.formats.append_file import Slice
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, Rows
-from millpond.operators.joins.rows import LEFT, RIGHT
-from millpond.operators.protocol import MAIN, ROWS, base_name
-from millpond.operators.state_view import read_rows
-from millpond.operators.table_schemas import table_schemas
-from millpond.spec.join import JoinSpec
+from millpond.operators.kinds import read_rows, state_tables
+from millpond.operators.protocol import MAIN, StateTable, TableKind, base_name
 from millpond.spec.kinds import OperatorSpec
-from millpond.spec.session import SessionSpec
 from millpond.stores.aligned.hash_intervals import gradually
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.table import OrderedTable
+from millpond.stores.protocol import LoadedTable
 from millpond.stores.runs.run_set import RunSet, memory_run
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned.table import UnalignedTable
@@ -175,26 +172,20 @@ class StateReader:
         """
         manifest = self.manifest(operator, partition, version)
         spec = self.operators[operator].spec
-        if isinstance(spec, JoinSpec):
-            for name in (LEFT, RIGHT) if table == MAIN else (table,):
-                yield from self._read_side(spec, manifest, partition, name)
-            return
-        if isinstance(spec, SessionSpec) and table == ROWS:
-            yield from self._kept_rows(spec, manifest)
-            return
-        layouts = {name: RowLayout(schema) for name, (schema, _) in table_schemas(spec).items()}
-        wanted = (MAIN, ROWS) if table == MAIN and spec.observed else (table,)
+        tables = state_tables(spec)
+        wanted = [name for name, one in tables.items() if one.shown] if table == MAIN else [table]
         for name, state in manifest.tables.items():
             base = base_name(name)
             if base not in wanted:
                 continue
-            range_ = self._range(partition) if base in (MAIN, ROWS) else HashRange()
-            appended = base == ROWS or (spec.keeps_rows and not isinstance(spec, SessionSpec))
-            for rows in (self._appended if appended else self._rows)(state, layouts[base], range_):
+            found = tables[base]
+            range_ = HashRange() if found.mixed else self._range(partition)
+            for rows in _READ[found.kind](self, found, state, range_):
                 yield from read_rows(spec, base, rows)
 
-    def _appended(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
+    def _appended(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
         """The rows of a table of the aligned append store."""
+        layout = RowLayout(table.schema)
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
             store = AppendFiles(self.files, local)
             try:
@@ -206,16 +197,13 @@ class StateReader:
             finally:
                 store.close()
 
-    def _kept_rows(self, spec: SessionSpec, manifest: PartitionManifest) -> Iterator[pa.RecordBatch]:
-        """The rows of open sessions."""
-        state = manifest.tables.get(ROWS)
-        if state is None:
-            return
+    def _lists(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
+        """The rows of a table of the unaligned append store."""
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
             store = AppendFiles(self.files, local)
             try:
-                table = UnalignedTable(
-                    table_schemas(spec)[ROWS][0],
+                opened = UnalignedTable(
+                    table.schema,
                     store,
                     MemoryBudget(_MEMORY),
                     beside,
@@ -225,49 +213,44 @@ class StateReader:
                     maximum_space_amplification=math.inf,
                     writable=False,
                 )
-                for rows in self._scanned(table, state):
-                    yield from read_rows(spec, ROWS, rows)
+                yield from self._scanned(opened, state)
             finally:
                 store.close()
 
-    def _scanned(self, table: UnalignedTable | OrderedTable, state: TableState) -> Iterator[Rows]:
+    def _ordered(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
+        """The rows of an ordered table."""
+        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
+            store = RunStore(self.files, local, disk=0, memory=_MEMORY)
+            try:
+                opened = OrderedTable.open(
+                    table.schema,
+                    state.runs,
+                    store,
+                    MemoryBudget(_MEMORY),
+                    beside,
+                    range_,
+                    drop_matched=table.drop_matched,
+                    writable=False,
+                )
+                yield from self._scanned(opened, state)
+            finally:
+                store.close()
+
+    def _scanned(self, table: LoadedTable, state: TableState) -> Iterator[Rows]:
         """The rows of a table that was opened on its files, once its deltas are applied."""
         for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
             for rows in decode_rows(data, table.layout, self.files.locate(ref.commit)):
                 table.load(rows)
         yield from table.scan()
 
-    def _read_side(
-        self, spec: JoinSpec, manifest: PartitionManifest, partition: int, name: str
-    ) -> Iterator[pa.RecordBatch]:
-        state = manifest.tables.get(name)
-        if state is None:
-            return
-        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
-            store = RunStore(self.files, local, disk=0, memory=_MEMORY)
-            try:
-                schema = table_schemas(spec)[name][0]
-                table = OrderedTable.open(
-                    schema,
-                    state.runs,
-                    store,
-                    MemoryBudget(_MEMORY),
-                    beside,
-                    self._range(partition),
-                    drop_matched=spec.kind == "left_semi" and name == LEFT,
-                    writable=False,
-                )
-                for rows in self._scanned(table, state):
-                    yield from read_rows(spec, name, rows)
-            finally:
-                store.close()
-
     def _range(self, partition: int) -> HashRange:
         first, last = self.claim.ranges[partition]
         shift = 64 - (self.claim.key_groups - 1).bit_length()
         return HashRange(first << shift, last << shift)
 
-    def _rows(self, state: TableState, layout: RowLayout, range_: HashRange) -> Iterator[Rows]:
+    def _rows(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
+        """The rows of a read-modify-write table."""
+        layout = RowLayout(table.schema)
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
             store = RunStore(self.files, local, disk=0, memory=_MEMORY)
             try:
@@ -317,3 +300,12 @@ class StateReader:
             except MissingFileError:
                 continue  # that run died before it began
         return None
+
+
+_READ: Mapping[TableKind, Callable[[StateReader, StateTable, TableState, HashRange], Iterator[Rows]]] = {
+    "rmw": StateReader._rows,
+    "ordered": StateReader._ordered,
+    "aligned": StateReader._appended,
+    "unaligned": StateReader._lists,
+}
+"""How the tables of each store are read."""

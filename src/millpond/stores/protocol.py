@@ -2,17 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.layout import Bytes, Words
+from millpond.layout import Bytes, HashRange, RowLayout, Rows, Words
 
 if TYPE_CHECKING:
+    from millpond.files.refs import TableManifest
     from millpond.stores.memory.heap import Heap
+
+
+class Table(Protocol):
+    """What every table offers, whichever store it is in. Not thread-safe.
+
+    A batch is `begin`, what the store's own methods do to rows, and `seal`.
+    """
+
+    @property
+    def layout(self) -> RowLayout:
+        """Of its rows."""
+
+    @property
+    def portion(self) -> int:
+        """Bytes of rows that it takes at once, roughly."""
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads state `version`."""
+
+    def seal(self) -> TableDelta:
+        """End the batch: the rows that it changed."""
+
+    def manifest(self) -> TableManifest:
+        """The files that hold the state together with the deltas of later versions."""
+
+    def stats(self) -> Mapping[str, float]:
+        """What it holds (`keys`, `bytes`) and did, by name."""
+
+    def close(self) -> None:
+        """Give all memory back."""
+
+
+class LoadedTable(Table, Protocol):
+    """A table that holds what its deltas say; others read deltas where they lie."""
+
+    def load(self, delta_rows: Rows) -> None:
+        """Apply rows of a delta behind the table's files, oldest delta first."""
+
+    def scan(self) -> Iterator[Rows]:
+        """All rows, in pieces."""
+
+
+class SlicedTable(Table, Protocol):
+    """A table of which an operator may have many, one for each slice of event time."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something that it had written in the background waits to be taken up."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it should give memory back."""
+
+    def rest(self, resting: bool) -> None:
+        """Say whether rows are expected to come."""
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+
+    def narrow(self, range_: HashRange) -> None:
+        """Until the next call, or the next batch, all rows will have hashes of this range."""
 
 
 class Located(NamedTuple):

@@ -12,8 +12,7 @@ of the others does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +22,7 @@ from millpond.operators.aggregate.adaptive_slice import KeptBothWays
 from millpond.operators.aggregate.cardinality_observer import Observer, Seen
 from millpond.operators.aggregate.windowed import WindowedAggregate
 from millpond.operators.event_time_slices import Sliced
-from millpond.operators.protocol import SLICE, MakeTable, Times
+from millpond.operators.protocol import SLICE, MakeTable, Times, scratch
 from millpond.spec.aggregate import AggregateSpec
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class ObservedAggregate(WindowedAggregate):
         return any(part.appends for part in self._parts.live.values())
 
     @property
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Mapping[str, float]:
         """What the observer has chosen for what comes (`appending`: 1 for appending), and how far what it began has
         come: rows that the batch has made groups of, and appended rows that are still to become groups.
         """
@@ -133,5 +132,5 @@ class ObservedAggregate(WindowedAggregate):
         """The groups that the batch's watermark closed."""
         for one, part in self._parts.closing.items():
             whole = self._closes(one.low) and self._closes(one.last)
-            for groups, rows in part.shown(partial(self._make_table, kind="scratch")):
+            for groups, rows in part.shown(scratch(self._make_table)):
                 yield from self._decoded(groups, rows if whole else self._closing_now(groups, rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +12,12 @@ import pyarrow as pa
 from millpond.layout import HASH, LAST_HASH, HashRange, Rows
 from millpond.operators.aggregate.cardinality_observer import Sample, Seen
 from millpond.operators.aggregate.groups import Groups
+from millpond.operators.aggregate.tables import MOVED, distincts, moved_table
 from millpond.operators.columns.encode import key_rows, portions
-from millpond.operators.columns.input_rows import StoredRows
 from millpond.operators.hash_ranges import bounds, by_range, key_groups
-from millpond.operators.protocol import MAIN, MOVED, ROWS, MakeTable
-from millpond.operators.table_schemas import Keyed, distincts, moved_table
+from millpond.operators.protocol import MAIN, ROWS, MakeRows, MakeTable
+from millpond.operators.tables.input_rows import StoredRows
+from millpond.operators.tables.keyed import Keyed
 from millpond.spec.aggregate import AggregateSpec
 from millpond.stores.aligned.hash_intervals import gradually, heaviest
 from millpond.stores.aligned.table import AlignedTable
@@ -46,7 +47,7 @@ class KeptBothWays:
         self._spec = spec
         self._make_table = make_table
         self._suffix = suffix
-        self._stored = StoredRows(spec)
+        self._stored = StoredRows(spec.key_fields, spec.inputs)
         layouts = [table.layout for _, table, _ in distincts(spec)]
         self._entry = 8 * max(layout.width for layout in layouts) + _INDEX
         self._long = any(layout.bytes_columns for layout in layouts)
@@ -57,7 +58,7 @@ class KeptBothWays:
         self._appended = False  # in this batch
         self._before = 0  # entries
         self._size = 0  # bytes
-        self._gone: list[Any] = []
+        self._gone: list[AlignedTable | RmwTable] = []
         if MAIN in known or not (known or append):
             self._groups = Groups(spec, make_table, suffix)
         if ROWS in known or (append and not known):
@@ -86,9 +87,9 @@ class KeptBothWays:
         return self._grouped().table
 
     @property
-    def tables(self) -> dict[str, Any]:
+    def tables(self) -> dict[str, AlignedTable | RmwTable]:
         """Its tables by name."""
-        found: dict[str, Any] = {} if self._groups is None else dict(self._groups.tables)
+        found: dict[str, AlignedTable | RmwTable] = {} if self._groups is None else {**self._groups.tables}
         if self._rows is not None:
             found |= {ROWS + self._suffix: self._rows[0], self._rows[1].name: self._rows[1].table}
         if self._moved is not None:
@@ -226,7 +227,7 @@ class KeptBothWays:
         """Learn how large the slice is, before `shown`, which gives the same pieces until this is called again."""
         self._size = sum(_size(table) for table in self.tables.values())
 
-    def shown(self, make_scratch: MakeTable) -> Iterator[tuple[Groups, Rows]]:
+    def shown(self, make_scratch: MakeRows) -> Iterator[tuple[Groups, Rows]]:
         """All groups, with the rows that are no groups yet, in pieces of hash order."""
         if self._rows is None:
             groups = self._grouped()
@@ -280,7 +281,7 @@ class KeptBothWays:
     def _by_group(self, table: Keyed, side: RmwTable, open_: ExitStack) -> AlignedTable:
         """A side table's entries in the order of their groups' hashes, for a moment."""
         name = f"{MAIN}{self._suffix} by group"
-        spool: AlignedTable = self._make_table(name, table.layout.schema, table.initial, kind="spool")
+        spool = self._make_table(name, table.layout.schema, table.initial, kind="spool")
         open_.callback(spool.close)
         for rows in side.scan():
             spool.append(_by_other_hash(rows, table))

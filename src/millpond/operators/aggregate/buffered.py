@@ -9,7 +9,6 @@ live for it alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from millpond.layout import HASH, META, Rows
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.windowed import WindowedAggregate, in_windows
 from millpond.operators.columns.encode import portions
-from millpond.operators.columns.input_rows import StoredRows
 from millpond.operators.event_time_slices import Sliced, times_of
 from millpond.operators.hash_ranges import key_groups
-from millpond.operators.protocol import MAIN, MakeTable, Times
+from millpond.operators.protocol import MAIN, MakeTable, Times, scratch
+from millpond.operators.tables.input_rows import StoredRows
 from millpond.spec.aggregate import AggregateSpec
 from millpond.stores.aligned.hash_intervals import gradually
 from millpond.stores.aligned.table import AlignedTable
@@ -44,7 +43,7 @@ class _Appended:
         self._stored = stored
         self._in_order = in_order
         self._name = MAIN + suffix
-        self.table: AlignedTable = make_table(self._name, stored.layout.schema, stored.initial, kind="aligned")
+        self.table = make_table(self._name, stored.layout.schema, stored.initial, kind="aligned")
 
     @property
     def tables(self) -> Mapping[str, AlignedTable]:
@@ -82,7 +81,7 @@ class HolisticAggregate(WindowedAggregate):
     """
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
-        self._stored = StoredRows(spec)
+        self._stored = StoredRows(spec.key_fields, spec.inputs)
         self._make_table = make_table
         self._in_order = spec.in_order
         super().__init__(spec, make_table, existing)
@@ -127,7 +126,7 @@ class HolisticAggregate(WindowedAggregate):
         batch = self._stored.decode(rows)
         times = times_of(batch.column(self._column), self._type)
         for low, high in self._together(times):
-            groups = Groups(self.spec, partial(self._make_table, kind="scratch"), whole=True)
+            groups = Groups(self.spec, scratch(self._make_table), whole=True)
             try:
                 groups.begin(0)
                 groups.narrow(key_groups(rows))

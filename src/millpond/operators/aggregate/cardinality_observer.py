@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from millpond.kernels.aggregate import distinct_hash
 from millpond.layout import HASH, Rows
+from millpond.operators.aggregate.tables import SAMPLE, distinct_inputs, sample_table
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows
-from millpond.operators.protocol import SAMPLE, MakeTable
-from millpond.operators.table_schemas import Keyed, distinct_inputs, keyed, sample_table
+from millpond.operators.protocol import MakeRows
+from millpond.operators.tables.keyed import Keyed, keyed
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.types import parse_type
-from millpond.stores.rmw.table import RmwTable
 
 SAMPLED = 6
 """Bits: of the distinct inputs of rows that are appended, one in 2⁶ is looked at."""
@@ -84,7 +84,7 @@ class Sample:
         spec: keys, inputs and calls. make_table: opens the table. suffix: of its name.
     """
 
-    def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str) -> None:
+    def __init__(self, spec: AggregateSpec, make_table: MakeRows, suffix: str) -> None:
         self._keys = len(spec.key_fields)
         self._inputs = [
             (inputs, keyed([spec.inputs[position] for position in inputs], [])) for inputs in distinct_inputs(spec)
@@ -92,7 +92,7 @@ class Sample:
         made = sample_table()
         self._layout = made.layout
         self.name = SAMPLE + suffix
-        self.table: RmwTable = make_table(self.name, made.layout.schema, made.initial)
+        self.table = make_table(self.name, made.layout.schema, made.initial)
         self.asked = self.made = 0
         self._version = 0
 

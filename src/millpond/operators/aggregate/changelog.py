@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.errors import StateDamagedError
 from millpond.kernels.aggregate import retract
 from millpond.kernels.ranking.changes import DELETE, INSERT, REPLACED, UPDATE
 from millpond.layout import Column, Rows
 from millpond.operators.columns.decode import ints
 from millpond.operators.columns.encode import ALL, Place
+from millpond.operators.retraction import never_there
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.operators import OP
 
@@ -148,15 +148,6 @@ class Images:
             nulls = (rows.words[:, null_word] >> np.uint64(null_bit)) & one
             same &= nulls == (rows.words[:, new_null_word] >> np.uint64(new_null_bit)) & one
         return same
-
-
-def never_there() -> StateDamagedError:
-    """The error of an operator that is told to take back a row that it does not have."""
-    return StateDamagedError(
-        "A row is to be taken back that was never there.",
-        action="See that functions of yours between the query's stateful operators always give the same for the same "
-        "row, and start with a new checkpointLocation.",
-    )
 
 
 def _null(place: Place) -> tuple[int, int]:

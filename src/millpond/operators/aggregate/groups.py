@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import distinct_hash, numeric
 from millpond.layout import HashRange, Rows
+from millpond.operators.aggregate.tables import Distinct, before_images, distincts, images, main_table
 from millpond.operators.columns.encode import (
     ALL,
     NO_HEAP,
@@ -28,8 +29,8 @@ from millpond.operators.columns.structs import element
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.functions.retractable import Count, Retractable
 from millpond.operators.functions.whole_groups import Gathered
-from millpond.operators.protocol import MAIN, MakeTable
-from millpond.operators.table_schemas import Distinct, Keyed, before_images, distincts, images, main_table
+from millpond.operators.protocol import MAIN, MakeRows
+from millpond.operators.tables.keyed import Keyed
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import elements
 from millpond.spec.operators import GLOBAL_HASH
@@ -57,10 +58,10 @@ class Groups:
         sides: the side tables of distinct inputs, each with its layout.
     """
 
-    def __init__(self, spec: AggregateSpec, make_table: MakeTable, suffix: str = "", *, whole: bool = False) -> None:
+    def __init__(self, spec: AggregateSpec, make_table: MakeRows, suffix: str = "", *, whole: bool = False) -> None:
         self._spec = spec
         self.main, self.calls = main_table(spec, whole=whole)
-        self.table: RmwTable = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
+        self.table = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
         self.tables: dict[str, RmwTable] = {MAIN + suffix: self.table}
         self._sides: list[_Side] = []
         self.sides: list[tuple[Keyed, RmwTable]] = []

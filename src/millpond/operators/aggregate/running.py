@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from millpond.layout import HashRange, Rows
 from millpond.operators.aggregate.groups import Groups
-from millpond.operators.protocol import MakeTable, Times
-from millpond.operators.table_schemas import decode_rows
+from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
+from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.aggregate import AggregateSpec
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class AggregateOperator:
             batch, even before there is any input).
     """
 
+    figures = NO_FIGURES
     late_rows = 0
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, *, owns_global: bool = True) -> None:

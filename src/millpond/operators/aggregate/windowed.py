@@ -14,15 +14,14 @@ from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.panes import combined, spread_by
 from millpond.operators.columns.encode import hashes_of
 from millpond.operators.event_time_slices import Sliced, times_of
-from millpond.operators.protocol import MakeTable, Times
-from millpond.operators.table_schemas import decode_rows
+from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
+from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.operators import Windows
 from millpond.spec.types import DataType, leaves, parse_type
 
 if TYPE_CHECKING:
-    from millpond.stores.protocol import TableDelta
-    from millpond.stores.rmw.table import RmwTable
+    from millpond.stores.protocol import Table, TableDelta
 
 _COPIES = 1 << 17
 """Rows that are in several windows, counted in each, that are folded together, at most, where their order matters."""
@@ -60,9 +59,14 @@ class WindowedAggregate:
         return Sliced(self.spec.time, lambda suffix: Groups(self.spec, make_table, suffix), existing)
 
     @property
-    def tables(self) -> Mapping[str, RmwTable]:
+    def tables(self) -> Mapping[str, Table]:
         """The operator's tables by name."""
         return self._parts.tables
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What there is to report beside what is reported of every operator."""
+        return NO_FIGURES
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""

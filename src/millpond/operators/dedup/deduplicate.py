@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Rows
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
+from millpond.operators.dedup.tables import seen_table
 from millpond.operators.event_time_slices import Sliced, Whole, times_of
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
-from millpond.operators.table_schemas import main_table
+from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.spec.deduplicate import DeduplicateSpec
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
-    from millpond.stores.protocol import TableDelta
+    from millpond.stores.protocol import Table, TableDelta
     from millpond.stores.rmw.table import RmwTable
 
 
@@ -32,8 +32,8 @@ class Seen:
         suffix: of the table's name.
     """
 
-    def __init__(self, spec: DeduplicateSpec, make_table: MakeTable, suffix: str = "") -> None:
-        self._main, _ = main_table(spec)
+    def __init__(self, spec: DeduplicateSpec, make_table: MakeRows, suffix: str = "") -> None:
+        self._main = seen_table(spec)
         self._positions = spec.keys
         self._name = MAIN + suffix
         self.table = make_table(self._name, self._main.layout.schema, self._main.initial)
@@ -83,7 +83,9 @@ class Seen:
 class DeduplicateOperator:
     """A `DeduplicateSpec` on one partition. Keys with event time are forgotten when the watermark has passed it."""
 
-    def __init__(self, spec: DeduplicateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
+    figures = NO_FIGURES
+
+    def __init__(self, spec: DeduplicateSpec, make_table: MakeRows, existing: Iterable[str]) -> None:
         self.spec = spec
         self._new: list[pa.RecordBatch] = []
         self._late = 0
@@ -95,7 +97,7 @@ class DeduplicateOperator:
             self._parts = Whole(Seen(spec, make_table))
 
     @property
-    def tables(self) -> Mapping[str, RmwTable]:
+    def tables(self) -> Mapping[str, Table]:
         """The operator's tables by name."""
         return self._parts.tables
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Rows
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, numbers, plain, portions, validity
+from millpond.operators.dedup.tables import within_table
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
-from millpond.operators.table_schemas import main_table
+from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.spec.types import parse_type
 from millpond.spec.within import WithinSpec
 from millpond.stores.rmw.expiry import Expiry
@@ -30,10 +30,12 @@ class WithinOperator:
     is never late and counts as that of 1970.
     """
 
-    def __init__(self, spec: WithinSpec, make_table: MakeTable) -> None:
+    figures = NO_FIGURES
+
+    def __init__(self, spec: WithinSpec, make_table: MakeRows) -> None:
         self.spec = spec
-        self._main, _ = main_table(spec)
-        self._table: RmwTable = make_table(MAIN, self._main.layout.schema, self._main.initial)
+        self._main = within_table(spec)
+        self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         self._at = self._main.values[0].offset
         self._expiry = self._table.expire_by(self._at)

@@ -15,8 +15,8 @@ from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HashRange, Rows
 from millpond.operators.columns.encode import portions
 from millpond.operators.joins import condition
-from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_schema, times
-from millpond.operators.protocol import PIECE, MakeOrdered, Times
+from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_table, times
+from millpond.operators.protocol import NO_FIGURES, PIECE, MakeTable, Times
 from millpond.spec.join import JoinSpec
 from millpond.stores.ordered.parts import BEGINNING, Pairs, Part
 from millpond.stores.ordered.table import OrderedTable
@@ -30,12 +30,13 @@ _FAR = 1 << 61  # microseconds; times beyond are the same
 class _Side:
     """One side of the join at work: its table, and how its rows are read."""
 
-    def __init__(self, spec: JoinSpec, name: str, make_table: MakeOrdered) -> None:
+    def __init__(self, spec: JoinSpec, name: str, make_table: MakeTable) -> None:
         self.name = name
         self.rows = SideRows.of(spec, name)
         self.side = self.rows.side
         self.marked = is_marked(spec, name)
-        self.table = make_table(name, side_schema(spec, name), spec.kind == "left_semi" and name == LEFT)
+        table = side_table(spec, name)
+        self.table = make_table(name, table.schema, table.initial, kind="ordered", drop_matched=table.drop_matched)
         self.shape: Shape = shape_of(self.rows.layout)
         self.alone: list[pa.RecordBatch] = []  # rows that come out at once, without a partner
 
@@ -61,10 +62,12 @@ class JoinOperator:
 
     Args:
         spec: what to join.
-        make_table: opens an ordered table by name, schema, and whether matched rows are of no use.
+        make_table: opens the partition's tables.
     """
 
-    def __init__(self, spec: JoinSpec, make_table: MakeOrdered) -> None:
+    figures = NO_FIGURES
+
+    def __init__(self, spec: JoinSpec, make_table: MakeTable) -> None:
         self.spec = spec
         self._left = _Side(spec, LEFT, make_table)
         self._right = _Side(spec, RIGHT, make_table)

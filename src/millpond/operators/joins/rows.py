@@ -23,6 +23,7 @@ from millpond.operators.columns.encode import (
     put_columns,
     validity,
 )
+from millpond.operators.protocol import StateTable
 from millpond.spec.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import DataType, leaves, parse_type
@@ -47,15 +48,10 @@ def side_schema(spec: JoinSpec, side: str) -> TableSchema:
     return ordered_schema(_stored("k", spec.keys), _stored("v", values), marked=is_marked(spec, side))
 
 
-def side_schemas(spec: JoinSpec) -> dict[str, TableSchema]:
-    """The schemas of both sides' tables by name."""
-    return {name: side_schema(spec, name) for name in (LEFT, RIGHT)}
-
-
-def state_columns(spec: JoinSpec) -> tuple[Field, ...]:
-    """The columns of `read_side`."""
-    own = (Field("side", "string"), Field("matched", "boolean"), Field("time", "timestamp"))
-    return own + spec.keys + spec.left.values + spec.right.values
+def side_table(spec: JoinSpec, side: str) -> StateTable:
+    """A side's table."""
+    drop_matched = spec.kind == "left_semi" and side == LEFT
+    return StateTable(side_schema(spec, side), np.zeros(0, np.uint64), kind="ordered", drop_matched=drop_matched)
 
 
 def read_side(spec: JoinSpec, name: str, rows: Rows) -> pa.RecordBatch:
@@ -75,7 +71,7 @@ def read_side(spec: JoinSpec, name: str, rows: Rows) -> pa.RecordBatch:
             columns += [side.value(rows, number) for number in range(len(fields))]
         else:
             columns += [pa.nulls(count, parse_type(field.type).arrow) for field in fields]
-    return pa.RecordBatch.from_arrays(columns, names=[field.name for field in state_columns(spec)])
+    return pa.RecordBatch.from_arrays(columns, names=[field.name for field in spec.state_fields])
 
 
 def _stored(letter: str, fields: Sequence[Field]) -> list[Column]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from millpond.layout import Rows, Words
 from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
-from millpond.operators.table_schemas import main_table
-from millpond.spec.aggregate import AggregateSpec
+from millpond.operators.tables.bound import accumulators, bind, state_columns
+from millpond.operators.tables.keyed import keyed
 from millpond.spec.over import OverSpec
 
 
@@ -35,7 +35,10 @@ class Frames:
         self.inputs = sorted({p for call in spec.calls for p in (*call.inputs, *_filter(call.filter))})
         self.most = max(spec.preceding)
         self._spec = spec
-        self._state, self._calls = main_table(AggregateSpec((), spec.columns, spec.calls, "update"))
+        self._calls = accumulators(spec.calls, spec.columns)
+        state = keyed((), state_columns(self._calls))
+        bind(self._calls, state.values)
+        self._fresh = state.initial
 
     def results(
         self, columns: Mapping[int, Operand], rows: NDArray[np.int64], before: NDArray[np.int64]
@@ -47,7 +50,7 @@ class Frames:
             rows: those that results are wanted for.
             before: how many rows of its sequence stand before each of them; beyond `most` it does not matter.
         """
-        states = _States(np.tile(self._state.initial, (len(rows), 1)))
+        states = _States(np.tile(self._fresh, (len(rows), 1)))
         for lag in range(min(self.most, int(before.max(initial=0))), -1, -1):  # from a frame's first row to its last
             reach = np.flatnonzero(before >= lag)
             taken = rows[reach] - lag

@@ -19,7 +19,7 @@ from millpond.kernels.ranking.packed_rows import long_slots, read_slots
 from millpond.layout import Bytes, Rows, Words
 from millpond.operators.columns.decode import floats, ints, not_null, wide
 from millpond.operators.columns.encode import NO_HEAP, Operand
-from millpond.operators.protocol import PIECE, MakeTable
+from millpond.operators.protocol import PIECE, MakeRows
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import RankedRows
 from millpond.operators.ranking.top_n import BLOCK, TopNOperator
@@ -33,7 +33,7 @@ NO_BLOBS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 class OverChangesOperator(TopNOperator):
     """An `OverSpec` that `retracts`, on one partition: a top-N without bound keeps the rows."""
 
-    def __init__(self, spec: OverSpec, make_table: MakeTable) -> None:
+    def __init__(self, spec: OverSpec, make_table: MakeRows) -> None:
         rows = RankSpec(spec.columns, spec.keys, spec.order, "row_number", 1 << 62, retracts=True, changes=True)
         super().__init__(rows, make_table)
         self._over = spec

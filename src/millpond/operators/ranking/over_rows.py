@@ -18,10 +18,10 @@ from millpond.kernels.ranking.packed_rows import read_slots, write_slots
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import NO_HEAP, Operand, flatten, hashes_of, key_rows, operand
-from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
+from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import RankedRows
-from millpond.operators.table_schemas import rank_table
+from millpond.operators.ranking.tables import rows_table
 from millpond.spec.operators import Order
 from millpond.spec.over import OverSpec
 from millpond.spec.types import parse_type
@@ -40,11 +40,12 @@ class OverRowsOperator:
     A batch is held in memory until it is complete: its rows are put in order.
     """
 
+    figures = NO_FIGURES
     late_rows = 0
 
-    def __init__(self, spec: OverSpec, make_table: MakeTable) -> None:
+    def __init__(self, spec: OverSpec, make_table: MakeRows) -> None:
         self.spec = spec
-        self._main = rank_table(spec)
+        self._main = rows_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         keys = [Order(position) for position in spec.keys]

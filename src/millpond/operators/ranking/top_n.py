@@ -19,11 +19,11 @@ from millpond.kernels.ranking import changes as rank_changes
 from millpond.kernels.ranking import top_n as ranking
 from millpond.kernels.ranking.packed_rows import BORN, long_slots, read_slots, write_slots
 from millpond.layout import HashRange, Rows
-from millpond.operators.aggregate.changelog import never_there
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
-from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
+from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.operators.ranking.packed_rows import RankedRows
-from millpond.operators.table_schemas import rank_table, single
+from millpond.operators.ranking.tables import rank_table
+from millpond.operators.retraction import never_there
 from millpond.spec.rank import RankSpec
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ class _Block(NamedTuple):
 class TopNOperator:
     """A `RankSpec` on one partition."""
 
+    figures = NO_FIGURES
     late_rows = 0
 
-    def __init__(self, spec: RankSpec, make_table: MakeTable) -> None:
+    def __init__(self, spec: RankSpec, make_table: MakeRows) -> None:
         self.spec = spec
         self._main = rank_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
@@ -98,7 +99,7 @@ class TopNOperator:
         if self.spec.retracts:
             signs = np.sign(batch.column(batch.num_columns - 1).to_numpy())
         self._table.prepare(keys, self._version)
-        put = self._put_single if single(self.spec) else self._put
+        put = self._put_single if self.spec.single else self._put
         for start in range(0, batch.num_rows, BLOCK):
             stop = start + BLOCK
             put(Rows(keys.words[start:stop], keys.heap), Rows(rows.words[start:stop], rows.heap), signs[start:stop])
@@ -191,7 +192,7 @@ class TopNOperator:
     def output(self) -> Iterator[pa.RecordBatch]:
         """The new images of the rows that the batch changed; with `changes` also those that are gone."""
         for rows in self._table.touched():
-            yield from self._new(rows) if single(self.spec) else self._changes(rows)
+            yield from self._new(rows) if self.spec.single else self._changes(rows)
 
     def _new(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         words = rows.words[:, self._place :]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,18 +16,17 @@ import pyarrow as pa
 
 from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HASH, Ints, Rows
-from millpond.operators.columns.input_rows import StoredRows
-from millpond.operators.protocol import MAIN, ROWS, MakeTable, Times
+from millpond.operators.protocol import MAIN, ROWS, MakeTable, Times, scratch
 from millpond.operators.sessions.closed import ClosedSessions, together
 from millpond.operators.sessions.operator import SessionOperator
 from millpond.operators.sessions.row_lists import Lists
+from millpond.operators.sessions.tables import kept_rows
 from millpond.spec.session import SessionSpec
 from millpond.stores.memory.spooled import spooled
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
     from millpond.stores.rmw.expiry import Expiry
-    from millpond.stores.unaligned.table import UnalignedTable
 
 _TOGETHER = 65_536  # closed sessions whose rows are taken together, at most
 
@@ -43,13 +41,13 @@ class HolisticSessions(SessionOperator):
 
     def __init__(self, spec: SessionSpec, make_table: MakeTable) -> None:
         super().__init__(spec, make_table)
-        self._make_scratch = partial(make_table, kind="scratch")
-        self._stored = StoredRows(spec)
+        self._make_scratch = scratch(make_table)
+        self._stored = kept_rows(spec)
         (lists,) = self._calls
         assert isinstance(lists, Lists)
         self._lists = lists
         layout = self._stored.layout
-        self._kept: UnalignedTable = make_table(ROWS, layout.schema, self._stored.initial, kind="unaligned")
+        self._kept = make_table(ROWS, layout.schema, self._stored.initial, kind="unaligned")
         self._boundary = layout.offsets[len(layout.schema.keys) - 1]
         self.tables[ROWS] = self._kept
         self._rows = Rows(np.empty((0, layout.width), np.uint64), np.empty(0, np.uint8))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,10 +14,11 @@ from millpond.kernels.event_time.sessions import head_rows
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, NULLS, Column, Ints, RowLayout, Rows, Words
 from millpond.operators.aggregate.groups import Groups
-from millpond.operators.columns.input_rows import BOUNDARY, StoredRows
-from millpond.operators.protocol import MAIN
+from millpond.operators.protocol import MAIN, MakeRows
 from millpond.operators.sessions.row_lists import Lists
-from millpond.operators.table_schemas import Keyed, decode_rows, keyed
+from millpond.operators.sessions.tables import BOUNDARY
+from millpond.operators.tables.input_rows import StoredRows
+from millpond.operators.tables.keyed import Keyed, decode_rows, keyed
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.operators import Field
 from millpond.spec.session import SessionSpec
@@ -60,7 +61,7 @@ class ClosedSessions:
         lists: Lists,
         stored: StoredRows,
         kept: UnalignedTable,
-        make_scratch: Callable[..., RmwTable],
+        make_scratch: MakeRows,
         sessions: Rows,
     ) -> None:
         self._spec = spec

@@ -22,9 +22,10 @@ from millpond.operators.columns.encode import ALL, both, flatten, hashes_of, key
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.columns.structs import element
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, PIECE, MakeTable, Times
+from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeTable, Times
 from millpond.operators.sessions.pieces import Pieces, own_windows
-from millpond.operators.table_schemas import decode_rows, main_table
+from millpond.operators.sessions.tables import main_table
+from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.functions import elements
 from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
@@ -32,8 +33,7 @@ from millpond.stores.memory.spooled import spooled
 from millpond.stores.rmw.expiry import Expiry
 
 if TYPE_CHECKING:
-    from millpond.stores.protocol import TableDelta
-    from millpond.stores.rmw.table import RmwTable
+    from millpond.stores.protocol import Table, TableDelta
 
 Fold = Callable[[Ints, int, int], None]
 
@@ -43,12 +43,14 @@ _MANY = 8192  # sessions of keys with several that are merged together
 class SessionOperator:
     """A `SessionSpec` on one partition."""
 
+    figures = NO_FIGURES
+
     def __init__(self, spec: SessionSpec, make_table: MakeTable) -> None:
         self.spec = spec
         self._main, self._calls = main_table(spec)
         self._layout = self._main.layout
-        self._table: RmwTable = make_table(MAIN, self._layout.schema, self._main.initial)
-        self.tables: dict[str, Any] = {MAIN: self._table}
+        self._table = make_table(MAIN, self._layout.schema, self._main.initial)
+        self.tables: dict[str, Table] = {MAIN: self._table}
         self._ordinal = self._main.keys[-1].offset
         self._session = self._main.values[0].offset
         self._expiry = self._table.expire_by(self._session + 2) if spec.output_mode == "append" else None

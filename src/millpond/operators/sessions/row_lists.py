@@ -19,13 +19,12 @@ from millpond.operators.columns.encode import ALL, Mask, Operand
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
 from millpond.operators.functions.collect import Blobs
-from millpond.spec.operators import AggregateCall, Field
+from millpond.spec.operators import AggregateCall
+from millpond.spec.session import KEPT
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import Writable
 
-KEPT = Field("rows", "bigint")
-"""How many rows of a session are kept."""
 _WIDTH = 8
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.errors import StateIncompatibleError
 from millpond.files.filesystem import FileSystem
-from millpond.operators.table_schemas import table_schemas
+from millpond.operators.kinds import state_tables
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.changelog.between import pinned_between
 from millpond.plan.decision import Decision
@@ -29,7 +29,7 @@ def pinned_query(decision: Decision, key_groups: int, catalyst: Catalyst) -> Pin
         PinnedOperator(
             name=operator.title,
             spec=_lasting(plain(operator.spec)),
-            tables={name: plain(schema) for name, (schema, _) in table_schemas(operator.spec).items()},
+            tables={name: plain(table.schema) for name, table in state_tables(operator.spec).items()},
             functions=operator.functions,
         )
         for operator in decision.ours

@@ -14,9 +14,8 @@ import pyarrow as pa
 from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange
-from millpond.operators.aggregate.adaptive import ObservedAggregate
-from millpond.operators.open import open_operator
-from millpond.operators.protocol import MOVED, SAMPLE, Times, base_name
+from millpond.operators.kinds import open_operator
+from millpond.operators.protocol import Times
 from millpond.slot.offsets import check_time
 from millpond.slot.parcels import in_passes, open_parcels
 from millpond.slot.partition.checksum import InputChecksum
@@ -251,7 +250,6 @@ class Partition:
                     self.task.spec,
                     tables.open,
                     manifest.tables,
-                    make_ordered=tables.open_ordered,
                     owns_global=owns_global,
                     memory=self.task.settings.memory * self.task.slots // max(self.task.slots, self.task.partitions),
                 )
@@ -264,15 +262,14 @@ class Partition:
             self._manifest = manifest
 
     def _figures(self, operator: Operator) -> dict[str, float]:
+        assert self._tables is not None
         figures = self.query.new_figures()
         for table_name, table in operator.tables.items():
-            stats = table.stats()
-            if base_name(table_name) in (SAMPLE, MOVED):
-                stats["keys"] = 0  # they say something about the state
-            for name, value in stats.items():
-                figures[name] = figures.get(name, 0.0) + value
-        if isinstance(operator, ObservedAggregate):
-            figures |= operator.figures
+            counted = self._tables.counted(table_name)
+            for name, value in table.stats().items():
+                if counted or name != "keys":
+                    figures[name] = figures.get(name, 0.0) + value
+        figures |= operator.figures
         return figures | {"state_rows": figures.get("keys", 0.0), "state_bytes": figures.get("bytes", 0.0)}
 
     def _discard(self) -> None:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
 from millpond.files.formats.append_file import Slice
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
-from millpond.operators.protocol import MAIN, TableKind, base_name
+from millpond.operators.kinds import state_tables
+from millpond.operators.protocol import TableKind, base_name
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.ordered.table import OrderedTable
+from millpond.stores.protocol import LoadedTable, Table
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.unaligned.table import UnalignedTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from millpond.checkpoint.manifest import PartitionManifest, TableState
     from millpond.slot.partition.running import RunningQuery
     from millpond.slot.task import PipeTask
 
-Table = RmwTable | OrderedTable | AlignedTable | UnalignedTable
+T = TypeVar("T", bound=LoadedTable)
+
+
+class _Wanted(NamedTuple):
+    name: str
+    schema: TableSchema
+    initial: Words
+    drop_matched: bool
 
 
 class Tables:
@@ -38,47 +46,97 @@ class Tables:
         self._settings = task.settings
         self._range = HashRange(*task.hash_range(number))
         self._states: Mapping[str, TableState] = manifest.tables
+        self._shapes = state_tables(task.spec)
         self._aligned: AlignedStore | None = None
         self._opened: dict[str, Table] = {}
+        self._loaded: dict[str, LoadedTable] = {}
 
-    def open(self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Table:
-        """Open a table: its name, its schema, the words of a fresh row, and the store that it is in."""
+    @overload
+    def open(
+        self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["rmw", "scratch"] = "rmw"
+    ) -> RmwTable: ...
+
+    @overload
+    def open(
+        self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["ordered"], drop_matched: bool = False
+    ) -> OrderedTable: ...
+
+    @overload
+    def open(
+        self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["aligned", "spool"]
+    ) -> AlignedTable: ...
+
+    @overload
+    def open(self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["unaligned"]) -> UnalignedTable: ...
+
+    def open(
+        self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw", drop_matched: bool = False
+    ) -> Table:
+        """Open a table (see `operators.protocol.MakeTable`)."""
+        table = _OPEN[kind](self, _Wanted(name, schema, initial, drop_matched))
+        if kind not in _MOMENTARY:
+            self._opened[name] = table
+        return table
+
+    def _open_rmw(self, wanted: _Wanted) -> RmwTable:
         means = self._query.means
-        if kind == "scratch":
-            return RmwTable(schema, initial, RunSet(RowLayout(schema)), means.budget, means.merges)
-        if kind == "spool":
-            return self._appends(schema).open(name, TableManifest(), layout=RowLayout(schema))
-        if kind == "aligned":
-            self._opened[name] = self._open_aligned(name, schema)
-        elif kind == "unaligned":
-            self._opened[name] = UnalignedTable(
-                schema,
-                self._query.append_files,
-                means.budget,
-                means.merges,
-                self._runs(name),
-                directory=str(self._query.spill),
-                read_batch_ratio=self._settings.read_batch_ratio,
-                maximum_space_amplification=self._settings.max_space_amplification,
-                writers=means.writers,
-            )
-        else:
-            self._opened[name] = RmwTable.open(
-                schema,
-                initial,
-                self._runs(name),
-                self._query.runs,
-                means.budget,
-                means.merges,
-                self._range if base_name(name) == MAIN else HashRange(),
-                writers=means.writers,
-            )
-        return self._opened[name]
+        table = RmwTable.open(
+            wanted.schema,
+            wanted.initial,
+            self._runs(wanted.name),
+            self._query.runs,
+            means.budget,
+            means.merges,
+            HashRange() if self._shapes[base_name(wanted.name)].mixed else self._range,
+            writers=means.writers,
+        )
+        return self._loads(wanted.name, table)
 
-    def _open_aligned(self, name: str, schema: TableSchema) -> AlignedTable:
+    def _open_ordered(self, wanted: _Wanted) -> OrderedTable:
+        means = self._query.means
+        table = OrderedTable.open(
+            wanted.schema,
+            self._runs(wanted.name),
+            self._query.runs,
+            means.budget,
+            means.merges,
+            self._range,
+            writers=means.writers,
+            drop_matched=wanted.drop_matched,
+        )
+        return self._loads(wanted.name, table)
+
+    def _open_unaligned(self, wanted: _Wanted) -> UnalignedTable:
+        means = self._query.means
+        table = UnalignedTable(
+            wanted.schema,
+            self._query.append_files,
+            means.budget,
+            means.merges,
+            self._runs(wanted.name),
+            directory=str(self._query.spill),
+            read_batch_ratio=self._settings.read_batch_ratio,
+            maximum_space_amplification=self._settings.max_space_amplification,
+            writers=means.writers,
+        )
+        return self._loads(wanted.name, table)
+
+    def _open_aligned(self, wanted: _Wanted) -> AlignedTable:
+        name = wanted.name
         deltas = self._states[name].deltas if name in self._states else ()
         at = [Slice(ref.commit, ref.offset, ref.length) for ref in deltas if ref.length]
-        return self._appends(schema).open(name, self._runs(name), at, layout=RowLayout(schema))
+        return self._appends(wanted.schema).open(name, self._runs(name), at, layout=RowLayout(wanted.schema))
+
+    def _open_scratch(self, wanted: _Wanted) -> RmwTable:
+        means = self._query.means
+        return RmwTable(wanted.schema, wanted.initial, RunSet(RowLayout(wanted.schema)), means.budget, means.merges)
+
+    def _open_spool(self, wanted: _Wanted) -> AlignedTable:
+        return self._appends(wanted.schema).open(wanted.name, TableManifest(), layout=RowLayout(wanted.schema))
+
+    def _loads(self, name: str, table: T) -> T:
+        self._loaded[name] = table
+        return table
 
     def _appends(self, schema: TableSchema) -> AlignedStore:
         """The store that the partition's aligned tables share; they are of the schema that is first asked for."""
@@ -87,32 +145,21 @@ class Tables:
             self._aligned = AlignedStore(schema, self._query.append_files, means.budget, means.merges)
         return self._aligned
 
-    def open_ordered(self, name: str, schema: TableSchema, drop_matched: bool) -> OrderedTable:
-        """Open an ordered table: its name, its schema, and whether matched rows are of no use."""
-        means = self._query.means
-        table = OrderedTable.open(
-            schema,
-            self._runs(name),
-            self._query.runs,
-            means.budget,
-            means.merges,
-            self._range,
-            writers=means.writers,
-            drop_matched=drop_matched,
-        )
-        self._opened[name] = table
-        return table
-
     def _runs(self, name: str) -> TableManifest:
         return self._states[name].runs if name in self._states else TableManifest()
+
+    def counted(self, name: str) -> bool:
+        """Whether rows of a table are counted as those of the state."""
+        return self._shapes[base_name(name)].counted
 
     def load(self) -> None:
         """Apply the deltas behind the tables' files."""
         checkpoint = self._query.checkpoint
         for name, state in self._states.items():
-            table = self._opened[name]
-            if isinstance(table, AlignedTable):
-                continue  # it reads its deltas where they lie
+            table = self._loaded.get(name)
+            if table is None:
+                assert name in self._opened  # it reads its deltas where they lie
+                continue
             for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
                 for rows in decode_rows(data, table.layout, checkpoint.files.locate(ref.commit)):
                     table.load(rows)
@@ -128,3 +175,17 @@ class Tables:
         if self._aligned is not None:
             self._aligned.close()
             self._aligned = None
+
+
+_MOMENTARY = frozenset({"scratch", "spool"})
+"""Kinds of tables that live for a moment, and that who asks for them closes."""
+
+_OPEN: Mapping[TableKind, Callable[[Tables, _Wanted], Table]] = {
+    "rmw": Tables._open_rmw,
+    "ordered": Tables._open_ordered,
+    "aligned": Tables._open_aligned,
+    "unaligned": Tables._open_unaligned,
+    "scratch": Tables._open_scratch,
+    "spool": Tables._open_spool,
+}
+"""How a table of each kind is opened."""

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
 from millpond.layout import HASH, Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.columns.decode import key_columns
 from millpond.operators.columns.encode import Leaf, Place, as_it_is, flatten, hashes_of, key_rows
-from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.operators import Field
-from millpond.spec.session import SessionSpec
 from millpond.spec.types import leaves, parse_type
-
-BOUNDARY = Field("__boundary", "bigint")
-"""The last key column of rows of sessions: the initial boundary of the list that they are in, in microseconds."""
 
 
 class StoredRows:
     """How the rows of an aggregate's input are stored: the key, then the inputs as they are.
 
+    Args:
+        keys, inputs: their columns.
+
     Attributes:
         layout: of the rows. fields: the columns, keys first.
     """
 
-    def __init__(self, spec: AggregateSpec | SessionSpec) -> None:
-        keys = spec.key_fields
-        if isinstance(spec, SessionSpec):
-            keys = (*keys, BOUNDARY)
-        self.fields: tuple[Field, ...] = keys + spec.inputs
+    def __init__(self, keys: Sequence[Field], inputs: Sequence[Field]) -> None:
+        self.fields: tuple[Field, ...] = (*keys, *inputs)
         self._types = [parse_type(field.type) for field in self.fields]
         self._keys = len(keys)
         columns = [

@@ -1,0 +1,87 @@
+"""The tables of groups: a row of the main table for each, and side tables of their distinct inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.layout import Column
+from millpond.operators.aggregate.changelog import Images, image_columns
+from millpond.operators.functions.accumulators import Accumulator
+from millpond.operators.tables.bound import accumulators, bind, state_columns
+from millpond.operators.tables.keyed import Keyed, keyed
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.functions import is_distinct
+from millpond.spec.operators import Field
+
+SAMPLE = "sample"
+"""The name of the table of some of the distinct inputs of the rows that are kept beside groups."""
+
+MOVED = "moved"
+"""The name of the table that says up to which hash such rows have become groups."""
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Inputs of which only the distinct ones count, for every call that names the same ones and the same filter."""
+
+    table: str
+    inputs: tuple[int, ...]
+    filter: int | None
+
+
+def main_table(spec: AggregateSpec, *, whole: bool = False) -> tuple[Keyed, list[Accumulator]]:
+    """The main table and the accumulators, bound to its columns; `whole`: the rows of each group are all there."""
+    made = accumulators(spec.calls, spec.inputs, whole=whole, retracts=spec.retracts)
+    columns = state_columns(made)
+    columns += image_columns(columns, retracts=spec.retracts, changes=spec.changes)
+    table = keyed(spec.key_fields, columns)
+    bind(made, table.values)
+    return table, made
+
+
+def images(spec: AggregateSpec, table: Keyed) -> Images | None:
+    """What the main table holds of groups that come and go; None where they only come."""
+    if not spec.retracts and not spec.changes:
+        return None
+    return Images(spec, table.values, [column.kind for column in table.layout.schema.values])
+
+
+def before_images(spec: AggregateSpec, found: Images) -> list[Accumulator]:
+    """Accumulators that read how groups stood before the batch."""
+    made = accumulators(spec.calls, spec.inputs, retracts=spec.retracts)
+    bind(made, found.before)
+    return made
+
+
+def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
+    """The side tables, each with the positions of the calls that it serves.
+
+    The key of a side table is the group's key and the distinct inputs; its one value is the group's hash, by which a
+    change of partitions tells whose row it is.
+    """
+    users: dict[tuple[tuple[int, ...], int | None], list[int]] = {}
+    for number, call in enumerate(spec.calls):
+        if is_distinct(call):
+            inputs = tuple(dict.fromkeys(call.inputs))
+            users.setdefault((inputs, call.filter), []).append(number)
+    made = []
+    for number, ((inputs, mask), calls) in enumerate(users.items()):
+        fields = [*spec.key_fields, *(spec.inputs[position] for position in inputs)]
+        table = keyed(fields, [(Column("group", "word"), False)])
+        made.append((Distinct(f"distinct{number}", inputs, mask), table, calls))
+    return made
+
+
+def distinct_inputs(spec: AggregateSpec) -> list[tuple[int, ...]]:
+    """The inputs of which only distinct ones count, for some call."""
+    return list(dict.fromkeys(distinct.inputs for distinct, _, _ in distincts(spec)))
+
+
+def sample_table() -> Keyed:
+    """How some distinct inputs of appended rows are known: by a hash of each with its group."""
+    return keyed([Field("entry", "bigint")], [])
+
+
+def moved_table() -> Keyed:
+    """How it is known up to which hash appended rows have become groups: in a table of one row."""
+    return keyed([], [(Column("until", "word"), False)])

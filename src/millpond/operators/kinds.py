@@ -1,0 +1,66 @@
+"""The kinds of operators: the one table that says of each how it is opened, and what its state is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from millpond.layout import Rows
+from millpond.operators.aggregate.kind import AGGREGATE
+from millpond.operators.dedup.kind import DEDUPLICATE, WITHIN
+from millpond.operators.joins.kind import JOIN
+from millpond.operators.kind import Kind, Opening, S
+from millpond.operators.protocol import MakeTable, Operator, StateTable
+from millpond.operators.ranking.kind import OVER, RANK
+from millpond.operators.sessions.kind import SESSION
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.join import JoinSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.over import OverSpec
+from millpond.spec.protocol import Spec
+from millpond.spec.rank import RankSpec
+from millpond.spec.session import SessionSpec
+from millpond.spec.within import WithinSpec
+
+
+def _kind(spec: type[S], kind: Kind[S]) -> tuple[type[Spec], Kind[Any]]:
+    return spec, kind
+
+
+KINDS: Mapping[type[Spec], Kind[Any]] = dict(
+    (
+        _kind(AggregateSpec, AGGREGATE),
+        _kind(DeduplicateSpec, DEDUPLICATE),
+        _kind(JoinSpec, JOIN),
+        _kind(OverSpec, OVER),
+        _kind(RankSpec, RANK),
+        _kind(SessionSpec, SESSION),
+        _kind(WithinSpec, WITHIN),
+    )
+)
+"""The kind of each spec."""
+
+
+def open_operator(
+    spec: OperatorSpec,
+    make_table: MakeTable,
+    existing: Collection[str] = (),
+    *,
+    owns_global: bool = True,
+    memory: int = 64 << 20,
+) -> Operator:
+    """Open an operator on one partition; arguments as of `Opening`."""
+    return KINDS[type(spec)].open(spec, Opening(make_table, existing, owns_global, memory))
+
+
+def state_tables(spec: OperatorSpec) -> Mapping[str, StateTable]:
+    """The tables of an operator's state by name, without slices of event time."""
+    return KINDS[type(spec)].tables(spec)
+
+
+def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
+    """Rows of a table as a user reads them (see `Kind.read`)."""
+    return KINDS[type(spec)].read(spec, table, rows)

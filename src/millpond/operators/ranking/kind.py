@@ -1,0 +1,48 @@
+"""How ranks and aggregates over rows are opened, and what their state is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from millpond.layout import Rows
+from millpond.operators.kind import Kind, Opening
+from millpond.operators.protocol import MAIN, Operator, StateTable
+from millpond.operators.ranking.over_changelog import OverChangesOperator
+from millpond.operators.ranking.over_rows import OverRowsOperator
+from millpond.operators.ranking.tables import rank_table, rows_table
+from millpond.operators.ranking.top_n import TopNOperator
+from millpond.operators.tables.keyed import decode_rows
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
+
+
+def _open_rank(spec: RankSpec, opening: Opening) -> Operator:
+    return TopNOperator(spec, opening.make_table)
+
+
+def _rank_tables(spec: RankSpec) -> dict[str, StateTable]:
+    return {MAIN: rank_table(spec).state}
+
+
+def _read_rank(spec: RankSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
+    return decode_rows(rank_table(spec), [], spec.state_fields, rows)
+
+
+RANK = Kind(_open_rank, _rank_tables, _read_rank)
+
+
+def _open_over(spec: OverSpec, opening: Opening) -> Operator:
+    return (OverChangesOperator if spec.retracts else OverRowsOperator)(spec, opening.make_table)
+
+
+def _over_tables(spec: OverSpec) -> dict[str, StateTable]:
+    return {MAIN: rows_table(spec).state}
+
+
+def _read_over(spec: OverSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
+    return decode_rows(rows_table(spec), [], spec.state_fields, rows)
+
+
+OVER = Kind(_open_over, _over_tables, _read_over)

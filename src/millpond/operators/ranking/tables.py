@@ -1,0 +1,21 @@
+"""The tables of the rows of each key."""
+
+from __future__ import annotations
+
+from millpond.layout import Column
+from millpond.operators.ranking.packed_rows import RankedRows
+from millpond.operators.tables.keyed import Keyed, keyed
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
+
+
+def rank_table(spec: RankSpec) -> Keyed:
+    """How the first rows of each key are stored: the one row itself, or all of them in one value."""
+    if spec.single:
+        return keyed(spec.key_fields, [(column, False) for column in RankedRows(spec.columns, spec.order).columns()])
+    return rows_table(spec)
+
+
+def rows_table(spec: RankSpec | OverSpec) -> Keyed:
+    """How rows of each key are stored in one value, with their number."""
+    return keyed(spec.key_fields, [(Column("slots", "bytes"), False), (Column("count", "word"), False)])

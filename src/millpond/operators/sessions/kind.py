@@ -1,0 +1,41 @@
+"""How sessions are opened, and what their state is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from millpond.layout import Rows
+from millpond.operators.kind import Kind, Opening
+from millpond.operators.protocol import MAIN, ROWS, Operator, StateTable
+from millpond.operators.sessions.buffered import HolisticSessions
+from millpond.operators.sessions.operator import SessionOperator
+from millpond.operators.sessions.tables import kept_rows, main_table
+from millpond.operators.tables.keyed import decode_rows
+from millpond.spec.session import SessionSpec
+
+
+def _open(spec: SessionSpec, opening: Opening) -> Operator:
+    return (HolisticSessions if spec.keeps_rows else SessionOperator)(spec, opening.make_table)
+
+
+def _tables(spec: SessionSpec) -> dict[str, StateTable]:
+    tables = {MAIN: main_table(spec)[0].state}
+    if spec.keeps_rows:
+        stored = kept_rows(spec)
+        tables[ROWS] = StateTable(stored.layout.schema, stored.initial, kind="unaligned", shown=False)
+    return tables
+
+
+def _read(spec: SessionSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
+    if table == ROWS:
+        yield kept_rows(spec).decode(rows).drop_columns(["__hash"])
+        return
+    main, made = main_table(spec)
+    for each in made:
+        each.ansi = False  # what would be an error in the query is null here
+    yield from decode_rows(main, made, spec.state_fields, rows)
+
+
+SESSION = Kind(_open, _tables, _read)

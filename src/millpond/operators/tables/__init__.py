@@ -1,0 +1,1 @@
+"""How tables of operators are laid out, and how their rows are made and read."""

@@ -1,0 +1,97 @@
+"""Tables of typed keys and values: their schemas, the places of their columns, and their rows as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.errors import UsageError
+from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
+from millpond.operators.columns.decode import OversizeError, ints, key_columns, to_arrow
+from millpond.operators.columns.encode import ALL, Place
+from millpond.operators.functions.accumulators import Accumulator
+from millpond.operators.protocol import StateTable
+from millpond.spec.operators import Field
+from millpond.spec.types import DataType, leaves, parse_type
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A table's schema with the typed meaning of its keys.
+
+    Attributes:
+        fields: the key columns before flattening.
+        layout: of the table.
+        initial: the words of a fresh row.
+        keys, values: the places of the key and the value columns.
+        window: the type of the windows that the rows are sessions of; then the last key column is an ordinal, and the
+            values begin with the window's start and end.
+    """
+
+    fields: tuple[Field, ...]
+    layout: RowLayout
+    initial: Words
+    keys: tuple[Place, ...]
+    values: tuple[Place, ...]
+    window: DataType | None = None
+
+    @property
+    def types(self) -> tuple[DataType, ...]:
+        """The types of the key columns."""
+        return tuple(parse_type(field.type) for field in self.fields)
+
+    @property
+    def state(self) -> StateTable:
+        """The table as a part of an operator's state."""
+        return StateTable(self.layout.schema, self.initial)
+
+
+def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]], window: DataType | None = None) -> Keyed:
+    """Lay out a table with these keys and value columns, each with whether a fresh row has null there."""
+    keys = []
+    for position, field in enumerate(fields):
+        for part, leaf in enumerate(leaves(parse_type(field.type))):
+            keys.append(Column(f"{position}.{part}", leaf.kind))
+    layout = RowLayout(TableSchema(tuple(keys), tuple(column for column, _ in columns)))
+    places = [Place.of(offset, index) for index, offset in enumerate(layout.offsets)]
+    initial: Words = np.zeros(layout.width, dtype=np.uint64)
+    for (_, null), place in zip(columns, places[len(keys) :], strict=True):
+        if null:
+            initial[place.null_word] |= place.null_bit
+    return Keyed(tuple(fields), layout, initial, tuple(places[: len(keys)]), tuple(places[len(keys) :]), window)
+
+
+def decode_rows(
+    table: Keyed, calls: Sequence[Accumulator], fields: Sequence[Field], rows: Rows
+) -> Iterator[pa.RecordBatch]:
+    """Keys and results of rows as Arrow.
+
+    Raises:
+        UsageError: one row's are larger than Arrow's 32-bit offsets allow.
+    """
+    try:
+        if table.window is None:
+            columns = key_columns(rows, table.keys, table.types)
+        else:
+            columns = key_columns(rows, table.keys[:-1], table.types[:-1])
+            bounds = [ints(rows, table.values[bound].offset) for bound in (0, 1)]
+            children = [
+                to_arrow(values, ALL, inner) for values, (_, inner) in zip(bounds, table.window.fields, strict=True)
+            ]
+            columns.append(pa.Array.from_buffers(table.window.arrow, rows.count, [None], children=children))
+        columns += [call.result(rows) for call in calls]
+    except OversizeError as error:
+        middle = rows.count // 2
+        if not middle:
+            raise UsageError(
+                "The results of one group take more than 2 GiB, which is more than an Arrow column holds.",
+                action="Group by more columns, or collect less of each row.",
+            ) from error
+        yield from decode_rows(table, calls, fields, Rows(rows.words[:middle], rows.heap))
+        yield from decode_rows(table, calls, fields, Rows(rows.words[middle:], rows.heap))
+        return
+    if columns:
+        yield pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
