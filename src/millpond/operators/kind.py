@@ -37,12 +37,13 @@ class Kind(Generic[S]):
     """A kind of operator.
 
     Attributes:
-        open: opens the operator that a spec describes.
+        load: imports the operator's code, which who only looks at state does without, and gives what opens the operator
+            that a spec describes.
         tables: the tables of its state by name, without those of a moment.
         read: rows of a table as a user reads them: of tables that are shown the columns of `spec.state_fields`, of
             others their keys. Gives one batch, or more where a column would exceed Arrow's 32-bit offsets.
     """
 
-    open: Callable[[S, Opening], Operator]
+    load: Callable[[], Callable[[S, Opening], Operator]]
     tables: Callable[[S], Mapping[str, StateTable]]
     read: Callable[[S, str, Rows], Iterator[pa.RecordBatch]]

@@ -44,6 +44,12 @@ KINDS: Mapping[type[Spec], Kind[Any]] = dict(
 """The kind of each spec."""
 
 
+def load_operators() -> None:
+    """Import the code of all kinds, so that a process that is forked from this one finds it."""
+    for kind in KINDS.values():
+        kind.load()
+
+
 def open_operator(
     spec: OperatorSpec,
     make_table: MakeTable,
@@ -53,7 +59,7 @@ def open_operator(
     memory: int = 64 << 20,
 ) -> Operator:
     """Open an operator on one partition; arguments as of `Opening`."""
-    return KINDS[type(spec)].open(spec, Opening(make_table, existing, owns_global, memory))
+    return KINDS[type(spec)].load()(spec, Opening(make_table, existing, owns_global, memory))
 
 
 def state_tables(spec: OperatorSpec) -> Mapping[str, StateTable]:

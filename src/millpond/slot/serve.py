@@ -13,11 +13,13 @@ import millpond.files.backends.faults
 import millpond.files.backends.local
 import millpond.files.backends.objects  # noqa: F401
 from millpond.kernels.compiled import KERNELS, missing
+from millpond.operators.kinds import load_operators
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.server import Slot
 from millpond.stores.memory.process_memory import share_one_heap
 
+load_operators()
 pa.array(np.empty(0))  # Arrow looks for pandas when it first meets an array, and loads what it finds
 
 

@@ -1,17 +1,13 @@
-"""How aggregates are opened, and what their state is."""
+"""The kind of aggregates: what their state is, and what opens them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
 from millpond.layout import Rows
-from millpond.operators.aggregate.adaptive import ObservedAggregate
-from millpond.operators.aggregate.buffered import HolisticAggregate
-from millpond.operators.aggregate.running import AggregateOperator
 from millpond.operators.aggregate.tables import MOVED, SAMPLE, distincts, images, main_table, moved_table, sample_table
-from millpond.operators.aggregate.windowed import WindowedAggregate
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, ROWS, Operator, StateTable
 from millpond.operators.tables.input_rows import StoredRows
@@ -20,15 +16,10 @@ from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.types import parse_type
 
 
-def _open(spec: AggregateSpec, opening: Opening) -> Operator:
-    make_table, existing = opening.make_table, opening.existing
-    if spec.keeps_rows:
-        return HolisticAggregate(spec, make_table, existing)
-    if spec.observed:
-        return ObservedAggregate(spec, make_table, existing, memory=opening.memory)
-    if spec.time is not None:
-        return WindowedAggregate(spec, make_table, existing)
-    return AggregateOperator(spec, make_table, owns_global=opening.owns_global)
+def _load() -> Callable[[AggregateSpec, Opening], Operator]:
+    from millpond.operators.aggregate.open import open_aggregate
+
+    return open_aggregate
 
 
 def _tables(spec: AggregateSpec) -> dict[str, StateTable]:
@@ -86,4 +77,4 @@ def _beside(spec: AggregateSpec, batch: pa.RecordBatch, *, rows: bool) -> pa.Rec
     return pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
 
 
-AGGREGATE = Kind(_open, _tables, _read)
+AGGREGATE = Kind(_load, _tables, _read)

@@ -1,15 +1,13 @@
-"""How deduplications are opened, and what their state is."""
+"""The kinds of deduplications: what their state is, and what opens them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
 from millpond.layout import Rows
-from millpond.operators.dedup.deduplicate import DeduplicateOperator
 from millpond.operators.dedup.tables import seen_table, within_table
-from millpond.operators.dedup.within_watermark import WithinOperator
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, Operator, StateTable
 from millpond.operators.tables.keyed import decode_rows
@@ -17,8 +15,10 @@ from millpond.spec.deduplicate import DeduplicateSpec
 from millpond.spec.within import WithinSpec
 
 
-def _open(spec: DeduplicateSpec, opening: Opening) -> Operator:
-    return DeduplicateOperator(spec, opening.make_table, opening.existing)
+def _load() -> Callable[[DeduplicateSpec, Opening], Operator]:
+    from millpond.operators.dedup.open import open_deduplication
+
+    return open_deduplication
 
 
 def _tables(spec: DeduplicateSpec) -> dict[str, StateTable]:
@@ -29,11 +29,13 @@ def _read(spec: DeduplicateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBa
     return decode_rows(seen_table(spec), [], spec.state_fields, rows)
 
 
-DEDUPLICATE = Kind(_open, _tables, _read)
+DEDUPLICATE = Kind(_load, _tables, _read)
 
 
-def _open_within(spec: WithinSpec, opening: Opening) -> Operator:
-    return WithinOperator(spec, opening.make_table)
+def _load_within() -> Callable[[WithinSpec, Opening], Operator]:
+    from millpond.operators.dedup.open import open_within
+
+    return open_within
 
 
 def _tables_within(spec: WithinSpec) -> dict[str, StateTable]:
@@ -44,4 +46,4 @@ def _read_within(spec: WithinSpec, table: str, rows: Rows) -> Iterator[pa.Record
     return decode_rows(within_table(spec), [], spec.state_fields, rows)
 
 
-WITHIN = Kind(_open_within, _tables_within, _read_within)
+WITHIN = Kind(_load_within, _tables_within, _read_within)

@@ -1,21 +1,22 @@
-"""How joins are opened, and what their state is."""
+"""The kind of joins: what their state is, and what opens them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
 from millpond.layout import Rows
-from millpond.operators.joins.operator import JoinOperator
 from millpond.operators.joins.rows import LEFT, RIGHT, read_side, side_table
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import Operator, StateTable
 from millpond.spec.join import JoinSpec
 
 
-def _open(spec: JoinSpec, opening: Opening) -> Operator:
-    return JoinOperator(spec, opening.make_table)
+def _load() -> Callable[[JoinSpec, Opening], Operator]:
+    from millpond.operators.joins.open import open_join
+
+    return open_join
 
 
 def _tables(spec: JoinSpec) -> dict[str, StateTable]:
@@ -26,4 +27,4 @@ def _read(spec: JoinSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
     yield read_side(spec, table, rows)
 
 
-JOIN = Kind(_open, _tables, _read)
+JOIN = Kind(_load, _tables, _read)

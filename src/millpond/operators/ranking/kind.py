@@ -1,25 +1,24 @@
-"""How ranks and aggregates over rows are opened, and what their state is."""
+"""The kinds of ranks and aggregates over rows: what their state is, and what opens them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
 from millpond.layout import Rows
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, Operator, StateTable
-from millpond.operators.ranking.over_changelog import OverChangesOperator
-from millpond.operators.ranking.over_rows import OverRowsOperator
 from millpond.operators.ranking.tables import rank_table, rows_table
-from millpond.operators.ranking.top_n import TopNOperator
 from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.over import OverSpec
 from millpond.spec.rank import RankSpec
 
 
-def _open_rank(spec: RankSpec, opening: Opening) -> Operator:
-    return TopNOperator(spec, opening.make_table)
+def _load_rank() -> Callable[[RankSpec, Opening], Operator]:
+    from millpond.operators.ranking.open import open_rank
+
+    return open_rank
 
 
 def _rank_tables(spec: RankSpec) -> dict[str, StateTable]:
@@ -30,11 +29,13 @@ def _read_rank(spec: RankSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatc
     return decode_rows(rank_table(spec), [], spec.state_fields, rows)
 
 
-RANK = Kind(_open_rank, _rank_tables, _read_rank)
+RANK = Kind(_load_rank, _rank_tables, _read_rank)
 
 
-def _open_over(spec: OverSpec, opening: Opening) -> Operator:
-    return (OverChangesOperator if spec.retracts else OverRowsOperator)(spec, opening.make_table)
+def _load_over() -> Callable[[OverSpec, Opening], Operator]:
+    from millpond.operators.ranking.open import open_over
+
+    return open_over
 
 
 def _over_tables(spec: OverSpec) -> dict[str, StateTable]:
@@ -45,4 +46,4 @@ def _read_over(spec: OverSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatc
     return decode_rows(rows_table(spec), [], spec.state_fields, rows)
 
 
-OVER = Kind(_open_over, _over_tables, _read_over)
+OVER = Kind(_load_over, _over_tables, _read_over)

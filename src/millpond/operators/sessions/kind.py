@@ -1,23 +1,23 @@
-"""How sessions are opened, and what their state is."""
+"""The kind of sessions: what their state is, and what opens them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
 from millpond.layout import Rows
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, ROWS, Operator, StateTable
-from millpond.operators.sessions.buffered import HolisticSessions
-from millpond.operators.sessions.operator import SessionOperator
 from millpond.operators.sessions.tables import kept_rows, main_table
 from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.session import SessionSpec
 
 
-def _open(spec: SessionSpec, opening: Opening) -> Operator:
-    return (HolisticSessions if spec.keeps_rows else SessionOperator)(spec, opening.make_table)
+def _load() -> Callable[[SessionSpec, Opening], Operator]:
+    from millpond.operators.sessions.open import open_sessions
+
+    return open_sessions
 
 
 def _tables(spec: SessionSpec) -> dict[str, StateTable]:
@@ -38,4 +38,4 @@ def _read(spec: SessionSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]
     yield from decode_rows(main, made, spec.state_fields, rows)
 
 
-SESSION = Kind(_open, _tables, _read)
+SESSION = Kind(_load, _tables, _read)

@@ -1,0 +1,200 @@
+"""What a kind of operator is stands in one place: its spec, and its entry in the table of kinds."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+import millpond
+from millpond.operators.kinds import KINDS, state_tables
+from millpond.operators.protocol import MAIN, TableKind
+from millpond.slot import reader
+from millpond.slot.partition import tables
+from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.functions import KEY_COLUMNS
+from millpond.spec.join import JoinSide, JoinSpec
+from millpond.spec.kinds import OperatorSpec
+from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Order, Windows
+from millpond.spec.over import OverSpec
+from millpond.spec.rank import RankSpec
+from millpond.spec.session import SessionSpec
+from millpond.spec.within import WithinSpec
+
+SOURCES = Path(millpond.__file__).parent
+SPECS = {kind.__name__ for kind in get_args(OperatorSpec)}
+
+ALLOWED = {
+    # The filter that bounds a rank lets all of its rows pass, so that it is read together with the rank's limit.
+    "plan/changelog/changes.py": 1,
+}
+"""Where kinds are told apart outside their own rooms, how often, and why."""
+
+K, T, V = Field("k", "string"), Field("t", "timestamp"), Field("v", "bigint")
+WINDOW = Field("window", "struct<start:timestamp,end:timestamp>")
+COUNT = AggregateCall("count", (0,), "bigint")
+DISTINCT = AggregateCall("count", (0,), "bigint", distinct=True)
+LIST = AggregateCall("collect_list", (0,), "array<bigint>")
+SIDE = JoinSide((K, V), (-1, 0), (V,))
+
+EXAMPLES: dict[str, OperatorSpec] = {
+    "running": AggregateSpec((K,), (V,), (COUNT,), "update"),
+    "windows": AggregateSpec((WINDOW, K), (V,), (COUNT,), "append", EventTime(0, Windows(10, 10, 0))),
+    "updated windows": AggregateSpec((WINDOW, K), (V,), (COUNT,), "update", EventTime(0, Windows(10, 10, 0))),
+    "observed": AggregateSpec((WINDOW, K), (V,), (DISTINCT,), "append", EventTime(0, Windows(10, 10, 0))),
+    "whole windows": AggregateSpec((WINDOW, K), (V,), (LIST,), "append", EventTime(0, Windows(10, 10, 0))),
+    "distinct": AggregateSpec((K,), (V,), (DISTINCT,), "update"),
+    "deduplicate": DeduplicateSpec((K, V), (0,)),
+    "within": WithinSpec((K, T), (0,), EventTime(1), 1000),
+    "sessions": SessionSpec((K,), WINDOW, (V,), (COUNT,), "append", 0, gap=5),
+    "shown sessions": SessionSpec((K,), WINDOW, (V,), (COUNT,), "complete"),
+    "whole sessions": SessionSpec((K,), WINDOW, (V,), (LIST,), "append", 0),
+    "join": JoinSpec("inner", (K,), (False,), SIDE, SIDE),
+    "semi join": JoinSpec("left_semi", (K,), (False,), SIDE, SIDE),
+    "rank": RankSpec((K, V), (0,), (Order(1),), "row_number", 1),
+    "ranks": RankSpec((K, V), (0,), (Order(1),), "rank", 3),
+    "over": OverSpec((K, V), (0,), (Order(1),), (AggregateCall("sum", (1,), "bigint"),), (2,)),
+}
+
+
+def told_apart(source: str) -> int:
+    """How often code asks of what kind a spec is."""
+    asked = 0
+    for node in ast.walk(ast.parse(source)):
+        kinds: list[ast.AST] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "getattr"):
+            if node.func.id == "isinstance":
+                kinds = node.args[1:]
+            else:  # asks a spec for what only some of them have
+                asked += isinstance(node.args[0], ast.Name | ast.Attribute) and ast.unparse(node.args[0])[-4:] == "spec"
+        if isinstance(node, ast.MatchClass):
+            kinds = [node.cls]
+        if isinstance(node, ast.Compare) and ast.unparse(node.left).startswith("type("):
+            kinds = list(node.comparators)
+        names = {part.id for kind in kinds for part in ast.walk(kind) if isinstance(part, ast.Name)}
+        asked += bool(names & SPECS)
+    return asked
+
+
+def test_kinds_are_told_apart_where_they_are_at_home() -> None:
+    found: Counter[str] = Counter()
+    for path in SOURCES.rglob("*.py"):
+        place = path.relative_to(SOURCES)
+        if place.parts[0] != "spec":
+            found[place.as_posix()] += told_apart(path.read_text())
+    assert +found == Counter(ALLOWED), "let the spec, or its entry in operators/kinds.py, say it"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "isinstance(spec, RankSpec)",
+        "isinstance(one.spec, RankSpec | OverSpec)",
+        "getattr(operator.spec, 'retracts', False)",
+        "type(spec) is JoinSpec",
+        "match spec:\n    case SessionSpec():\n        pass",
+    ],
+)
+def test_that_is_seen(source: str) -> None:
+    assert told_apart(source) == 1
+
+
+def test_every_kind_has_its_entry() -> None:
+    assert KINDS.keys() == set(get_args(OperatorSpec))
+    assert {type(spec) for spec in EXAMPLES.values()} == KINDS.keys()
+
+
+def test_every_store_is_opened_and_read() -> None:
+    assert tables._OPEN.keys() == set(get_args(TableKind))
+    assert reader._READ.keys() == tables._OPEN.keys() - tables._MOMENTARY
+
+
+def test_what_is_pinned_keeps_its_names() -> None:
+    """By these names, in this order, specs of earlier runs are read."""
+    names = {kind.__struct_config__.tag: kind.__struct_fields__ for kind in get_args(OperatorSpec)}
+    assert names == {
+        "aggregate": ("keys", "inputs", "calls", "output_mode", "time", "retracts", "changes", "pattern"),
+        "deduplicate": ("columns", "keys", "time"),
+        "within": ("columns", "keys", "time", "delay_ms"),
+        "session": ("keys", "window", "inputs", "calls", "output_mode", "lag_ms", "pattern", "gap"),
+        "join": (
+            *("kind", "keys", "null_safe", "left", "right"),
+            *("earliest", "latest", "condition", "right_first", "lag_ms"),
+        ),
+        "rank": ("columns", "keys", "order", "function", "limit", "retracts", "changes"),
+        "over": ("columns", "keys", "order", "calls", "preceding", "retracts", "changes"),
+    }
+
+
+@pytest.mark.parametrize("spec", EXAMPLES.values(), ids=EXAMPLES)
+class TestEveryKind:
+    def test_comes_back_from_what_is_pinned(self, spec: OperatorSpec) -> None:
+        pinned = msgspec.json.encode(spec)
+        assert msgspec.json.decode(pinned, type=OperatorSpec) == spec
+
+    def test_takes_changes_or_says_why_not(self, spec: OperatorSpec) -> None:
+        """What would take images that are gone as rows would count them."""
+        found = spec.consuming()
+        if isinstance(found, str):
+            assert found
+            return
+        assert found.retracts
+        assert found.input_fields == (*spec.input_fields, OP)
+
+    def test_gives_out_its_changes_or_says_why_not(self, spec: OperatorSpec) -> None:
+        """What updates rows without saying which are gone must not stand below another operator."""
+        found = spec.emitting()
+        if not spec.updates:
+            assert found == spec
+        elif isinstance(found, str):
+            assert found
+        else:
+            assert found.changes
+            assert found.output_fields == (*spec.output_fields, OP)
+
+    def test_has_a_table_of_what_is_shown(self, spec: OperatorSpec) -> None:
+        shown = [name for name, table in state_tables(spec).items() if table.shown]
+        assert shown
+        if MAIN in state_tables(spec):
+            assert not state_tables(spec)[MAIN].mixed
+
+    def test_watermark_comes_with_its_lag(self, spec: OperatorSpec) -> None:
+        assert spec.with_lag(7).lag == (None if spec.lag is None else 7)
+        assert spec.lag is not None or not spec.closes
+
+    def test_can_run(self, spec: OperatorSpec) -> None:
+        assert spec.unsupported is None
+        many = tuple(Field(f"k{number}", "int") for number in range(65))
+        wide = (
+            msgspec.structs.replace(spec, keys=many)
+            if isinstance(spec, AggregateSpec | SessionSpec | JoinSpec)
+            else msgspec.structs.replace(spec, columns=many, keys=tuple(range(65)))
+        )
+        if getattr(spec, "time", None) is None:
+            assert wide.unsupported == KEY_COLUMNS
+
+
+def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
+    taking = {name for name, spec in EXAMPLES.items() if spec.takes_updates}
+    assert taking == {"deduplicate"}
+    assert {name for name, spec in EXAMPLES.items() if spec.beyond_spark} == {"rank", "ranks", "over"}
+
+
+def test_changes_of_windows_stay_in() -> None:
+    kept = {name for name, spec in EXAMPLES.items() if isinstance(spec.emitting(), str)}
+    assert kept == {"updated windows", "shown sessions"}
+
+
+def test_stores_are_chosen_by_access() -> None:
+    stores = {name: spec.access_pattern.store for name, spec in EXAMPLES.items()}
+    assert stores | dict.fromkeys(("join", "semi join"), "ordered") == stores
+    assert stores["whole windows"] == "aligned append"
+    assert stores["whole sessions"] == "unaligned append"
+    assert stores["observed"] == "observed"
+    held = {"aligned append": "aligned", "unaligned append": "unaligned", "ordered": "ordered"}
+    for name, spec in EXAMPLES.items():
+        kinds = {table.kind for table in state_tables(spec).values()}
+        assert held.get(stores[name], "rmw") in kinds
