@@ -105,7 +105,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
 
     @property
     def beyond_spark(self) -> bool:
-        """No."""
+        """No: Spark aggregates streams too."""
         return False
 
     @property

@@ -41,7 +41,7 @@ class FirstRows(Spec, frozen=True):
 
     @property
     def keeps_columns(self) -> bool:
-        """Yes."""
+        """Yes: rows come out as they are."""
         return True
 
     @property
@@ -51,12 +51,12 @@ class FirstRows(Spec, frozen=True):
 
     @property
     def shows_all(self) -> bool:
-        """No."""
+        """No: only keys are kept."""
         return False
 
     @property
     def beyond_spark(self) -> bool:
-        """No."""
+        """No: Spark deduplicates streams too."""
         return False
 
     def consuming(self) -> Self | str:
@@ -69,10 +69,10 @@ class FirstRows(Spec, frozen=True):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """None."""
+        """Nothing is computed."""
         return ()
 
     @property
     def unsupported_values(self) -> str | None:
-        """There are none."""
+        """Nothing is kept beside the key."""
         return None

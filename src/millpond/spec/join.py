@@ -134,12 +134,12 @@ class JoinSpec(Spec, frozen=True, tag="join"):
 
     @property
     def shows_all(self) -> bool:
-        """No."""
+        """No: pairs come out once."""
         return False
 
     @property
     def beyond_spark(self) -> bool:
-        """No."""
+        """No: Spark joins streams too."""
         return False
 
     @property
@@ -163,7 +163,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """None."""
+        """Nothing is computed."""
         return ()
 
     @property

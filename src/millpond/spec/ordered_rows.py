@@ -39,7 +39,7 @@ class OrderedRows(Spec, frozen=True):
 
     @property
     def keeps_columns(self) -> bool:
-        """Yes."""
+        """Yes: results come beside the columns of a row."""
         return True
 
     @property

@@ -95,7 +95,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
 
     @property
     def beyond_spark(self) -> bool:
-        """No."""
+        """No: Spark has sessions on streams too."""
         return False
 
     @property
