@@ -24,7 +24,13 @@ META = 1
 NULLS = 2
 
 INLINE = 12
-"""Values of at most this many bytes live inside the row."""
+"""`bytes` values of at most this many bytes live inside the row."""
+
+LENGTH = np.uint64(0xFFFFFFFF)
+"""Mask of the first word of a `bytes` value: its length."""
+
+NEVER = (1 << 63) - 1
+"""The time of rows that have none: later than every other."""
 
 LAST_HASH = (1 << 64) - 1
 

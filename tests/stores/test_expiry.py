@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from millpond.files.formats.segment import decode_rows
 from millpond.kernels.hot_table.upsert import TOUCH_NONE
-from millpond.layout import HashRange, Rows
+from millpond.layout import NEVER, HashRange, Rows
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.rmw.expiry import NEVER, Expiry
+from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from tests.rows import Entry, decode, encode, layout

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from millpond.files.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.kernels.ordered.order import MATCHED, NEVER
-from millpond.layout import META, Column, RowLayout, Rows
+from millpond.kernels.ordered.order import MATCHED
+from millpond.layout import META, NEVER, Column, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered import parts as parts_module
 from millpond.stores.ordered.layout import OrderedLayout, ordered_schema

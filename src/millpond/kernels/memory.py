@@ -10,23 +10,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from millpond.kernels.compiled import kernel
 
+# The types of kernels' arguments: arrays that are written to, and with `_IN` those that are only read.
 WORDS = types.Array(types.uint64, 2, "C")
-"""A slab of rows that is written to."""
 WORDS_IN = types.Array(types.uint64, 2, "C", readonly=True)
 BYTES = types.Array(types.uint8, 1, "C")
 BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
+SHORTS = types.Array(types.int32, 1, "C")
+SHORTS_IN = types.Array(types.int32, 1, "C", readonly=True)
+UINTS = types.Array(types.uint64, 1, "C")
 INTS = types.Array(types.int64, 1, "C")
 INTS_IN = types.Array(types.int64, 1, "C", readonly=True)
 FLOATS = types.Array(types.float64, 1, "C")
 FLOATS_IN = types.Array(types.float64, 1, "C", readonly=True)
 I64 = types.int64
 U64 = types.uint64
+
+HALF = np.uint64(32)
+LOW_HALF = np.uint64(0xFFFFFFFF)
+"""For words that hold two numbers: bits of each, and mask of the lower one."""
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:

@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
+from millpond.layout import INLINE, LENGTH
 
 _BYTE = ir.IntType(8)
 _WORD = ir.IntType(64)
@@ -164,8 +165,8 @@ def same_key(
         a = word(left, w)
         b = word(right, w)
         if byte_at(references, w) != 0:
-            size = np.int64(word(left, w - 1) & np.uint64(0xFFFFFFFF))
-            if size > 12:
+            size = np.int64(word(left, w - 1) & LENGTH)
+            if size > INLINE:
                 if not same_bytes(step(left_heap, np.int64(a)), step(right_heap, np.int64(b)), size):
                     return False
                 continue

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.layout import HashRange
+from millpond.layout import NEVER, HashRange
 from millpond.operators.columns.encode import numbers, plain, validity
 from millpond.operators.protocol import SLICE, Times
 from millpond.spec.operators import EventTime
 from millpond.spec.types import DataType
-from millpond.stores.event_time_slices import NEVER, Slice, Slices
+from millpond.stores.event_time_slices import Slice, Slices
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import SlicedTable, TableDelta

@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.event_time.slices import assign, group
-
-NEVER = (1 << 63) - 1
-"""The time of rows that never close: those whose event time is null."""
+from millpond.layout import NEVER
 
 _MANY = 32
 """Slices that one batch adds at most, roughly; beyond as many live ones, new ones get wider."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import boolean, njit, types
+from numba import boolean, types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
-from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS, INTS_IN, U64, WORDS, WORDS_IN, load64
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS, INTS_IN, U64, WORDS, WORDS_IN, load64
+from millpond.layout import INLINE, LENGTH
 
 Array = NDArray[Any]
 
@@ -22,14 +23,12 @@ SCRATCH = 4096
 """Entries of the scratch table: a power of two, at least twice the rows of a block."""
 
 _ZERO = np.uint64(0)
-_32 = np.uint64(32)
-_LENGTH = np.uint64(0xFFFFFFFF)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _BYTE = np.uint64(255)
 _SHIFT = np.uint64(64 - 12)
 
 
-@njit(inline="always")
+@helper
 def _slot(scratch: Array, row: int) -> int:
     """Where `row` stands in the scratch table, or the free entry where it may be put."""
     at = np.int64((np.uint64(row) * _MIX) >> _SHIFT)
@@ -38,7 +37,7 @@ def _slot(scratch: Array, row: int) -> int:
     return at
 
 
-@njit(inline="always")
+@helper
 def _swap(word: int) -> int:
     """Reverse the bytes of a word, so that words compare as their bytes do."""
     word = ((word & np.uint64(0x00FF00FF00FF00FF)) << np.uint64(8)) | (
@@ -47,19 +46,19 @@ def _swap(word: int) -> int:
     word = ((word & np.uint64(0x0000FFFF0000FFFF)) << np.uint64(16)) | (
         (word >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)
     )
-    return (word << _32) | (word >> _32)
+    return (word << HALF) | (word >> HALF)
 
 
-@njit(inline="always")
+@helper
 def _compare(left_a: int, left_b: int, left_heap: Array, right_a: int, right_b: int, right_heap: Array) -> int:
     """Order of two packed byte strings as unsigned bytes: negative, zero or positive."""
-    left_head = _swap(left_a >> _32)
-    right_head = _swap(right_a >> _32)
+    left_head = _swap(left_a >> HALF)
+    right_head = _swap(right_a >> HALF)
     if left_head != right_head:
         return -1 if left_head < right_head else 1
-    left_size = np.int64(left_a & _LENGTH)
-    right_size = np.int64(right_a & _LENGTH)
-    if left_size <= 12 and right_size <= 12:
+    left_size = np.int64(left_a & LENGTH)
+    right_size = np.int64(right_a & LENGTH)
+    if left_size <= INLINE and right_size <= INLINE:
         left_tail = _swap(left_b)
         right_tail = _swap(right_b)
         if left_tail != right_tail:
@@ -68,7 +67,7 @@ def _compare(left_a: int, left_b: int, left_heap: Array, right_a: int, right_b: 
     common = min(left_size, right_size)
     k = np.int64(4)
     while k < common:
-        if left_size > 12 and right_size > 12 and k + 8 <= common:
+        if left_size > INLINE and right_size > INLINE and k + 8 <= common:
             left_part = load64(left_heap, np.int64(left_b) + k)
             right_part = load64(right_heap, np.int64(right_b) + k)
             if left_part != right_part:
@@ -76,9 +75,11 @@ def _compare(left_a: int, left_b: int, left_heap: Array, right_a: int, right_b: 
             k += 8
             continue
         shift = np.uint64(8 * (k - 4))
-        left_byte = np.int64(left_heap[np.int64(left_b) + k]) if left_size > 12 else np.int64((left_b >> shift) & _BYTE)
+        left_byte = (
+            np.int64(left_heap[np.int64(left_b) + k]) if left_size > INLINE else np.int64((left_b >> shift) & _BYTE)
+        )
         right_byte = (
-            np.int64(right_heap[np.int64(right_b) + k]) if right_size > 12 else np.int64((right_b >> shift) & _BYTE)
+            np.int64(right_heap[np.int64(right_b) + k]) if right_size > INLINE else np.int64((right_b >> shift) & _BYTE)
         )
         if left_byte != right_byte:
             return left_byte - right_byte

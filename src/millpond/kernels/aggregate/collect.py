@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import (
     BYTES,
     BYTES_IN,
+    HALF,
     I64,
     INTS,
     INTS_IN,
@@ -28,6 +29,7 @@ from millpond.kernels.memory import (
     load64,
     store64,
 )
+from millpond.layout import INLINE, LENGTH
 
 Array = NDArray[Any]
 
@@ -36,14 +38,12 @@ HEADER = 4
 _CHUNK = 16
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
-_32 = np.uint64(32)
-_LENGTH = np.uint64(0xFFFFFFFF)
 
 
-@njit(inline="always")
+@helper
 def _size(values: Array, i: int, width: int) -> int:
     """Bytes that a value takes in a list: its width, or for byte strings a length and the bytes."""
-    return width if width > 0 else 4 + np.int64(values[i, 0] & _LENGTH)
+    return width if width > 0 else 4 + np.int64(values[i, 0] & LENGTH)
 
 
 @kernel(I64(WORDS, INTS_IN, I64, INTS, INTS))
@@ -53,12 +53,12 @@ def _short(words: Array, rows: Array, offset: int, out_rows: Array, out_sizes: A
     count = 0
     for i in range(rows.size):
         row = rows[i]
-        used = words[row, used_word] & _LENGTH
-        need = np.int64(words[row, used_word] >> _32) + np.int64(used)
+        used = words[row, used_word] & LENGTH
+        need = np.int64(words[row, used_word] >> HALF) + np.int64(used)
         if words[row, used_word] == used:
             continue
         words[row, used_word] = used
-        room = np.int64(words[row, offset] & _LENGTH)
+        room = np.int64(words[row, offset] & LENGTH)
         if need + HEADER > room:
             out_rows[count] = row
             grown = max(need + HEADER, room + (room >> 1))
@@ -94,7 +94,7 @@ def find_short(
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
             continue
-        words[rows[i], used_word] += np.uint64(_size(values, start + i, width)) << _32
+        words[rows[i], used_word] += np.uint64(_size(values, start + i, width)) << HALF
     count: int = _short(words, rows, offset, out_rows, out_sizes)
     return count
 
@@ -103,7 +103,7 @@ def find_short(
 def find_short_by(words: Array, rows: Array, offset: int, sizes: Array, out_rows: Array, out_sizes: Array) -> int:
     """As `find_short`, where so many bytes are to be added to the blob of each row of the block."""
     for i in range(rows.size):
-        words[rows[i], offset + 2] += np.uint64(sizes[i]) << _32
+        words[rows[i], offset + 2] += np.uint64(sizes[i]) << HALF
     count: int = _short(words, rows, offset, out_rows, out_sizes)
     return count
 
@@ -120,7 +120,7 @@ def grow(words: Array, heap: Array, rows: Array, offset: int, sizes: Array, pair
     for i in range(rows.size):
         row = rows[i]
         if words[row, offset] != _ZERO:
-            content = np.int64(words[row, offset + 2] & _LENGTH)
+            content = np.int64(words[row, offset + 2] & LENGTH)
             source = np.int64(words[row, offset + 1])
             copy_bytes(out, at + HEADER, heap, source + HEADER, content)
         pairs[i, 0] = np.uint64(sizes[i])
@@ -156,10 +156,10 @@ def append_bytes(
         at = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
         first = values[start + i, 0]
         second = values[start + i, 1]
-        length = np.int64(first & _LENGTH)
+        length = np.int64(first & LENGTH)
         for k in range(4):
             heap[at + k] = np.uint8((first >> np.uint64(8 * k)) & np.uint64(255))
-        if length > 12:
+        if length > INLINE:
             copy_bytes(heap, at + 4, values_heap, np.int64(second), length)
         else:
             for k in range(4 if length > 4 else length):
@@ -211,7 +211,7 @@ def bytes_list_offsets(words: Array, heap: Array, offset: int, offsets: Array) -
         at = np.int64(words[i, offset + 1]) + HEADER
         stop = at + np.int64(words[i, offset + 2])
         while at < stop:
-            length = np.int64(load64(heap, at - HEADER) >> _32)
+            length = np.int64(load64(heap, at - HEADER) >> HALF)
             total += length
             count += 1
             at += 4 + length
@@ -229,7 +229,7 @@ def read_bytes(words: Array, heap: Array, offset: int, ends: Array, out: Array) 
         at = np.int64(words[i, offset + 1]) + HEADER
         stop = at + np.int64(words[i, offset + 2])
         while at < stop:
-            length = np.int64(load64(heap, at - HEADER) >> _32)
+            length = np.int64(load64(heap, at - HEADER) >> HALF)
             copy_bytes(out, total, heap, at + 4, length)
             total += length
             count += 1

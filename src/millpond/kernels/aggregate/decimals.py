@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import boolean, njit, types
+from numba import boolean, types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
-from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS_IN, U64, WORDS, WORDS_IN
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS_IN, LOW_HALF, U64, WORDS, WORDS_IN
 
 Array = NDArray[Any]
 
@@ -21,12 +21,10 @@ OVERFLOWN = 1 << 63
 _TOP = np.uint64(1 << 63)
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
-_LOW32 = np.uint64(0xFFFFFFFF)
-_32 = np.uint64(32)
 _63 = np.uint64(63)
 
 
-@njit(inline="always")
+@helper
 def _within(low: int, high: int, limit_low: int, limit_high: int) -> bool:
     """Whether |value| < limit."""
     if high & _TOP:
@@ -37,13 +35,13 @@ def _within(low: int, high: int, limit_low: int, limit_high: int) -> bool:
     return high < limit_high or (high == limit_high and low < limit_low)
 
 
-@njit(inline="always")
+@helper
 def _signs(high: int) -> int:
     """32 bits like the first of a word."""
-    return _LOW32 if high & _TOP else _ZERO
+    return LOW_HALF if high & _TOP else _ZERO
 
 
-@njit(inline="always")
+@helper
 def _add(words: Array, row: int, offset: int, low: int, high: int, limit_low: int, limit_high: int) -> bool:
     """Add to the sum of a row; False if it has left (or had left) its precision."""
     old_low = words[row, offset]
@@ -163,7 +161,7 @@ def sum_beyond(
         low = values[start + i, 0]
         high = values[start + i, 1]
         more = excesses[start + i, 0] if sums else _ZERO
-        stale = (excess != _ZERO and excess & _LOW32 != batch) or (more != _ZERO and more & _LOW32 != batch)
+        stale = (excess != _ZERO and excess & LOW_HALF != batch) or (more != _ZERO and more & LOW_HALF != batch)
         if stale or (sums and more == _ZERO and high == _TOP and low == _ZERO):
             words[row, offset] = _ZERO
             words[row, offset + 1] = _TOP
@@ -175,15 +173,15 @@ def sum_beyond(
         above = _ONE if new_high < high else _ZERO
         new_high += carry
         above += _ONE if new_high < carry else _ZERO
-        above += excess >> _32 if excess != _ZERO else _signs(old_high)
-        above += more >> _32 if more != _ZERO else _signs(high)
-        above &= _LOW32
+        above += excess >> HALF if excess != _ZERO else _signs(old_high)
+        above += more >> HALF if more != _ZERO else _signs(high)
+        above &= LOW_HALF
         words[row, offset] = new_low
         words[row, offset + 1] = new_high
         if above == _signs(new_high) and _within(new_low, new_high, limit_low, limit_high):
             words[row, offset + 2] = _ZERO
         else:
-            words[row, offset + 2] = (above << _32) | batch
+            words[row, offset + 2] = (above << HALF) | batch
 
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, boolean, boolean, BYTES))
@@ -252,13 +250,13 @@ def assign_pairs(
             words[row, null_word] &= ~null_bit
 
 
-@njit(inline="always")
+@helper
 def _divide(limbs: Array, size: int, divisor: int) -> int:
     """Divide 32-bit limbs (least first) in place by a divisor below 2⁶³; returns the remainder."""
     remainder = _ZERO
     for k in range(size - 1, -1, -1):
-        if divisor <= _LOW32:
-            part = (remainder << _32) | limbs[k]
+        if divisor <= LOW_HALF:
+            part = (remainder << HALF) | limbs[k]
             limbs[k] = part // divisor
             remainder = part % divisor
         else:  # bit by bit: the partial dividend takes more than 64 bits
@@ -303,26 +301,26 @@ def average(sums: Array, counts: Array, shift: int, limit_low: int, limit_high: 
                 continue
             low = ~low + _ONE
             high = ~high + (_ONE if low == _ZERO else _ZERO)
-        limbs[0] = low & _LOW32
-        limbs[1] = low >> _32
-        limbs[2] = high & _LOW32
-        limbs[3] = high >> _32
+        limbs[0] = low & LOW_HALF
+        limbs[1] = low >> HALF
+        limbs[2] = high & LOW_HALF
+        limbs[3] = high >> HALF
         limbs[4:] = _ZERO
         for _ in range(shift):
             carry = _ZERO
             for k in range(6):
                 part = limbs[k] * np.uint64(10) + carry
-                limbs[k] = part & _LOW32
-                carry = part >> _32
+                limbs[k] = part & LOW_HALF
+                carry = part >> HALF
         remainder = _divide(limbs, 6, count)
         if remainder >= count - remainder:
             for k in range(6):
                 limbs[k] += _ONE
-                if limbs[k] <= _LOW32:
+                if limbs[k] <= LOW_HALF:
                     break
                 limbs[k] = _ZERO
-        low = limbs[0] | (limbs[1] << _32)
-        high = limbs[2] | (limbs[3] << _32)
+        low = limbs[0] | (limbs[1] << HALF)
+        high = limbs[2] | (limbs[3] << HALF)
         if (limbs[4] | limbs[5]) != _ZERO or not _within(low, high, limit_low, limit_high) or high & _TOP:
             state[i] = 2
             continue

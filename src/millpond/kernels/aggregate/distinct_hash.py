@@ -7,26 +7,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
-from millpond.kernels.memory import BYTES_IN, I64, WORDS, load64, load_up_to_8
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import BYTES_IN, HALF, I64, WORDS, load64, load_up_to_8
+from millpond.layout import INLINE, LENGTH
 
 Array = NDArray[Any]
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND = np.uint64(0xC4CEB9FE1A85EC53)
-_32 = np.uint64(32)
 _33 = np.uint64(33)
-_LENGTH = np.uint64(0xFFFFFFFF)
 
 
-@njit(inline="always")
+@helper
 def _step(state: int, word: int) -> int:
     state = (state ^ word) * _FACTOR
-    return state ^ (state >> _32)
+    return state ^ (state >> HALF)
 
 
 @kernel(types.void(WORDS, BYTES_IN, I64, I64, BYTES_IN))
@@ -44,8 +43,8 @@ def mix_rows(words: Array, heap: Array, start: int, stop: int, references: Array
             if references[w] == 0:
                 state = _step(state, words[i, w])
                 continue
-            length = np.int64(words[i, w - 1] & _LENGTH)
-            if length <= 12:
+            length = np.int64(words[i, w - 1] & LENGTH)
+            if length <= INLINE:
                 state = _step(state, words[i, w])
                 continue
             at = np.int64(words[i, w])

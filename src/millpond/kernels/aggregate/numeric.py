@@ -12,19 +12,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import boolean, njit, types
+from numba import boolean, types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, FLOATS_IN, I64, INTS_IN, U64, WORDS, bits_float, float_bits
 
 Array = NDArray[Any]
 
-_NONE = types.void
 _BLOCK = (WORDS, INTS_IN, I64, I64)
 
 
-@kernel(_NONE(WORDS, INTS_IN, I64))
+@kernel(types.void(WORDS, INTS_IN, I64))
 def count_rows(words: Array, rows: Array, offset: int) -> None:
     """Add one for every row."""
     one = np.uint64(1)
@@ -32,14 +31,14 @@ def count_rows(words: Array, rows: Array, offset: int) -> None:
         words[rows[i], offset] += one
 
 
-@kernel(_NONE(*_BLOCK, BYTES_IN))
+@kernel(types.void(*_BLOCK, BYTES_IN))
 def count_valid(words: Array, rows: Array, start: int, offset: int, valid: Array) -> None:
     """Add one for every valid row."""
     for i in range(rows.size):
         words[rows[i], offset] += np.uint64(valid[start + i])
 
 
-@kernel(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN))
+@kernel(types.void(*_BLOCK, I64, U64, INTS_IN, BYTES_IN))
 def sum_ints(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> None:
@@ -75,7 +74,7 @@ def sum_ints_checked(
     return True
 
 
-@kernel(_NONE(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN))
+@kernel(types.void(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN))
 def sum_floats(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> None:
@@ -90,7 +89,7 @@ def sum_floats(
         words[row, null_word] &= keep
 
 
-@kernel(_NONE(*_BLOCK, FLOATS_IN, BYTES_IN))
+@kernel(types.void(*_BLOCK, FLOATS_IN, BYTES_IN))
 def moments(words: Array, rows: Array, start: int, offset: int, values: Array, valid: Array) -> None:
     """Count, mean and sum of squared deviations, in three consecutive words, updated one value at a time.
 
@@ -112,7 +111,7 @@ def moments(words: Array, rows: Array, start: int, offset: int, values: Array, v
         words[row, offset + 2] = float_bits(squares + delta * (delta - step))
 
 
-@kernel(_NONE(WORDS, INTS_IN, I64, FLOATS_IN, FLOATS_IN, FLOATS_IN))
+@kernel(types.void(WORDS, INTS_IN, I64, FLOATS_IN, FLOATS_IN, FLOATS_IN))
 def combine_moments(words: Array, rows: Array, offset: int, counts: Array, means: Array, squares: Array) -> None:
     """Combine `moments` of two sets: Chan, Golub and LeVeque's formula in the order of operations that Spark uses."""
     for i in range(rows.size):
@@ -130,7 +129,7 @@ def combine_moments(words: Array, rows: Array, offset: int, counts: Array, means
         words[row, offset + 2] = float_bits(squared + squares[i] + delta * step * count * counts[i])
 
 
-@kernel(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, boolean, boolean, BYTES))
+@kernel(types.void(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, boolean, boolean, BYTES))
 def extreme_ints(
     words: Array,
     rows: Array,
@@ -174,13 +173,13 @@ def extreme_ints(
                 won[i] = 1
 
 
-@njit(inline="always")
+@helper
 def _before(left: float, right: float) -> bool:
     """Spark's order of doubles: NaN is the greatest, and −0.0 equals 0.0."""
     return bool(left < right or (right != right and left == left))
 
 
-@kernel(_NONE(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN, boolean, boolean, BYTES))
+@kernel(types.void(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN, boolean, boolean, BYTES))
 def extreme_floats(
     words: Array,
     rows: Array,
@@ -219,7 +218,7 @@ def extreme_floats(
                 won[i] = 1
 
 
-@kernel(_NONE(*_BLOCK, BYTES_IN, BYTES))
+@kernel(types.void(*_BLOCK, BYTES_IN, BYTES))
 def first_rows(words: Array, rows: Array, start: int, offset: int, counts: Array, won: Array) -> None:
     """Set `won` for the first row of each key that counts, ever; the word at `offset` remembers that there was one."""
     all_count = counts.size == 0
@@ -231,7 +230,7 @@ def first_rows(words: Array, rows: Array, start: int, offset: int, counts: Array
             won[i] = 1
 
 
-@kernel(_NONE(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, BYTES_IN))
+@kernel(types.void(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, BYTES_IN))
 def assign_words(
     words: Array,
     rows: Array,

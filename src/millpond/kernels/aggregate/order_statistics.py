@@ -7,21 +7,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import FLOATS, INTS
 
 Array = NDArray[Any]
-_I64 = types.Array(types.int64, 1, "C")
-_U64 = types.Array(types.uint64, 1, "C")
-_F64 = types.Array(types.float64, 1, "C")
 
 CONTINUOUS, DISCRETE, LOWER = 0, 1, 2
 """Between two values: interpolate; the first whose cumulative distribution is enough; the lower one."""
 
 
-@njit(inline="always")
+@helper
 def _at(totals: Array, begin: int, end: int, count: int) -> int:
     """The first row of a group by which at least so many values are counted."""
     low, high = begin, end - 1
@@ -35,7 +33,7 @@ def _at(totals: Array, begin: int, end: int, count: int) -> int:
     return low
 
 
-@kernel(types.void(_I64, _I64, types.float64, types.boolean, types.int64, _I64, _I64, _F64))
+@kernel(types.void(INTS, INTS, types.float64, types.boolean, types.int64, INTS, INTS, FLOATS))
 def percentile(
     starts: Array,
     totals: Array,
@@ -77,7 +75,7 @@ def percentile(
         upper[group] = _at(totals, begin, end, high + 1)
 
 
-@kernel(types.void(_I64, _I64, types.boolean, _I64))
+@kernel(types.void(INTS, INTS, types.boolean, INTS))
 def mode(starts: Array, runs: Array, greatest: bool, out: Array) -> None:
     """The first row of the longest run of equal values of each group; of equally long ones the first, or the last.
 

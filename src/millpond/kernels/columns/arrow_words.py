@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import (
     BYTES,
     BYTES_IN,
     FLOATS_IN,
+    HALF,
     I64,
     INTS,
     INTS_IN,
+    SHORTS_IN,
     U64,
     WORDS,
     WORDS_IN,
@@ -27,15 +29,12 @@ from millpond.kernels.memory import (
     load_up_to_8,
     store64,
 )
+from millpond.layout import INLINE, LENGTH
 
 Array = NDArray[Any]
 
-_OFFSETS32_IN = types.Array(types.int32, 1, "C", readonly=True)
-_OFFSETS32 = types.Array(types.int32, 1, "C")
 _CANONICAL_NAN = np.uint64(0x7FF8000000000000)
 _ZERO = np.uint64(0)
-_LENGTH = np.uint64(0xFFFFFFFF)
-_32 = np.uint64(32)
 
 
 @kernel(types.void(WORDS, INTS_IN, I64))
@@ -92,11 +91,11 @@ def put_pairs(words: Array, offset: int, null_word: int, null_bit: int, values: 
             words[i, offset + 1] = values[i, 1]
 
 
-@njit(inline="always")
+@helper
 def _pack(words: Array, i: int, offset: int, data: Array, start: int, length: int, base: int) -> None:
     head = load_up_to_8(data, start, min(length, 4))
-    words[i, offset] = np.uint64(length) | (head << _32)
-    if length > 12:
+    words[i, offset] = np.uint64(length) | (head << HALF)
+    if length > INLINE:
         words[i, offset + 1] = np.uint64(base + start)
     elif length > 4:
         words[i, offset + 1] = load_up_to_8(data, start + 4, length - 4)
@@ -105,7 +104,7 @@ def _pack(words: Array, i: int, offset: int, data: Array, start: int, length: in
 
 
 @kernel(
-    types.void(WORDS, I64, I64, U64, _OFFSETS32_IN, BYTES_IN, I64, BYTES_IN),
+    types.void(WORDS, I64, I64, U64, SHORTS_IN, BYTES_IN, I64, BYTES_IN),
     types.void(WORDS, I64, I64, U64, INTS_IN, BYTES_IN, I64, BYTES_IN),
 )
 def pack_bytes(
@@ -129,7 +128,7 @@ def byte_offsets(words: Array, offset: int, offsets: Array) -> None:
     total = np.int64(0)
     offsets[0] = 0
     for i in range(words.shape[0]):
-        total += np.int64(words[i, offset] & _LENGTH)
+        total += np.int64(words[i, offset] & LENGTH)
         offsets[i + 1] = total
 
 
@@ -141,10 +140,10 @@ def unpack_bytes(words: Array, offset: int, heap: Array, offsets: Array, out: Ar
         length = offsets[i + 1] - at
         first = words[i, offset]
         second = words[i, offset + 1]
-        if length > 12:
+        if length > INLINE:
             copy_bytes(out, at, heap, np.int64(second), length)
         elif length > 4:  # later rows overwrite what spills over
-            store64(out, at, (first >> _32) | (second << _32))
+            store64(out, at, (first >> HALF) | (second << HALF))
             store64(out, at + 4, second)
         elif length > 0:
-            store64(out, at, first >> _32)
+            store64(out, at, first >> HALF)

@@ -9,15 +9,12 @@ of their own, whatever the buffer holds under them.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import HALF, I64, LOW_HALF, U64, UINTS
 from millpond.kernels.pointers import byte_at, word, word_at
-
-_STATE = types.Array(types.uint64, 1, "C")
-_U64 = types.uint64
-_I64 = types.int64
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xFF51AFD7ED558CCD)
@@ -29,18 +26,18 @@ _29 = np.uint64(29)
 _35 = np.uint64(35)
 
 
-@njit(inline="always")
+@helper
 def _mix(state: np.uint64, value: np.uint64) -> np.uint64:
     state = (state ^ value) * _MULTIPLIER
     return (state << _29) | (state >> _35)
 
 
-@njit(inline="always")
+@helper
 def _is_null(validity: int, index: int) -> bool:
     return validity != np.uint64(0) and (byte_at(validity, index >> 3) >> np.uint8(index & 7)) & np.uint8(1) == 0
 
 
-@kernel(types.void(_STATE, _U64, _I64, _U64, _I64))
+@kernel(types.void(UINTS, U64, I64, U64, I64))
 def mix_fixed(state: NDArray[np.uint64], values: int, size: int, validity: int, offset: int) -> None:
     """Mix in a column of `size`-byte values (1, 2, 4, or a multiple of 8); row 0 is value number `offset`."""
     words = size >> 3
@@ -60,7 +57,7 @@ def mix_fixed(state: NDArray[np.uint64], values: int, size: int, validity: int, 
             state[i] = _mix(state[i], value)
 
 
-@kernel(types.void(_STATE, _U64, _U64, _I64))
+@kernel(types.void(UINTS, U64, U64, I64))
 def mix_bits(state: NDArray[np.uint64], values: int, validity: int, offset: int) -> None:
     """Mix in a column of bits; row 0 is bit number `offset`."""
     for i in range(state.size):
@@ -71,18 +68,18 @@ def mix_bits(state: NDArray[np.uint64], values: int, validity: int, offset: int)
             state[i] = _mix(state[i], np.uint64((byte_at(values, at >> 3) >> np.uint8(at & 7)) & np.uint8(1)))
 
 
-@njit(inline="always")
+@helper
 def _offset(offsets: int, wide: bool, index: int) -> np.int64:
     if wide:
         return np.int64(word(offsets, index))
     return (
-        np.int64(word_at(offsets, index * 4) & np.uint64(0xFFFFFFFF))
+        np.int64(word_at(offsets, index * 4) & LOW_HALF)
         if index == 0
-        else np.int64(word_at(offsets, index * 4 - 4) >> np.uint64(32))
+        else np.int64(word_at(offsets, index * 4 - 4) >> HALF)
     )
 
 
-@kernel(types.void(_STATE, _U64, types.boolean, _U64, _U64, _I64))
+@kernel(types.void(UINTS, U64, types.boolean, U64, U64, I64))
 def mix_bytes(state: NDArray[np.uint64], offsets: int, wide: bool, data: int, validity: int, offset: int) -> None:
     """Mix in a column of byte strings with 32-bit or (`wide`) 64-bit offsets; row 0 is string number `offset`."""
     for i in range(state.size):
@@ -107,7 +104,7 @@ def mix_bytes(state: NDArray[np.uint64], offsets: int, wide: bool, data: int, va
         state[i] = mixed
 
 
-@kernel(types.void(_STATE, _U64, types.boolean, _STATE, _I64, _U64, _I64))
+@kernel(types.void(UINTS, U64, types.boolean, UINTS, I64, U64, I64))
 def mix_lists(
     state: NDArray[np.uint64],
     offsets: int,
@@ -131,14 +128,14 @@ def mix_lists(
         state[i] = mixed
 
 
-@kernel(types.void(_STATE, _U64, _I64))
+@kernel(types.void(UINTS, U64, I64))
 def mix_validity(state: NDArray[np.uint64], validity: int, offset: int) -> None:
     """Mix in whether each row is null (structs, whose fields are mixed in for themselves)."""
     for i in range(state.size):
         state[i] = _mix(state[i], _NULL if _is_null(validity, i + offset) else _ONE)
 
 
-@kernel(_U64(_STATE))
+@kernel(U64(UINTS))
 def total(state: NDArray[np.uint64]) -> np.uint64:
     """The sum of all rows' digests, each scrambled first: whatever order the rows come in."""
     result = np.uint64(0)

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, INTS, INTS_IN, WORDS, copy_bytes, load64, store64
-from millpond.layout import INLINE, NULLS
+from millpond.layout import INLINE, LENGTH, NULLS
 
 Array = NDArray[Any]
-
-_LENGTH = np.uint64(0xFFFFFFFF)
 
 
 @kernel(types.void(WORDS, INTS_IN, INTS))
@@ -27,7 +25,7 @@ def packed_ends(words: Array, blobs: Array, ends: Array) -> None:
     for i in range(words.shape[0]):
         size = fixed
         for c in range(blobs.size):
-            length = np.int64(words[i, blobs[c]] & _LENGTH)
+            length = np.int64(words[i, blobs[c]] & LENGTH)
             if length > INLINE:
                 size += length
         ends[i + 1] = ends[i] + size
@@ -43,7 +41,7 @@ def pack(words: Array, heap: Array, blobs: Array, ends: Array, out: Array) -> No
             store64(out, start + 8 * (w - NULLS), words[i, w])
         at = fixed
         for c in range(blobs.size):
-            length = np.int64(words[i, blobs[c]] & _LENGTH)
+            length = np.int64(words[i, blobs[c]] & LENGTH)
             if length > INLINE:
                 copy_bytes(out, start + at, heap, np.int64(words[i, blobs[c] + 1]), length)
                 store64(out, start + 8 * (blobs[c] + 1 - NULLS), np.uint64(at))
@@ -60,5 +58,5 @@ def unpack(data: Array, ends: Array, blobs: Array, words: Array) -> None:
         for w in range(NULLS, words.shape[1]):
             words[i, w] = load64(data, start + 8 * (w - NULLS))
         for c in range(blobs.size):
-            if np.int64(words[i, blobs[c]] & _LENGTH) > INLINE:
+            if np.int64(words[i, blobs[c]] & LENGTH) > INLINE:
                 words[i, blobs[c] + 1] += np.uint64(start)

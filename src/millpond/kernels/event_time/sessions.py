@@ -8,23 +8,23 @@ Times are in microseconds. A session that begins where another ends is one with 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import I64, INTS, INTS_IN, U64
 from millpond.kernels.pointers import same_key, step
+from millpond.layout import NEVER
 
 CLOSED = -(1 << 63)
 """The end of a session that has been shown and is to go."""
-NEVER = (1 << 63) - 1
 
 _GROUP_BITS = np.uint64(64 - KEY_GROUP_BITS)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _FEW = 32
 
 
-@njit(inline="always")
+@helper
 def _row(words_at, stride, row):
     return step(words_at, row * stride * 8)
 
@@ -166,7 +166,7 @@ def classify(words, rows, keys, offset, key_pieces, piece_starts, piece_ends, st
         simple[keys[i]] = one and count <= 1 and meets
 
 
-@njit(inline="always")
+@helper
 def _put(words, row, offset, start, end):
     words[row, offset] = np.uint64(start)
     words[row, offset + 1] = np.uint64(end)

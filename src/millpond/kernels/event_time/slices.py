@@ -11,18 +11,16 @@ from numba import types
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
-from millpond.kernels.memory import I64, INTS, INTS_IN
+from millpond.kernels.memory import I64, INTS, INTS_IN, SHORTS, SHORTS_IN
 
 Array = NDArray[Any]
 
-_SHORTS = types.Array(types.int32, 1, "C")
-_SHORTS_IN = types.Array(types.int32, 1, "C", readonly=True)
 _FIRST = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND = np.uint64(0xC4CEB9FE1A85EC53)
 _33 = np.uint64(33)
 
 
-@kernel(I64(INTS_IN, INTS_IN, INTS_IN, _SHORTS))
+@kernel(I64(INTS_IN, INTS_IN, INTS_IN, SHORTS))
 def assign(times: Array, lows: Array, lasts: Array, out: Array) -> int:
     """The slice of each row, -1 without one.
 
@@ -51,7 +49,7 @@ def assign(times: Array, lows: Array, lasts: Array, out: Array) -> int:
     return missing
 
 
-@kernel(types.void(_SHORTS_IN, INTS, INTS))
+@kernel(types.void(SHORTS_IN, INTS, INTS))
 def group(slices: Array, starts: Array, order: Array) -> None:
     """Positions of the rows slice by slice, in their order within each.
 

@@ -20,6 +20,7 @@ from millpond.kernels.hot_table.state import (
     STRIDE,
 )
 from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word, word_at
+from millpond.layout import INLINE, LENGTH
 
 CLASSES = 192
 """Sizes of chunks; enough for values up to 2⁴¹ bytes."""
@@ -27,8 +28,6 @@ ARENA_START = 16
 """Offset 0 is no chunk: it ends the free lists."""
 _SMALL = 1024
 _AHEAD = 32
-_LENGTH = np.uint64(0xFFFFFFFF)
-_INLINE = 12
 
 
 @helper
@@ -70,7 +69,7 @@ def give_back(state, lists, at, size):
 
 @helper
 def keep(state, lists, source, size):
-    """Copy `size` > 12 bytes from address `source` into the arena; the offset as a word."""
+    """Copy `size` > `INLINE` bytes from address `source` into the arena; the offset as a word."""
     at = take(state, lists, size)
     target = step(state[HEAP], at)
     whole = size >> 3
@@ -95,13 +94,13 @@ def put_values(state, lists, rows, column, values, stride, heap):
     """
     for i in range(len(rows)):
         row = step(state[SLAB], rows[i] * state[STRIDE])
-        old = np.int64(word(row, column) & _LENGTH)
-        if old > _INLINE:
+        old = np.int64(word(row, column) & LENGTH)
+        if old > INLINE:
             give_back(state, lists, np.int64(word(row, column + 1)), old)
         head = word(values, i * stride)
         tail = word(values, i * stride + 1)
-        size = np.int64(head & _LENGTH)
-        if size > _INLINE:
+        size = np.int64(head & LENGTH)
+        if size > INLINE:
             tail = keep(state, lists, step(heap, np.int64(tail)), size)
         put_word(row, column, head)
         put_word(row, column + 1, tail)
@@ -118,8 +117,8 @@ def long_bytes(rows, count, stride, columns):
     total = np.int64(0)
     for i in range(count):
         for c in range(len(columns)):
-            size = np.int64(word(rows, i * stride + columns[c]) & _LENGTH)
-            if size > _INLINE:
+            size = np.int64(word(rows, i * stride + columns[c]) & LENGTH)
+            if size > INLINE:
                 total += chunk_of(size)[1]
     return total
 
@@ -132,8 +131,8 @@ def long_bytes_at(rows, columns):
         if i + _AHEAD < len(rows):
             prefetch(rows[i + _AHEAD], columns[0] * 8)
         for c in range(len(columns)):
-            size = np.int64(word(rows[i], columns[c]) & _LENGTH)
-            if size > _INLINE:
+            size = np.int64(word(rows[i], columns[c]) & LENGTH)
+            if size > INLINE:
                 total += chunk_of(size)[1]
     return total
 
@@ -154,14 +153,14 @@ def relocate(rows, count, stride, columns, heap, target, start):
         if i + _AHEAD < count:
             for c in range(len(columns)):
                 ahead = (i + _AHEAD) * stride + columns[c]
-                size = np.int64(word(rows, ahead) & _LENGTH)
-                if size > _INLINE:
+                size = np.int64(word(rows, ahead) & LENGTH)
+                if size > INLINE:
                     prefetch(heap, np.int64(word(rows, ahead + 1)))
                     prefetch(heap, np.int64(word(rows, ahead + 1)) + size - 1)
         for c in range(len(columns)):
             at = i * stride + columns[c]
-            size = np.int64(word(rows, at) & _LENGTH)
-            if size > _INLINE:
+            size = np.int64(word(rows, at) & LENGTH)
+            if size > INLINE:
                 copy_bytes(step(target.ctypes.data, start), step(heap, np.int64(word(rows, at + 1))), size)
                 put_word(rows, at + 1, np.uint64(start))
                 start += size

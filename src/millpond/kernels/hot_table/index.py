@@ -33,14 +33,13 @@ from millpond.kernels.hot_table.state import (
     STRIDE,
     WALK,
 )
+from millpond.kernels.memory import HALF, LOW_HALF
 from millpond.kernels.pointers import put_word, step, word, word_at
-from millpond.layout import INLINE as _INLINE
-from millpond.layout import NULLS
+from millpond.layout import INLINE, LENGTH, NULLS
 
-ROW_MASK = np.uint64(0xFFFFFFFF)
-BITS = np.uint64(32)
+ROW_MASK = LOW_HALF
+BITS = HALF
 EMPTY = np.uint64(0)
-_LENGTH = np.uint64(0xFFFFFFFF)
 
 
 @helper
@@ -66,8 +65,8 @@ def holds(state, references, at, key, key_heap):
         own = word(at, w)
         other = word(key, w)
         if references[w] != 0:
-            size = np.int64(word(at, w - 1) & _LENGTH)
-            if size > _INLINE:
+            size = np.int64(word(at, w - 1) & LENGTH)
+            if size > INLINE:
                 if not _same_bytes(step(np.uint64(state[HEAP]), np.int64(own)), step(key_heap, np.int64(other)), size):
                     return False
                 continue

@@ -36,10 +36,9 @@ from millpond.kernels.hot_table.state import (
     WIDTH,
 )
 from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
+from millpond.layout import INLINE, LENGTH
 
 _AHEAD = 24
-_LENGTH = np.uint64(0xFFFFFFFF)
-_INLINE = np.uint64(12)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _TOUCHED_RANK = np.uint64(1 << 48)
 
@@ -151,8 +150,8 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
         if goes and not stopping and meta & np.uint64(DIRTY) != np.uint64(0):
             size = np.int64(0)
             for c in range(len(blobs)):
-                length = word(at, blobs[c]) & _LENGTH
-                if length > _INLINE:
+                length = word(at, blobs[c]) & LENGTH
+                if length > INLINE:
                     size += np.int64(length)
             stopping = bool(copied == len(out) or used + size > len(heap))
         put_word(entries, slot, EMPTY)
@@ -173,8 +172,8 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
         elif state[EXPIRY] != 0 and meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0):
             state[LOST] = min(state[LOST], stamp_of(np.int64(word(at, state[EXPIRY]))))
         for c in range(len(blobs)):
-            length = np.int64(word(at, blobs[c]) & _LENGTH)
-            if np.uint64(length) > _INLINE:
+            length = np.int64(word(at, blobs[c]) & LENGTH)
+            if np.uint64(length) > INLINE:
                 chunk = np.int64(word(at, blobs[c] + 1))
                 if dirty:
                     copy_bytes(step(heap.ctypes.data, used), step(state[HEAP], chunk), length)
@@ -222,8 +221,8 @@ def drop_dead(state, blobs, lists, free, flags):
             to += 1
             continue
         for c in range(len(blobs)):
-            length = np.int64(word(at, blobs[c]) & _LENGTH)
-            if np.uint64(length) > _INLINE:
+            length = np.int64(word(at, blobs[c]) & LENGTH)
+            if np.uint64(length) > INLINE:
                 give_back(state, lists, np.int64(word(at, blobs[c] + 1)), length)
         if meta & np.uint64(DIRTY) != np.uint64(0):
             state[DIRTY_ROWS] -= 1
@@ -266,8 +265,8 @@ def move_values(state, blobs):
         else:
             at = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
             for c in range(len(blobs)):
-                length = np.int64(word(at, blobs[c]) & _LENGTH)
-                if np.uint64(length) > _INLINE:
+                length = np.int64(word(at, blobs[c]) & LENGTH)
+                if np.uint64(length) > INLINE:
                     to = state[HEAP_TOP]
                     copy_bytes(step(heap, to), step(heap, np.int64(word(at, blobs[c] + 1))), length)
                     put_word(at, blobs[c] + 1, np.uint64(to))

@@ -39,6 +39,7 @@ from millpond.kernels.hot_table.state import (
     WIDTH,
 )
 from millpond.kernels.pointers import prefetch, put_word, step, word
+from millpond.layout import INLINE, LENGTH
 
 BLOCK = 2048
 """Keys that go through the stages together."""
@@ -47,8 +48,6 @@ TOUCH_ALL = 0
 TOUCH_CREATED = 1
 TOUCH_NONE = 2
 """Touch nothing: rows are made ahead, marked so that the next upsert of their key takes them for new."""
-_LENGTH = np.uint64(0xFFFFFFFF)
-_INLINE = np.uint64(12)
 _AHEAD = 12
 
 
@@ -83,8 +82,8 @@ def _create(state, references, lists, free, key, key_heap, stamp):
     put_word(at, 2, word(at, 2) | (word(key, 2) & np.uint64(state[KEY_NULLS])))
     for w in range(state[KEY_START], state[KEY_STOP]):
         value = word(key, w)
-        if references[w] != 0 and (word(key, w - 1) & _LENGTH) > _INLINE:
-            value = keep(state, lists, step(key_heap, np.int64(value)), np.int64(word(key, w - 1) & _LENGTH))
+        if references[w] != 0 and (word(key, w - 1) & LENGTH) > INLINE:
+            value = keep(state, lists, step(key_heap, np.int64(value)), np.int64(word(key, w - 1) & LENGTH))
         put_word(at, w, value)
     return row
 
@@ -118,8 +117,8 @@ def _prefetch_key(state, references, at):
     """Ask for the long key values of the row at an address."""
     for w in range(state[KEY_START], state[KEY_STOP]):
         if references[w] != 0:
-            size = np.int64(word(at, w - 1) & _LENGTH)
-            if size > 12:
+            size = np.int64(word(at, w - 1) & LENGTH)
+            if size > INLINE:
                 offset = np.int64(word(at, w))
                 prefetch(np.uint64(state[HEAP]), offset)
                 prefetch(np.uint64(state[HEAP]), offset + size - 1)
@@ -262,8 +261,8 @@ def _copy_values(state, references, lists, at, source, heap):
         put_word(at, w, word(source, w))
     for w in range(state[KEY_STOP], state[WIDTH]):
         value = word(source, w)
-        if references[w] != 0 and (word(source, w - 1) & _LENGTH) > _INLINE:
-            value = keep(state, lists, step(heap, np.int64(value)), np.int64(word(source, w - 1) & _LENGTH))
+        if references[w] != 0 and (word(source, w - 1) & LENGTH) > INLINE:
+            value = keep(state, lists, step(heap, np.int64(value)), np.int64(word(source, w - 1) & LENGTH))
         put_word(at, w, value)
 
 
@@ -272,8 +271,8 @@ def drop_values(state, references, lists, at, start):
     """Free the long values that a row holds in its words from `start` on."""
     for w in range(start, state[WIDTH]):
         if references[w] != 0:
-            size = word(at, w - 1) & _LENGTH
-            if size > _INLINE:
+            size = word(at, w - 1) & LENGTH
+            if size > INLINE:
                 give_back(state, lists, np.int64(word(at, w)), np.int64(size))
 
 

@@ -12,19 +12,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import I64, INTS_IN, WORDS
 from millpond.kernels.pointers import byte_at, prefetch, same_bytes, step, word
+from millpond.layout import INLINE, LENGTH
 
 MATCHED = 1 << 8
 """Bit of the meta word: the row has found a partner."""
 MARK = 1 << 9
 """Bit of the meta word: not a row but a note that the row of the same hash, time and number was matched."""
-NEVER = (1 << 63) - 1
-"""The time of rows without one."""
 
 _LATEST_STAMP = (1 << 48) - 1
 _SMALL = 32  # rows of one hash up to which insertion sorts them
@@ -74,7 +73,7 @@ def order_times(hashes: NDArray[np.uint64], order: NDArray[np.int64], times: NDA
         begin = end
 
 
-@njit(inline="always")
+@helper
 def _before(row: int, time_word: int, h: int, t: int) -> bool:
     """Whether a row sorts before (h, t)."""
     own = word(row, 0)
@@ -147,7 +146,7 @@ def _seek(
     return b, high
 
 
-@njit(inline="always")
+@helper
 def _same_key(
     left: int, left_heap: int, left_start: int, right: int, right_heap: int, right_start: int,
     key_words: int, null_mask: int, references: int,
@@ -158,8 +157,8 @@ def _same_key(
         a = word(left, left_start + w)
         c = word(right, right_start + w)
         if byte_at(references, w) != 0:
-            size = np.int64(word(left, left_start + w - 1) & np.uint64(0xFFFFFFFF))
-            if size > 12:
+            size = np.int64(word(left, left_start + w - 1) & LENGTH)
+            if size > INLINE:
                 if not same_bytes(step(left_heap, np.int64(a)), step(right_heap, np.int64(c)), size):
                     return False
                 continue

@@ -10,23 +10,21 @@ bytes.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from millpond.kernels.compiled import kernel
-from millpond.kernels.memory import bits_float
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import HALF, bits_float
 from millpond.kernels.pointers import byte_at, step, word, word_at
+from millpond.layout import INLINE, LENGTH
 
 COLUMN = 5
 """Words of a column's descriptor."""
 INT, FLOAT, WIDE, BYTES = 0, 1, 2, 3
 DESCENDING, NULLS_LAST = 1, 2
 
-_LENGTH = np.uint64(0xFFFFFFFF)
-_32 = np.uint64(32)
 _ONE = np.uint64(1)
 
 
-@njit(inline="always")
+@helper
 def _swapped(bits):
     """The bytes of a word reversed, so that words compare as their bytes do."""
     bits = ((bits & np.uint64(0x00FF00FF00FF00FF)) << np.uint64(8)) | (
@@ -35,19 +33,19 @@ def _swapped(bits):
     bits = ((bits & np.uint64(0x0000FFFF0000FFFF)) << np.uint64(16)) | (
         (bits >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)
     )
-    return (bits << _32) | (bits >> _32)
+    return (bits << HALF) | (bits >> HALF)
 
 
 @kernel("int64(uint64, uint64, uint64, uint64, uint64, uint64)")
 def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
     """Order of two packed byte strings: negative, zero or positive."""
-    a = _swapped(left >> _32)
-    b = _swapped(right >> _32)
+    a = _swapped(left >> HALF)
+    b = _swapped(right >> HALF)
     if a != b:
         return -1 if a < b else 1
-    left_size = np.int64(left & _LENGTH)
-    right_size = np.int64(right & _LENGTH)
-    if left_size <= 12 and right_size <= 12:
+    left_size = np.int64(left & LENGTH)
+    right_size = np.int64(right & LENGTH)
+    if left_size <= INLINE and right_size <= INLINE:
         a = _swapped(left_tail)
         b = _swapped(right_tail)
         if a != b:
@@ -55,7 +53,7 @@ def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
         return left_size - right_size
     common = min(left_size, right_size)
     k = np.int64(4)
-    if left_size > 12 and right_size > 12:
+    if left_size > INLINE and right_size > INLINE:
         left_at = step(left_heap, np.int64(left_tail))
         right_at = step(right_heap, np.int64(right_tail))
         while k + 8 <= common:
@@ -66,11 +64,11 @@ def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
             k += 8
     while k < common:
         shift = np.uint64(8 * (k - 4))
-        if left_size > 12:
+        if left_size > INLINE:
             x = np.int64(byte_at(step(left_heap, np.int64(left_tail)), k))
         else:
             x = np.int64((left_tail >> shift) & np.uint64(255))
-        if right_size > 12:
+        if right_size > INLINE:
             y = np.int64(byte_at(step(right_heap, np.int64(right_tail)), k))
         else:
             y = np.int64((right_tail >> shift) & np.uint64(255))

@@ -12,16 +12,15 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import HALF
 from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
+from millpond.layout import INLINE, LENGTH
 
 STAYS, GOES, RETURNS = 0, 1, 2
 """What becomes of an entry: it is there, it goes in this batch, it comes back that had gone in this batch."""
 
 BORN, GONE = 0, 1
 
-_LENGTH = np.uint64(0xFFFFFFFF)
-_32 = np.uint64(32)
-_INLINE = 12
 _AHEAD = 6
 
 
@@ -39,8 +38,8 @@ def long_bytes(row, blobs):
     """Bytes of a row's values that do not fit into it."""
     total = np.int64(0)
     for c in range(len(blobs)):
-        size = np.int64(word(row, blobs[c]) & _LENGTH)
-        if size > _INLINE:
+        size = np.int64(word(row, blobs[c]) & LENGTH)
+        if size > INLINE:
             total += size
     return total
 
@@ -51,8 +50,8 @@ def _put(out, at, tail, row, heap, words, blobs):
     target = step(out, at)
     copy_bytes(target, row, words * 8)
     for c in range(len(blobs)):
-        size = np.int64(word(row, blobs[c]) & _LENGTH)
-        if size > _INLINE:
+        size = np.int64(word(row, blobs[c]) & LENGTH)
+        if size > INLINE:
             copy_bytes(step(out, tail), step(heap, np.int64(word(row, blobs[c] + 1))), size)
             put_word(target, blobs[c] + 1, np.uint64(tail))
             tail += size
@@ -124,7 +123,7 @@ def write_slots(
             pairs[k, 0] = np.uint64(0)
             pairs[k, 1] = np.uint64(0)
         else:
-            pairs[k, 0] = np.uint64(size) | (word(base, 0) << _32)
+            pairs[k, 0] = np.uint64(size) | (word(base, 0) << HALF)
             pairs[k, 1] = np.uint64(starts[k])
 
 
@@ -149,8 +148,8 @@ def read_slots(words, heap, blob, stride, blobs, rows, slots, out, out_heap):
         target = np.uint64(out.ctypes.data + i * stride)
         copy_bytes(target, slot, stride)
         for c in range(len(blobs)):
-            size = np.int64(word(slot, blobs[c]) & _LENGTH)
-            if size > _INLINE:
+            size = np.int64(word(slot, blobs[c]) & LENGTH)
+            if size > INLINE:
                 copy_bytes(
                     step(np.uint64(out_heap.ctypes.data), tail), step(base, np.int64(word(slot, blobs[c] + 1))), size
                 )

@@ -7,18 +7,17 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import HALF
 from millpond.kernels.pointers import prefetch, put_word, step, word
 from millpond.kernels.ranking.compare import compare_rows, sort_rows
 from millpond.kernels.ranking.packed_rows import BORN, GOES, GONE, RETURNS, STAYS, long_bytes
+from millpond.layout import LENGTH
 
 ROW_NUMBER, RANK, DENSE_RANK = 0, 1, 2
 
 ALL_ROWS, TOMBSTONES = 1, 2
 """Flags of `decide`: keep rows beyond the limit too, since others may go; keep tombstones."""
 
-_LENGTH = np.uint64(0xFFFFFFFF)
-_32 = np.uint64(32)
-_INLINE = 12
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _AHEAD = 6
 
@@ -42,7 +41,7 @@ def group(rows, table, groups, starts, members):
     number = np.empty(n, np.int64)
     sizes = np.zeros(n + 1, np.int64)
     for i in range(n):
-        at = np.int64((np.uint64(rows[i]) * _MIX) >> _32) & mask
+        at = np.int64((np.uint64(rows[i]) * _MIX) >> HALF) & mask
         while table[at] != 0 and groups[table[at] - 1] != rows[i]:
             at = (at + 1) & mask
         if table[at] == 0:
@@ -155,7 +154,7 @@ def decide(
     for g in range(len(groups)):
         if g + _AHEAD < len(groups):
             ahead = step(slab, groups[g + _AHEAD] * slab_stride)
-            size = np.int64(word(ahead, blob) & _LENGTH)
+            size = np.int64(word(ahead, blob) & LENGTH)
             start = step(arena, np.int64(word(ahead, blob + 1)))
             for line in range(0, min(size, 1024), 64):
                 prefetch(start, line)

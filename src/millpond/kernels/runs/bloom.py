@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
+from millpond.kernels.memory import HALF
 from millpond.kernels.pointers import prefetch, word
 
 LINE = 64
@@ -30,7 +31,7 @@ def lines_for(rows: NDArray[np.int64]) -> NDArray[np.int32]:
 @kernel()
 def _mix(h: int) -> int:
     # Hashes of one block share their top bits: multiply so that every bit of them reaches the top.
-    x = (h ^ (h >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+    x = (h ^ (h >> HALF)) * np.uint64(0x9E3779B97F4A7C15)
     return (x ^ (x >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
 
 

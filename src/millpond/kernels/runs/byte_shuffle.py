@@ -7,13 +7,13 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compiled import kernel
+from millpond.kernels.memory import HALF
 from millpond.kernels.pointers import byte_at, put_byte_at, put_word_at, word, word_at
 
 _Eight = tuple[int, int, int, int, int, int, int, int]
 _LOW32 = np.uint64(0x00000000FFFFFFFF)
 _LOW16 = np.uint64(0x0000FFFF0000FFFF)
 _LOW8 = np.uint64(0x00FF00FF00FF00FF)
-_32 = np.uint64(32)
 _16 = np.uint64(16)
 _8 = np.uint64(8)
 
@@ -21,10 +21,10 @@ _8 = np.uint64(8)
 @kernel()
 def _transpose(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> _Eight:
     # An 8 × 8 matrix of bytes in eight words, by swapping ever smaller halves (Hacker's Delight, 7-3).
-    a, e = (a & _LOW32) | (e << _32), (a >> _32) | (e & ~_LOW32)
-    b, f = (b & _LOW32) | (f << _32), (b >> _32) | (f & ~_LOW32)
-    c, g = (c & _LOW32) | (g << _32), (c >> _32) | (g & ~_LOW32)
-    d, h = (d & _LOW32) | (h << _32), (d >> _32) | (h & ~_LOW32)
+    a, e = (a & _LOW32) | (e << HALF), (a >> HALF) | (e & ~_LOW32)
+    b, f = (b & _LOW32) | (f << HALF), (b >> HALF) | (f & ~_LOW32)
+    c, g = (c & _LOW32) | (g << HALF), (c >> HALF) | (g & ~_LOW32)
+    d, h = (d & _LOW32) | (h << HALF), (d >> HALF) | (h & ~_LOW32)
     a, c = (a & _LOW16) | ((c & _LOW16) << _16), ((a >> _16) & _LOW16) | (c & ~_LOW16)
     b, d = (b & _LOW16) | ((d & _LOW16) << _16), ((b >> _16) & _LOW16) | (d & ~_LOW16)
     e, g = (e & _LOW16) | ((g & _LOW16) << _16), ((e >> _16) & _LOW16) | (g & ~_LOW16)

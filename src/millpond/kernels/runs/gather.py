@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.pointers import address, copy_bytes, prefetch, put_word, step, word
+from millpond.layout import INLINE, LENGTH
 
 _AHEAD = 12
-_INLINE = 12
 
 
 @kernel("int64(uint64[::1], int64, int64[::1])")
@@ -23,21 +22,21 @@ def heap_bytes(rows_at: NDArray[np.uint64], count: int, blobs: NDArray[np.int64]
         if i + _AHEAD < count:
             prefetch(rows_at[i + _AHEAD], blobs[0] * 8)
         for c in range(len(blobs)):
-            size = np.int64(word(rows_at[i], blobs[c]) & np.uint64(0xFFFFFFFF))
-            if size > _INLINE:
+            size = np.int64(word(rows_at[i], blobs[c]) & LENGTH)
+            if size > INLINE:
                 total += size
     return total
 
 
-@njit(inline="always")
+@helper
 def _copy(
     source: int, source_heap: int, target: int, width: int, blobs: NDArray[np.int64], heap: int, used: int
 ) -> int:
     for w in range(width):
         put_word(target, w, word(source, w))
     for c in range(len(blobs)):
-        size = np.int64(word(source, blobs[c]) & np.uint64(0xFFFFFFFF))
-        if size > _INLINE:
+        size = np.int64(word(source, blobs[c]) & LENGTH)
+        if size > INLINE:
             copy_bytes(step(heap, used), step(source_heap, np.int64(word(source, blobs[c] + 1))), size)
             put_word(target, blobs[c] + 1, np.uint64(used))
             used += size
@@ -130,8 +129,8 @@ def stray(rows: int, count: int, width: int, blobs: NDArray[np.int64], limit: in
     """The first of `count` rows with a long value beyond `limit` bytes of heap, or -1."""
     for i in range(count):
         for c in range(len(blobs)):
-            size = word(rows, i * width + blobs[c]) & np.uint64(0xFFFFFFFF)
-            if size > np.uint64(_INLINE):
+            size = word(rows, i * width + blobs[c]) & LENGTH
+            if size > INLINE:
                 offset = word(rows, i * width + blobs[c] + 1)
                 if size > limit or offset > limit - size:
                     return i
@@ -143,7 +142,7 @@ def rebase(rows: int, count: int, width: int, blobs: NDArray[np.int64], shift: i
     """Add `shift` to the heap offsets of `count` rows in place, for a heap that was appended to another."""
     for i in range(count):
         for c in range(len(blobs)):
-            if (word(rows, i * width + blobs[c]) & np.uint64(0xFFFFFFFF)) > np.uint64(_INLINE):
+            if (word(rows, i * width + blobs[c]) & LENGTH) > INLINE:
                 put_word(rows, i * width + blobs[c] + 1, word(rows, i * width + blobs[c] + 1) + np.uint64(shift))
 
 
@@ -171,8 +170,8 @@ def cut(
     for i in range(count):
         size = 0
         for c in range(len(blobs)):
-            length = np.int64(word(rows, i * width + blobs[c]) & np.uint64(0xFFFFFFFF))
-            if length > _INLINE:
+            length = np.int64(word(rows, i * width + blobs[c]) & LENGTH)
+            if length > INLINE:
                 size += length
         if i > begin and (i - begin == most_rows or heap + size > most_heap):
             stops[blocks] = i

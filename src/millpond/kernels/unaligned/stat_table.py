@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import from_dtype, njit, types
+from numba import from_dtype, types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import BYTES, HALF, I64, INTS, LOW_HALF, SHORTS, UINTS, WORDS
 from millpond.kernels.pointers import prefetch, step
 
 WINDOW = np.dtype(
@@ -38,30 +39,24 @@ _AHEAD = 8
 
 Array = NDArray[Any]
 _TABLE = types.Array(from_dtype(WINDOW), 1, "C")
-_U64 = types.Array(types.uint64, 1, "C")
-_U64S = types.Array(types.uint64, 2, "C")
-_I64 = types.Array(types.int64, 1, "C")
-_I32 = types.Array(types.int32, 1, "C")
-_U8 = types.Array(types.uint8, 1, "C")
-_L = types.int64
 
 
-@kernel(types.void(types.Array(types.uint64, 1, "A"), types.Array(types.uint64, 1, "A"), _U64))
+@kernel(types.void(types.Array(types.uint64, 1, "A"), types.Array(types.uint64, 1, "A"), UINTS))
 def window_ids(hashes: Array, windows: Array, out: Array) -> None:
     """The ids of windows: their key's hash and initial boundary, mixed; never 0."""
     for i in range(len(hashes)):
         x = (windows[i] + np.uint64(0x632BE59BD9B4E019)) * np.uint64(0xFF51AFD7ED558CCD)
         x ^= x >> np.uint64(33)
         x = (x * np.uint64(0xC4CEB9FE1A85EC53)) ^ hashes[i]
-        x ^= x >> np.uint64(32)
+        x ^= x >> HALF
         x *= np.uint64(0xD6E8FEB86659FD93)
-        x ^= x >> np.uint64(32)
+        x ^= x >> HALF
         x *= np.uint64(0xD6E8FEB86659FD93)
-        x ^= x >> np.uint64(32)
+        x ^= x >> HALF
         out[i] = max(x, np.uint64(1))
 
 
-@njit(inline="always")
+@helper
 def _slot(table: Array, id_: int) -> int:
     """Where a window is, or the free slot where it would go."""
     mask = np.uint64(len(table) - 1)
@@ -73,7 +68,7 @@ def _slot(table: Array, id_: int) -> int:
         at = (at + np.uint64(1)) & mask
 
 
-@kernel(_L(_TABLE, _TABLE))
+@kernel(I64(_TABLE, _TABLE))
 def move(old: Array, new: Array) -> int:
     """Fill a larger, empty table."""
     count = 0
@@ -84,7 +79,7 @@ def move(old: Array, new: Array) -> int:
     return count
 
 
-@kernel(_L(_TABLE, _U64, _I64, _L, _L, _I32, _I32))
+@kernel(I64(_TABLE, UINTS, INTS, I64, I64, SHORTS, SHORTS))
 def append(table: Array, ids: Array, times: Array, first: int, born: int, following: Array, evicted: Array) -> int:
     """Note rows that were put into the write buffer, from its row `first` on.
 
@@ -126,7 +121,7 @@ def append(table: Array, ids: Array, times: Array, first: int, born: int, follow
     return new
 
 
-@kernel(types.void(_TABLE, _U64, _I64, _I32))
+@kernel(types.void(_TABLE, UINTS, INTS, SHORTS))
 def postpone(table: Array, ids: Array, times: Array, evicted: Array) -> None:
     """Note that windows are expected to be triggered later than was thought; `evicted` as for `append`."""
     for i in range(len(ids)):
@@ -138,7 +133,7 @@ def postpone(table: Array, ids: Array, times: Array, evicted: Array) -> None:
                 table[at].chunk = NOWHERE
 
 
-@kernel(_L(_TABLE, _U64, _U64, _I64, _L))
+@kernel(I64(_TABLE, UINTS, UINTS, INTS, I64))
 def add_entries(table: Array, ids: Array, places: Array, times: Array, seq: int) -> int:
     """Note the entries of a segment's index, when a store is opened; returns how many windows are new."""
     new = 0
@@ -155,11 +150,11 @@ def add_entries(table: Array, ids: Array, places: Array, times: Array, seq: int)
             table[at].chunk = NOWHERE
             table[at].at = 0
         table[at].time = max(table[at].time, times[i])
-        table[at].rows += np.int32(places[i] & np.uint64(0xFFFFFFFF))
+        table[at].rows += np.int32(places[i] & LOW_HALF)
     return new
 
 
-@kernel(types.void(_TABLE, _U64, _TABLE))
+@kernel(types.void(_TABLE, UINTS, _TABLE))
 def look(table: Array, ids: Array, out: Array) -> None:
     """Copy the records of some windows; those that are not there have the id 0."""
     for i in range(len(ids)):
@@ -167,7 +162,7 @@ def look(table: Array, ids: Array, out: Array) -> None:
         out[i] = table[at]
 
 
-@kernel(_L(_TABLE, _U64, _I32))
+@kernel(I64(_TABLE, UINTS, SHORTS))
 def remove(table: Array, ids: Array, left: Array) -> int:
     """Remove windows; `left` is added to as `evicted` in `append`. Returns how many were there."""
     mask = len(table) - 1
@@ -191,7 +186,7 @@ def remove(table: Array, ids: Array, left: Array) -> int:
     return count
 
 
-@kernel(_L(_TABLE, _L, _L, _U64))
+@kernel(I64(_TABLE, I64, I64, UINTS))
 def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
     """The windows nearest to their trigger time that have rows in segments and none in the prefetch buffer.
 
@@ -254,7 +249,7 @@ def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
     return found
 
 
-@kernel(_L(_TABLE, _U64, _I64))
+@kernel(I64(_TABLE, UINTS, INTS))
 def want(table: Array, ids: Array, rows: Array) -> int:
     """Mark windows that are about to be brought in, `rows` being filled; returns their latest trigger time."""
     latest = np.int64(0)
@@ -267,7 +262,7 @@ def want(table: Array, ids: Array, rows: Array) -> int:
     return latest
 
 
-@kernel(types.void(_TABLE, _U64, _I64, _L))
+@kernel(types.void(_TABLE, UINTS, INTS, I64))
 def arrived(table: Array, ids: Array, starts: Array, chunk: int) -> None:
     """The rows of wanted windows are in a chunk (or, if it is negative, nowhere), from these rows on."""
     for i in range(len(ids)):
@@ -277,7 +272,7 @@ def arrived(table: Array, ids: Array, starts: Array, chunk: int) -> None:
 
 
 @kernel(
-    _L(_TABLE, _U64S, _I64, _L, _I64, _I64, _U8, _I64, _I64, _I64),
+    I64(_TABLE, WORDS, INTS, I64, INTS, INTS, BYTES, INTS, INTS, INTS),
 )
 def scan(
     table: Array,
@@ -313,11 +308,11 @@ def scan(
             if table[at].id == np.uint64(0) or table[at].born > seq:
                 continue
             bits[i] = 1
-            count = np.int64(entries[i, 2] & np.uint64(0xFFFFFFFF))
+            count = np.int64(entries[i, 2] & LOW_HALF)
             rows_alive += count
             if table[at].chunk == WANTED:
                 window = table[at].at
-                starts[found] = np.int64(entries[i, 2] >> np.uint64(32))
+                starts[found] = np.int64(entries[i, 2] >> HALF)
                 counts[found] = count
                 dests[found] = fill[window]
                 fill[window] += count
@@ -326,7 +321,7 @@ def scan(
     return found
 
 
-@kernel(_L(_TABLE, _U64, _U64, types.uint64, types.uint64, _L, _I32, _U64, _U64))
+@kernel(I64(_TABLE, UINTS, UINTS, types.uint64, types.uint64, I64, SHORTS, UINTS, UINTS))
 def collect(
     records: Array,
     chunk_words: Array,
@@ -370,7 +365,7 @@ def collect(
     return found
 
 
-@kernel(_L(_TABLE))
+@kernel(I64(_TABLE))
 def count_lists(table: Array) -> int:
     """How many windows have rows in the write buffer."""
     found = 0
@@ -380,7 +375,7 @@ def count_lists(table: Array) -> int:
     return found
 
 
-@kernel(types.void(_TABLE, _I64, _U64))
+@kernel(types.void(_TABLE, INTS, UINTS))
 def list_slots(table: Array, slots: Array, axis: Array) -> None:
     """The slots of the windows that have rows in the write buffer, and where each goes on the axis of time."""
     found = 0
@@ -391,7 +386,7 @@ def list_slots(table: Array, slots: Array, axis: Array) -> None:
             found += 1
 
 
-@kernel(_L(_TABLE, _I64, _U64, types.uint64, _L, _I32, _I32, _U64, _U64, _U64S))
+@kernel(I64(_TABLE, INTS, UINTS, types.uint64, I64, SHORTS, SHORTS, UINTS, UINTS, WORDS))
 def unlist(
     table: Array,
     slots: Array,
@@ -417,7 +412,7 @@ def unlist(
             row = np.int64(following[row])
         entries[i, 0] = table[at].id
         entries[i, 1] = axis[i]
-        entries[i, 2] = np.uint64(begin) << np.uint64(32) | np.uint64(found - begin)
+        entries[i, 2] = np.uint64(begin) << HALF | np.uint64(found - begin)
         table[at].rows += np.int32(found - begin)
         table[at].head = -1
         table[at].tail = -1

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from millpond.errors import NumericRangeError
 from millpond.kernels.aggregate import order_statistics as kernels
 from millpond.kernels.runs.sort import order_by_hash
-from millpond.layout import INLINE, Rows
+from millpond.layout import INLINE, LENGTH, Rows
 from millpond.operators.columns.decode import bytes_column, to_arrow
 from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both, one_after_other
 from millpond.operators.functions.whole_groups import WholeGroups
@@ -170,7 +170,7 @@ def _joined(parts: Sequence[Operand]) -> Operand:
         heap = np.concatenate([part.heap for part in parts])
         shifts = np.cumsum([0, *(part.heap.size for part in parts[:-1])]).astype(np.uint64)
         shift = np.repeat(shifts, [len(part.values) for part in parts])
-        long = (values[:, 0] & np.uint64(0xFFFFFFFF)) > INLINE
+        long = (values[:, 0] & LENGTH) > INLINE
         values[long, 1] += shift[long]
     return Operand(values, valid, heap)
 

@@ -10,9 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.files.formats.blocks import Shape, shape_of
-from millpond.kernels.ordered.order import NEVER
 from millpond.kernels.runs.gather import addresses, gather_rows
-from millpond.layout import HashRange, Rows
+from millpond.layout import NEVER, HashRange, Rows
 from millpond.operators.columns.encode import portions
 from millpond.operators.joins import condition
 from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_table, times

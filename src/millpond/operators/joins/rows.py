@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.kernels.ordered.order import MATCHED, NEVER
-from millpond.layout import META, Column, RowLayout, Rows, TableSchema
+from millpond.kernels.ordered.order import MATCHED
+from millpond.layout import META, NEVER, Column, RowLayout, Rows, TableSchema
 from millpond.operators.columns.decode import ints, key_column, to_arrow
 from millpond.operators.columns.encode import (
     ALL,

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
-from millpond.layout import HASH, HashRange, Rows
+from millpond.layout import HASH, NEVER, HashRange, Rows
 from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.ordered.parts import BEGINNING, Part
 
@@ -25,7 +24,7 @@ class Window(NamedTuple):
     """Times that count: later than `after`, not later than `until`."""
 
     after: int = BEGINNING
-    until: int = ordered.NEVER
+    until: int = NEVER
 
 
 class Input:

@@ -14,10 +14,9 @@ from millpond.files.formats.blocks import BlockSource, Shape, rows_per_block
 from millpond.files.refs import RunRef
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
-from millpond.kernels.ordered.order import NEVER
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import addresses, gather_rows
-from millpond.layout import HASH, HashRange, Rows
+from millpond.layout import HASH, NEVER, HashRange, Rows
 from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.runs.run_set import Run
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millpond.kernels.ordered.order import NEVER
-from millpond.layout import Rows
+from millpond.layout import NEVER, Rows
 from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.ordered.merge import Window
 from millpond.stores.ordered.parts import BEGINNING, Part

@@ -11,15 +11,12 @@ from millpond.kernels.hot_table.expiry import STAMP_END, STAMP_ZERO, file, file_
 from millpond.kernels.hot_table.state import EXPIRY, LOST, NOTHING_LOST, STAMP_SHIFT
 from millpond.kernels.hot_table.upsert import TOUCH_NONE
 from millpond.kernels.runs.gather import addresses
-from millpond.layout import META, HashRange, Rows
+from millpond.layout import META, NEVER, HashRange, Rows
 from millpond.stores.protocol import Found
 from millpond.stores.rmw.hot_table import HotTable
 from millpond.stores.rmw.memory_pressure import Room
 from millpond.stores.runs.merge import merge
 from millpond.stores.runs.run_set import Query, Run, RunSet
-
-NEVER = (1 << 63) - 1
-"""A time of expiry that does not come."""
 
 _SHARE = 8  # one in so many rows is filed, or read ahead, so that passing over all of them pays
 _SAMPLE = 4096

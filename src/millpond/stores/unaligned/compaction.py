@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 from millpond.files.formats.append_file import AppendFile, AppendFileWriter, Section
 from millpond.files.formats.blocks import shape_of
 from millpond.files.refs import RunRef
+from millpond.kernels.memory import HALF, LOW_HALF
 from millpond.kernels.runs.gather import addresses, gather_rows, spread_ranges
 from millpond.layout import META, NULLS, RowLayout, Rows, Words
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.unaligned.segment import ENTRY, fill_index
-
-_LOW = np.uint64(0xFFFFFFFF)
-_32 = np.uint64(32)
 
 
 class Input(NamedTuple):
@@ -48,9 +46,9 @@ def fold(
             writer.begin(layout)
             written = 0
             for rows, entries in _pieces(inputs, layout, piece):
-                counts = (entries[:, NULLS] & _LOW).astype(np.int64)
+                counts = (entries[:, NULLS] & LOW_HALF).astype(np.int64)
                 begins = written + np.cumsum(counts) - counts
-                entries[:, NULLS] = begins.astype(np.uint64) << _32 | counts.astype(np.uint64)
+                entries[:, NULLS] = begins.astype(np.uint64) << HALF | counts.astype(np.uint64)
                 index.write(np.ascontiguousarray(entries).data)
                 writer.add(rows, np.repeat(entries[:, META], counts))
                 written += rows.count
@@ -80,7 +78,7 @@ def _pieces(inputs: Sequence[Input], layout: RowLayout, piece: int) -> Iterator[
         if not entries:
             continue
         words = np.concatenate(entries)
-        counts = (words[:, NULLS] & _LOW).astype(np.int64)
+        counts = (words[:, NULLS] & LOW_HALF).astype(np.int64)
         order = np.argsort(words[:, META], kind="stable")
         begins = np.cumsum(counts) - counts
         row_order = np.repeat(begins[order] - (np.cumsum(counts[order]) - counts[order]), counts[order])
@@ -120,8 +118,8 @@ class _Cursor:
 
     def rows(self, entries: Words) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[Rows]]:
         """The addresses of the rows of some entries and of their heaps, and what keeps them alive."""
-        starts = np.ascontiguousarray(entries[:, NULLS] >> _32).astype(np.int64)
-        counts = np.ascontiguousarray(entries[:, NULLS] & _LOW).astype(np.int64)
+        starts = np.ascontiguousarray(entries[:, NULLS] >> HALF).astype(np.int64)
+        counts = np.ascontiguousarray(entries[:, NULLS] & LOW_HALF).astype(np.int64)
         blocks = blocks_of(self._data, starts, counts)
         total = int(counts.sum())
         rows_at, heaps_at = np.empty(total, np.uint64), np.empty(total, np.uint64)
