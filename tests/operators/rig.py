@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.files.filesystem import open_filesystem
-from millpond.files.formats.append_file import Slice
+from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words
@@ -154,7 +154,7 @@ class AlignedTables:
         for version, delta in enumerate(self._deltas):
             if delta.get(name):
                 self._files.put(f"{version}-{name}", [delta[name]])
-                slices.append(Slice(f"{version}-{name}", 0, len(delta[name])))
+                slices.append(ByteRange(f"{version}-{name}", 0, len(delta[name])))
         return self._store.open(name, TableManifest(), slices, layout=RowLayout(schema))
 
     def spool(self, schema: TableSchema) -> AlignedTable:

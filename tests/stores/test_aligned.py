@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.filesystem import FileSystem, open_filesystem
-from millpond.files.formats.append_file import Slice
+from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.aligned import hash_intervals
@@ -40,9 +40,9 @@ class Rig:
     placed: bool = True
     model: dict[int, list[Entry]] = field(default_factory=dict)
     version: int = 0
-    deltas: dict[int, list[tuple[int, Slice]]] = field(default_factory=dict)
-    history: list[tuple[dict[int, TableManifest], dict[int, list[tuple[int, Slice]]], dict[int, list[Entry]]]] = field(
-        default_factory=list
+    deltas: dict[int, list[tuple[int, ByteRange]]] = field(default_factory=dict)
+    history: list[tuple[dict[int, TableManifest], dict[int, list[tuple[int, ByteRange]]], dict[int, list[Entry]]]] = (
+        field(default_factory=list)
     )
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Rig:
         self._open({}, {})
         self._remember()
 
-    def _open(self, manifests: dict[int, TableManifest], deltas: dict[int, list[tuple[int, Slice]]]) -> None:
+    def _open(self, manifests: dict[int, TableManifest], deltas: dict[int, list[tuple[int, ByteRange]]]) -> None:
         self.store = WindowTables(self.layout.schema, self.append_files, MemoryBudget(8 << 20), Immediate())
         for window, manifest in manifests.items():
             behind = [at for version, at in deltas.get(window, []) if version > manifest.flushed]
@@ -83,7 +83,7 @@ class Rig:
             data = b"".join(bytes(piece) for piece in delta.pieces)
             commit = f"commits/{self.version}-{window}"
             self.files.put(commit, [b"header--!", data, b"tail"])
-            self.deltas.setdefault(window, []).append((self.version, Slice(commit, 9, len(data))))
+            self.deltas.setdefault(window, []).append((self.version, ByteRange(commit, 9, len(data))))
             if self.placed:
                 self.store.tables[window].placed(data)
         self.check()
@@ -203,7 +203,7 @@ def test_opening_reads_directories_only(tmp_path: Path) -> None:
     store.close()
     again = WindowTables(WORDS.schema, append_files, MemoryBudget(256 << 20), Immediate())
     files.read = 0
-    again.open(0, TableManifest(), [Slice("commit", 0, len(data))])
+    again.open(0, TableManifest(), [ByteRange("commit", 0, len(data))])
     assert files.read <= 65536 < len(data) // 20
     assert sum(p.count for p in again.read(0)) == 200_000
     again.close()
@@ -223,7 +223,7 @@ def test_damage_is_found(tmp_path: Path, where: str) -> None:
     def read(content: bytes) -> list[Entry]:
         files.put("commit", [content])
         again = WindowTables(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
-        again.open(0, TableManifest(), [Slice("commit", 0, len(data))])
+        again.open(0, TableManifest(), [ByteRange("commit", 0, len(data))])
         return [e for p in again.read(0) for e in decode(p, BYTES)]
 
     assert read(data) == want
@@ -236,11 +236,11 @@ def test_damage_is_found(tmp_path: Path, where: str) -> None:
     files.delete("commit")
     again = WindowTables(BYTES.schema, append_files, MemoryBudget(8 << 20), Immediate())
     with pytest.raises(StateDamagedError):
-        again.open(0, TableManifest(), [Slice("commit", 0, len(data))])
+        again.open(0, TableManifest(), [ByteRange("commit", 0, len(data))])
     files.put("commit", [data])
     other = WindowTables(WORDS.schema, append_files, MemoryBudget(8 << 20), Immediate())
     with pytest.raises(StateIncompatibleError):
-        other.open(0, TableManifest(), [Slice("commit", 0, len(data))])
+        other.open(0, TableManifest(), [ByteRange("commit", 0, len(data))])
     store.close()
     append_files.close()
 
@@ -248,7 +248,7 @@ def test_damage_is_found(tmp_path: Path, where: str) -> None:
 _GRADUAL = """
 import sys, tempfile
 import numpy as np
-from millpond.files.formats.append_file import Slice
+from millpond.files.formats.append_file import ByteRange
 from millpond.files.filesystem import open_filesystem
 from millpond.layout import Rows
 from millpond.stores.append_files import AppendFiles

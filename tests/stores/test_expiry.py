@@ -79,7 +79,7 @@ class Rig:
             chosen = {n: time for n, time in chosen.items() if self.keys([n])[0][0] in self.state}
         names, keys = self.keys(list(chosen))
         times = np.array(list(chosen.values()), np.int64)
-        if step.ahead and not self.table._room.complete:
+        if step.ahead and not self.table._memory.complete:
             self.table._locate(keys, Expiry.stamps(times), TOUCH_NONE)
         if step.ahead == "only":
             return
@@ -113,7 +113,7 @@ class Rig:
             elif isinstance(step, Due):
                 self.due(step.limit)
             elif isinstance(step, Evict):
-                self.table._room.evict(self.table._outbox, step.share)
+                self.table._memory.evict(self.table._eviction_buffer, step.share)
             else:
                 self.table._flusher._most_bytes = 0
         self.version += 1

@@ -177,7 +177,7 @@ def test_rows_are_found_while_their_file_is_being_written(pools, tmp_path) -> No
     count_up(table, NUMBERS, np.arange(5000), 0)
     table.seal()
     shelf.gate.clear()
-    table._room.evict(table._outbox, 1.0)
+    table._memory.evict(table._eviction_buffer, 1.0)
     table.begin(1)
     assert table.stats()["hot_rows"] == 0
     assert table.manifest().runs == ()
@@ -186,7 +186,7 @@ def test_rows_are_found_while_their_file_is_being_written(pools, tmp_path) -> No
     assert (table.words[located.rows, NUMBERS.offsets[1]] == (~located.created).astype(np.uint64)).all()
     table.seal()
     shelf.gate.set()
-    table._outbox.drain(0)
+    table._eviction_buffer.drain(0)
     table.begin(2)
     assert len(table.manifest().runs) == 1
     assert (counts(NUMBERS, table.scan(), 6000)[:5000] == 1).all()
@@ -203,7 +203,7 @@ def test_a_flush_covers_deltas_once_its_files_are_written(pools, tmp_path) -> No
         count_up(table, NUMBERS, np.arange(100), version)
         table.seal()
         assert table.manifest().flushed == 0 or version > 63
-        table._outbox.drain(0)
+        table._eviction_buffer.drain(0)
     assert table.manifest().flushed == 64
     assert table.stats()["hot_rows"] == 100
     table.close()
@@ -218,9 +218,9 @@ def test_a_failure_to_write_is_raised_between_batches(pools, tmp_path) -> None:
     table.begin(0)
     count_up(table, NUMBERS, np.arange(100), 0)
     table.seal()
-    table._room.evict(table._outbox, 1.0)
+    table._memory.evict(table._eviction_buffer, 1.0)
     with pytest.raises(TransientError, match="disk is full"):
-        table._outbox.drain(0)
+        table._eviction_buffer.drain(0)
 
 
 def test_growth_never_pauses(pools) -> None:
@@ -263,7 +263,7 @@ def test_hints_keep_rows_in_memory(pools, tmp_path) -> None:
     table.seal()
     hinted = keys(NUMBERS, np.arange(0, 1000, 7)).words[:, 0]
     table.hint(hinted, np.full(len(hinted), 500))
-    table._room.evict(table._outbox, 0.7)
+    table._memory.evict(table._eviction_buffer, 0.7)
     left = np.concatenate([table.words[ids, 0] for ids in table._hot.walk(4096)])
     assert 200 < len(left) < 400
     assert np.isin(hinted, left).all()

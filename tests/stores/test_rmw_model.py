@@ -109,9 +109,9 @@ class Rig:
         table, names = self.table, [(self.hash(key), key) for key in step.keys]
         blank = (None,) * len(self.layout.schema.values)
         keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
-        if step.ahead and not table._room.complete:
+        if step.ahead and not table._memory.complete:
             table._locate(keys, step.stamp, TOUCH_NONE)
-            table._room.expect(len(names))
+            table._memory.expect(len(names))
         located = table.upsert(keys, step.stamp, step.touch)
         fresh = []
         seen = set(self.state)
@@ -174,7 +174,7 @@ class Rig:
                 now = self.remove(step)
                 changed, gone = changed - now, gone | now
             elif isinstance(step, Evict):
-                table._room.evict(table._outbox, step.share)
+                table._memory.evict(table._eviction_buffer, step.share)
             elif isinstance(step, Flush):
                 table._flusher._most_bytes = 0
         want = {name: self.state[name] for name in changed}

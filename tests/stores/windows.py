@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.append_file import Slice
+from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, Rows, TableSchema
 from millpond.stores.aligned.hash_intervals import gradually
@@ -27,7 +27,7 @@ class WindowTables:
         self.tables: dict[int, AlignedTable] = {}
         self._appended: set[int] = set()
 
-    def open(self, window: int, manifest: TableManifest, deltas: Sequence[Slice] = ()) -> None:
+    def open(self, window: int, manifest: TableManifest, deltas: Sequence[ByteRange] = ()) -> None:
         self.tables[window] = self.store.open(window, manifest, deltas)
 
     def begin(self, version: int) -> None:

@@ -15,7 +15,7 @@ from millpond.operators.columns.encode import numbers, plain, validity
 from millpond.operators.protocol import SLICE, Times
 from millpond.spec.operators import EventTime
 from millpond.spec.types import DataType
-from millpond.stores.event_time_slices import Slice, Slices
+from millpond.stores.event_time_slices import SliceAssigner, TimeSlice
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import SlicedTable, TableDelta
@@ -45,10 +45,10 @@ class Part(Protocol):
         """Give all memory back."""
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=SliceState)
 
 
-class Sliced(Generic[P]):
+class SlicedState(Generic[P]):
     """The parts of an operator's state, by slice of event time.
 
     Args:
@@ -67,20 +67,20 @@ class Sliced(Generic[P]):
         self._windows = time.windows
         self._reach = reach
         self._make = make
-        live = {Slice.parse(name.partition(SLICE)[2]) for name in existing}
+        live = {TimeSlice.parse(name.partition(SLICE)[2]) for name in existing}
         if time.windows is None:  # ends of windows are whole seconds, mostly: one that closes ends its slice
-            self._slices = Slices(_SECOND, 1, live)
+            self._assigner = SliceAssigner(_SECOND, 1, live)
         else:
-            self._slices = Slices(time.windows.slide, time.windows.offset, live)
-        self._parts = {one: make(SLICE + one.name) for one in self._slices.live}
-        self.begun: dict[Slice, P] = {}
-        self.over: dict[Slice, P] = {}
-        self.closing: dict[Slice, P] = {}
+            self._assigner = SliceAssigner(time.windows.slide, time.windows.offset, live)
+        self._parts = {one: make(SLICE + one.name) for one in self._assigner.live}
+        self.begun: dict[TimeSlice, P] = {}
+        self.over: dict[TimeSlice, P] = {}
+        self.closing: dict[TimeSlice, P] = {}
         self._version = 0
         self._narrowed: HashRange | None = None
-        self._given: dict[Slice, int] = {}  # how many rows each part was given in this batch
-        self._given_before: dict[Slice, int] = {}  # in the last batch that had any
-        self._ranges: dict[Slice, HashRange] = {}  # what tables are narrowed to
+        self._given: dict[TimeSlice, int] = {}  # how many rows each part was given in this batch
+        self._given_before: dict[TimeSlice, int] = {}  # in the last batch that had any
+        self._ranges: dict[TimeSlice, HashRange] = {}  # what tables are narrowed to
         self._late = self._closed = 0
 
     @property
@@ -102,7 +102,7 @@ class Sliced(Generic[P]):
 
     def _tend(self) -> None:
         """Begin parts to which no rows need come, for what tables do between two batches."""
-        live = self._slices.live
+        live = self._assigner.live
         for one in live:  # a file that no manifest names soon after it was written is taken for garbage
             if any(table.in_flight or table.crowded for table in self._parts[one].tables.values()):
                 self.open(one)
@@ -144,10 +144,10 @@ class Sliced(Generic[P]):
 
     def divide(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> Iterator[tuple[P, pa.RecordBatch]]:
         """The rows of a batch by the part that they belong to, given their times."""
-        for one, rows in self._slices.divide(times):
+        for one, rows in self._assigner.divide(times):
             part = self.open(one)
             if one not in self._given:
-                _rest(part, False)
+                _set_resting(part, False)
                 self._given[one] = 0
             if self._narrowed is not None and self._ranges.get(one) != self._narrowed:
                 self._ranges[one] = self._narrowed
@@ -156,11 +156,11 @@ class Sliced(Generic[P]):
             yield part, batch if rows is None else batch.take(pa.array(rows))
 
     @property
-    def live(self) -> Mapping[Slice, P]:
+    def live(self) -> Mapping[TimeSlice, P]:
         """The parts that there are."""
         return self._parts
 
-    def open(self, one: Slice) -> P:
+    def open(self, one: TimeSlice) -> P:
         """The part of a slice, made if there is none; the running batch has to do with it."""
         part = self.begun.get(one)
         if part is None:
@@ -183,11 +183,11 @@ class Sliced(Generic[P]):
             if self._windows is not None and self._windows.shared:
                 ahead = self._windows.size - self._windows.slide
             self.closing = {one: part for one, part in self._parts.items() if one.low <= until + ahead}
-        self.over = {one: self._parts.pop(one) for one in self._slices.drop(until)}
+        self.over = {one: self._parts.pop(one) for one in self._assigner.drop(until)}
         sealed: dict[str, TableDelta] = {}
         if self._given:  # the next batch's rows will come where this one's came, mostly
             for one, part in (self._parts | self.over).items():
-                _rest(part, one not in self._given or one in self.over)
+                _set_resting(part, one not in self._given or one in self.over)
         for one, part in self.begun.items():
             if one not in self.over:
                 sealed |= {name: delta for name, delta in part.seal().items() if delta.rows}
@@ -199,13 +199,13 @@ class Sliced(Generic[P]):
             part.close()
 
 
-def _rest(part: Part, resting: bool) -> None:
+def _set_resting(part: SliceState, resting: bool) -> None:
     for table in part.tables.values():
         table.rest(resting)
 
 
-class Whole(Generic[P]):
-    """The state of an operator that has nothing to do with event time: one part, with the interface of `Sliced`."""
+class UnslicedState(Generic[P]):
+    """The state of an operator that has nothing to do with event time: one part, used like `SlicedState`."""
 
     def __init__(self, part: P) -> None:
         self._part = part

@@ -18,7 +18,7 @@ from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
-from millpond.files.formats.append_file import Slice
+from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, Rows
@@ -192,7 +192,7 @@ class StateReader:
                 files = [store.open(ref, [layout]) for ref in reversed(state.runs.runs)]
                 for ref in state.deltas:
                     if ref.length:
-                        files += store.open_slice(Slice(ref.commit, ref.offset, ref.length), [layout])
+                        files += store.open_range(ByteRange(ref.commit, ref.offset, ref.length), [layout])
                 yield from gradually([files], layout, _MEMORY // 8, range_)
             finally:
                 store.close()

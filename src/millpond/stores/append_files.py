@@ -20,10 +20,10 @@ from millpond.files.filesystem import Buffer, FileSystem
 from millpond.files.formats.append_file import (
     AppendFile,
     AppendFileWriter,
+    ByteRange,
     MappedBytes,
     RemoteBytes,
     Section,
-    Slice,
     open_files,
 )
 from millpond.files.formats.codec import damaged
@@ -133,9 +133,9 @@ class AppendFiles:
             if self._in_place.size(ref.name) != ref.bytes:
                 raise damaged(place, "it does not have the length that it was written with")
             return AppendFile(MappedBytes.of_file(place), layouts)
-        return AppendFile(RemoteBytes(self._files, Slice(ref.name, 0, ref.bytes), self._requests), layouts)
+        return AppendFile(RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests), layouts)
 
-    def open_slice(self, at: Slice, layouts: Sequence[RowLayout]) -> list[AppendFile]:
+    def open_range(self, at: ByteRange, layouts: Sequence[RowLayout]) -> list[AppendFile]:
         """Open files that lie one after another within another object (see `open`)."""
         if self._in_place is None:
             return open_files(RemoteBytes(self._files, at, self._requests), layouts)

@@ -20,7 +20,7 @@ _MANY = 32
 """Slices that one batch adds at most, roughly; beyond as many live ones, new ones get wider."""
 
 
-class Slice(NamedTuple):
+class TimeSlice(NamedTuple):
     """Event times from `low` to `last`, both included, in microseconds."""
 
     low: int
@@ -32,14 +32,14 @@ class Slice(NamedTuple):
         return f"{self.low}:{self.last}"
 
     @staticmethod
-    def parse(name: str) -> Slice:
+    def parse(name: str) -> TimeSlice:
         """The slice of a `name`."""
         low, last = name.split(":")
-        return Slice(int(low), int(last))
+        return TimeSlice(int(low), int(last))
 
 
-class Slices:
-    """The live slices of one operator's state, disjoint and in order.
+class SliceAssigner:
+    """Assigns rows to the live slices of one operator's state, which are disjoint and in order.
 
     A slice holds one grain, as a rule. When a batch brings very many, or very many are live, it holds several.
 
@@ -48,18 +48,18 @@ class Slices:
         live: the slices that there are.
     """
 
-    def __init__(self, grain: int, origin: int = 0, live: Iterable[Slice] = ()) -> None:
+    def __init__(self, grain: int, origin: int = 0, live: Iterable[TimeSlice] = ()) -> None:
         self._grain = grain
         self._origin = origin
-        self.live: list[Slice] = []
+        self.live: list[TimeSlice] = []
         self._set(live)
 
-    def _set(self, live: Iterable[Slice]) -> None:
+    def _set(self, live: Iterable[TimeSlice]) -> None:
         self.live = sorted(set(live))
         self._lows = np.array([one.low for one in self.live], np.int64)
         self._lasts = np.array([one.last for one in self.live], np.int64)
 
-    def divide(self, times: NDArray[np.int64]) -> Iterator[tuple[Slice, NDArray[np.int64] | None]]:
+    def divide(self, times: NDArray[np.int64]) -> Iterator[tuple[TimeSlice, NDArray[np.int64] | None]]:
         """The slices of some rows, made where there are none, each with its rows' positions (None: all of them)."""
         if not len(times):
             return
@@ -79,7 +79,7 @@ class Slices:
 
     def _add(self, times: NDArray[np.int64]) -> None:
         """Add slices for some times, in order, none of which has one."""
-        added = [Slice(NEVER, NEVER)] if times[-1] == NEVER else []
+        added = [TimeSlice(NEVER, NEVER)] if times[-1] == NEVER else []
         grains = np.unique((times[times != NEVER] - self._origin) // self._grain)
         lows = grains * self._grain + self._origin
         ahead = 1 << min(len(self.live) // _MANY, 16)
@@ -93,11 +93,11 @@ class Slices:
             following = min(following, int(lows[end])) if end < len(lows) else following
             past = max(int(lows[end - 1]) + self._grain, int(lows[begin]) + ahead * self._grain)
             first = max(int(lows[begin]), self.live[before[begin] - 1].last + 1) if before[begin] else int(lows[begin])
-            added.append(Slice(first, min(past, following) - 1))
+            added.append(TimeSlice(first, min(past, following) - 1))
             begin = end
         self._set([*self.live, *added])
 
-    def drop(self, until: int) -> list[Slice]:
+    def drop(self, until: int) -> list[TimeSlice]:
         """Forget the slices that end at or before a time; returns them."""
         over = [one for one in self.live if one.last <= until and one.last != NEVER]
         if over:

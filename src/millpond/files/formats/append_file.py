@@ -44,7 +44,7 @@ _REQUEST = 1 << 20
 """Bytes that one request to a remote store reads, roughly."""
 
 
-class Slice(msgspec.Struct, frozen=True):
+class ByteRange(msgspec.Struct, frozen=True):
     """`length` bytes from `offset` of an object of the state location."""
 
     name: str
@@ -165,7 +165,7 @@ class RemoteBytes:
         fetched: bytes read so far; requests: how many.
     """
 
-    def __init__(self, files: FileSystem, at: Slice, pool: Executor) -> None:
+    def __init__(self, files: FileSystem, at: ByteRange, pool: Executor) -> None:
         self._files = files
         self._at = at
         self._pool = pool
@@ -198,7 +198,7 @@ class RemoteBytes:
 
     def part(self, offset: int, length: int) -> RemoteBytes:
         """See `Bytes.part`."""
-        return RemoteBytes(self._files, Slice(self._at.name, self._at.offset + offset, length), self._pool)
+        return RemoteBytes(self._files, ByteRange(self._at.name, self._at.offset + offset, length), self._pool)
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -238,7 +238,7 @@ def read_bytes(words: Array, heap: Array, offset: int, ends: Array, out: Array) 
 
 
 @kernel(types.void(WORDS_IN, BYTES, INTS_IN, I64, I64, INTS_IN, BYTES_IN, I64))
-def sketch(
+def add_to_registers(
     words: Array, heap: Array, rows: Array, start: int, offset: int, hashes: Array, valid: Array, precision: int
 ) -> None:
     """Enter hashes into HyperLogLog registers: ten of six bits to a word of the row's blob."""
@@ -263,7 +263,7 @@ def sketch(
 
 
 @kernel(types.void(WORDS, BYTES, INTS_IN, I64, INTS_IN, BYTES_IN, I64))
-def combine_sketches(
+def merge_registers(
     words: Array, heap: Array, rows: Array, offset: int, starts: Array, other_heap: Array, size: int
 ) -> None:
     """Raise the registers of blobs of `size` bytes to those of others, given by where in their heap they start."""
@@ -281,7 +281,7 @@ def combine_sketches(
 
 
 @kernel(types.void(WORDS_IN, BYTES_IN, I64, I64, types.float64[::1], types.float64[::1]))
-def read_sketch(words: Array, heap: Array, offset: int, precision: int, inverse: Array, empty: Array) -> None:
+def read_registers(words: Array, heap: Array, offset: int, precision: int, inverse: Array, empty: Array) -> None:
     """For each row the sum of 2^−register, in register order, and the number of registers that are zero."""
     registers = np.int64(1) << precision
     for i in range(words.shape[0]):

@@ -29,7 +29,7 @@ def _step(state: int, word: int) -> int:
 
 
 @kernel(types.void(WORDS, BYTES_IN, I64, I64, BYTES_IN))
-def mix_rows(words: Array, heap: Array, start: int, stop: int, references: Array) -> None:
+def hash_entries(words: Array, heap: Array, start: int, stop: int, references: Array) -> None:
     """Replace each row's hash by its mix with the null bits and the columns in words `start` to `stop`.
 
     The result is stored with the state, so the formula is part of the format.

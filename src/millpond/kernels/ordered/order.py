@@ -1,8 +1,8 @@
 """Rows ordered by (hash, time): putting them in order, and finding rows of a key within an interval of time.
 
 A part of an ordered table is a sequence of blocks of rows in the order of (hash, time, number), wherever they lie:
-kernels take the addresses of blocks, as those of `search` do. Times are signed 64-bit microseconds; `NEVER` stands for
-rows without a time, which are last.
+kernels take the addresses of blocks, as those of `kernels.runs.search` do. Times are signed 64-bit microseconds;
+`NEVER` stands for rows without a time, which are last.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"

@@ -1,4 +1,4 @@
-"""Passes over rows ordered by (hash, time) (see `ordered`): marking, choosing by time, merging."""
+"""Passes over rows ordered by (hash, time) (see `kernels.ordered.order`): marking, choosing by time, merging."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 

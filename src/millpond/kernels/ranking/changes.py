@@ -12,7 +12,7 @@ from millpond.kernels.ranking.compare import compare_rows
 from millpond.kernels.ranking.packed_rows import visible
 from millpond.kernels.ranking.top_n import DENSE_RANK, ROW_NUMBER
 
-INSERT, UPDATE, DELETE, REPLACED = 1, 2, -1, -2
+INSERT, UPDATE_AFTER, DELETE, UPDATE_BEFORE = 1, 2, -1, -2
 """The kinds of a change: a new row, a row's new image, a row that is gone, a row's image before its new one."""
 
 
@@ -39,7 +39,7 @@ def changes(
     limit,
     function,
     version,
-    images,
+    before_images,
     rows,
     slots,
     ranks,
@@ -51,7 +51,7 @@ def changes(
 
     Args:
         words: rows of the table. heap: address of their long values. blob: as for `decide`. stride: bytes of a slot.
-        images: whether images that are gone are wanted too.
+        before_images: whether before_images that are gone are wanted too.
         rows, slots, ranks, kinds: filled with the changes: the table's row, the slot, its rank, the kind of change.
 
     Returns:
@@ -78,7 +78,7 @@ def changes(
                 if before >= held and after >= held:
                     break
                 if after >= held:
-                    if images:
+                    if before_images:
                         found = _note(found, i, before, number, DELETE, rows, slots, ranks, kinds)
                 elif before >= held:
                     found = _note(found, i, after, number, INSERT, rows, slots, ranks, kinds)
@@ -86,9 +86,9 @@ def changes(
                     compare_rows(step(base, before * stride), base, step(base, after * stride), base, columns, 0, count)
                     != 0
                 ):
-                    if images:
-                        found = _note(found, i, before, number, REPLACED, rows, slots, ranks, kinds)
-                    found = _note(found, i, after, number, UPDATE, rows, slots, ranks, kinds)
+                    if before_images:
+                        found = _note(found, i, before, number, UPDATE_BEFORE, rows, slots, ranks, kinds)
+                    found = _note(found, i, after, number, UPDATE_AFTER, rows, slots, ranks, kinds)
                 before += 1
                 after += 1
             continue
@@ -114,10 +114,10 @@ def changes(
                     there[side] = rank
             if there[0] == there[1]:
                 continue
-            if there[0] != 0 and images:
-                kind = REPLACED if there[1] != 0 else DELETE
+            if there[0] != 0 and before_images:
+                kind = UPDATE_BEFORE if there[1] != 0 else DELETE
                 found = _note(found, i, s, there[0], kind, rows, slots, ranks, kinds)
             if there[1] != 0:
-                kind = UPDATE if there[0] != 0 else INSERT
+                kind = UPDATE_AFTER if there[0] != 0 else INSERT
                 found = _note(found, i, s, there[1], kind, rows, slots, ranks, kinds)
     return found

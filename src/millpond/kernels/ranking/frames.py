@@ -1,7 +1,7 @@
 """Rows of a key in order, and frames over them: whose results a batch may have changed, and what it changed.
 
-Rows stand in slots, as in `kernels.slots`. Before the batch and after it a key has a *sequence* of rows each: the
-slots that were there, and those that are.
+Rows stand in slots, as in `kernels.ranking.packed_rows`. Before the batch and after it a key has a *sequence* of rows
+each: the slots that were there, and those that are.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
@@ -12,7 +12,7 @@ import numpy as np
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.pointers import step, word
-from millpond.kernels.ranking.changes import DELETE, INSERT, REPLACED, UPDATE
+from millpond.kernels.ranking.changes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from millpond.kernels.ranking.compare import compare_rows
 from millpond.kernels.ranking.packed_rows import BORN, GONE
 
@@ -206,12 +206,12 @@ def differences(old_runs, new_runs, results, stride, descriptor, kinds):
         changed = pairs
         for old in range(i, old_stop):
             if kinds[old] != 0 and changed > 0:
-                kinds[old] = REPLACED
+                kinds[old] = UPDATE_BEFORE
                 changed -= 1
         changed = pairs
         for new in range(j, new_stop):
             if kinds[olds + new] != 0 and changed > 0:
-                kinds[olds + new] = UPDATE
+                kinds[olds + new] = UPDATE_AFTER
                 changed -= 1
         i = old_stop
         j = new_stop

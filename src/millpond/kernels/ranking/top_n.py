@@ -1,4 +1,4 @@
-"""The first rows of each key in an order, which stand in slots (`kernels.slots`): what a block of rows changes."""
+"""The first rows of each key in an order, which stand in slots (see `packed_rows`): what a block of rows changes."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
 

@@ -5,7 +5,7 @@ the observer says so, the rows that come from then on are appended instead, and 
 again; what was appended becomes groups then, some of it with every batch. A window that closes before all has moved,
 and one whose groups were left, is read from both.
 
-What was chosen is part of the state, and lies in the names of its tables: see `KeptBothWays`. New slices append if one
+What was chosen is part of the state, and lies in the names of its tables: see `AdaptiveSlice`. New slices append if one
 of the others does.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from millpond.operators.aggregate.adaptive_slice import KeptBothWays
-from millpond.operators.aggregate.cardinality_observer import Observer, Seen
+from millpond.operators.aggregate.adaptive_slice import AdaptiveSlice
+from millpond.operators.aggregate.cardinality_observer import Observation, Observer
 from millpond.operators.aggregate.windowed import WindowedAggregate
 from millpond.operators.event_time_slices import Sliced
 from millpond.operators.protocol import SLICE, MakeTable, Times, scratch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class ObservedAggregate(WindowedAggregate):
+class AdaptiveAggregate(WindowedAggregate):
     """An `AggregateSpec` with `time`, distinct inputs and tumbling windows, if any, in append mode, on one partition.
 
     Args:
@@ -41,27 +41,27 @@ class ObservedAggregate(WindowedAggregate):
         memory: bytes that the state may take in memory, roughly.
     """
 
-    _parts: Sliced[KeptBothWays]  # type: ignore[assignment]
+    _parts: SlicedState[AdaptiveSlice]  # type: ignore[assignment]
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str], *, memory: int) -> None:
         self._observer = Observer(memory)
         self._make_table = make_table
         self._appending = False
-        self._version = self._bytes = self._rows = self._moved = 0
+        self._version = self._bytes = self._rows = self._backfilled = 0
         super().__init__(spec, make_table, tuple(existing))
         self._appending = self._appends
 
-    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[KeptBothWays]:  # type: ignore[override]
+    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> SlicedState[AdaptiveSlice]:  # type: ignore[override]
         assert self.spec.time is not None
         known: dict[str, set[str]] = {}
         for name in existing:
             base, _, one = name.partition(SLICE)
             known.setdefault(SLICE + one, set()).add(base)
 
-        def make(suffix: str) -> KeptBothWays:
-            return KeptBothWays(self.spec, make_table, suffix, known.pop(suffix, ()), append=self._appending)
+        def make(suffix: str) -> AdaptiveSlice:
+            return AdaptiveSlice(self.spec, make_table, suffix, known.pop(suffix, ()), append=self._appending)
 
-        return Sliced(self.spec.time, make, existing)
+        return SlicedState(self.spec.time, make, existing)
 
     @property
     def _appends(self) -> bool:
@@ -72,14 +72,14 @@ class ObservedAggregate(WindowedAggregate):
         """What the observer has chosen for what comes (`appending`: 1 for appending), and how far what it began has
         come: rows that the batch has made groups of, and appended rows that are still to become groups.
         """
-        left = sum(part.left for part in self._parts.live.values())
-        return {"appending": float(self._appends), "moved_rows": float(self._moved), "left_rows": float(left)}
+        left = sum(part.backlog for part in self._parts.live.values())
+        return {"appending": float(self._appends), "moved_rows": float(self._backfilled), "left_rows": float(left)}
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         super().begin(version, times)
         self._version = version
-        self._bytes = self._rows = self._moved = 0
+        self._bytes = self._rows = self._backfilled = 0
         self._appending = self._appends
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -92,9 +92,9 @@ class ObservedAggregate(WindowedAggregate):
         """End the batch: look at what it did, move some rows, forget what is closed, seal the rest of what changed."""
         staying = {one: part for one, part in self._parts.live.items() if not self._closes(one.last)}
         self._choose(staying.values())
-        moving = [one for one, part in staying.items() if part.left]
+        moving = [one for one, part in staying.items() if part.backlog]
         if moving:
-            self._moved = self._parts.open(max(moving)).move()
+            self._backfilled = self._parts.open(max(moving)).backfill()
         sealed = super().finish()
         for part in self._parts.closing.values():
             part.measure()
@@ -103,22 +103,22 @@ class ObservedAggregate(WindowedAggregate):
     def _closes(self, time: int) -> bool:
         return bool(self._parts.closing_now(np.array([time]))[0])
 
-    def _choose(self, parts: Collection[KeptBothWays]) -> None:
+    def _choose(self, parts: Collection[AdaptiveSlice]) -> None:
         """Change the store of some slices, if the observer says so."""
         wide = self._bytes // max(1, self._rows)
-        seen = Seen.total(part.seen(wide) for part in parts)
+        seen = Observation.total(part.observe(wide) for part in parts)
         if self._appending:
             heaviest = max((part.heaviest for part in parts), default=0)
             if self._observer.groups(seen, heaviest):
                 self._log("keeps groups again", seen)
                 for part in parts:
-                    part.keep_groups()
+                    part.switch_to_groups()
         elif self._observer.appends(seen):
             self._log("appends rows", seen)
             for part in parts:
-                part.keep_rows()
+                part.switch_to_rows()
 
-    def _log(self, what: str, seen: Seen) -> None:
+    def _log(self, what: str, seen: Observation) -> None:
         _log.info(
             "From version %d on, an aggregate of distinct inputs %s: of %d inputs %d were new; all take %d MB.",
             self._version + 1,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.layout import HASH, LAST_HASH, HashRange, Rows
-from millpond.operators.aggregate.cardinality_observer import Sample, Seen
+from millpond.operators.aggregate.cardinality_observer import Observation, Sample
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.tables import MOVED, distincts, moved_table
 from millpond.operators.columns.encode import key_rows, portions
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _INDEX = 24  # bytes that an entry takes beside its words, roughly
 
 
-class KeptBothWays:
+class AdaptiveSlice:
     """The state of one slice. Its tables say how it is kept.
 
-    `MAIN` and side tables: it has groups. `ROWS` and `SAMPLE`: it has rows that were appended. `MOVED`: it appends no
-    more, and rows up to a hash have become groups. That table stays when all have, and `ROWS` is gone: a slice appends
-    once at most, so that no pattern makes it go to and fro.
+    `MAIN` and side tables: it has groups. `ROWS` and `SAMPLE`: it has rows that were appended. `BACKFILLED`: it appends
+    no more, and rows up to a hash have become groups. That table stays when all have, and `ROWS` is gone: a slice
+    appends once at most, so that no pattern makes it go to and fro.
 
     Args:
         spec: keys, inputs and calls. make_table: opens the partition's tables. suffix: of their names.
@@ -54,7 +54,7 @@ class KeptBothWays:
         self._version: int | None = None  # of the running batch, if it has to do with the slice
         self._groups: Groups | None = None
         self._rows: tuple[AlignedTable, Sample] | None = None
-        self._moved: RmwTable | None = None
+        self._backfilled: RmwTable | None = None
         self._appended = False  # in this batch
         self._before = 0  # entries
         self._size = 0  # bytes
@@ -62,21 +62,21 @@ class KeptBothWays:
         if MAIN in known or not (known or append):
             self._groups = Groups(spec, make_table, suffix)
         if ROWS in known or (append and not known):
-            self.keep_rows()
-        if MOVED in known:
-            self._open_moved()
+            self.switch_to_rows()
+        if BACKFILLED in known:
+            self._open_backfill()
 
     @property
     def appends(self) -> bool:
         """Whether rows that come are appended."""
-        return self._rows is not None and self._moved is None
+        return self._rows is not None and self._backfilled is None
 
     @property
-    def left(self) -> int:
+    def backlog(self) -> int:
         """How many rows are still to become groups, roughly."""
-        if self._rows is None or self._moved is None:
+        if self._rows is None or self._backfilled is None:
             return 0
-        return max(1, int(self._rows[0].rows * (1 - self._until / (LAST_HASH + 1))))
+        return max(1, int(self._rows[0].rows * (1 - self._backfilled_until / (LAST_HASH + 1))))
 
     @property
     def table(self) -> AlignedTable | RmwTable:
@@ -84,7 +84,7 @@ class KeptBothWays:
         if self.appends:
             assert self._rows is not None
             return self._rows[0]
-        return self._grouped().table
+        return self._open_groups().table
 
     @property
     def tables(self) -> dict[str, AlignedTable | RmwTable]:
@@ -92,13 +92,13 @@ class KeptBothWays:
         found: dict[str, AlignedTable | RmwTable] = {} if self._groups is None else {**self._groups.tables}
         if self._rows is not None:
             found |= {ROWS + self._suffix: self._rows[0], self._rows[1].name: self._rows[1].table}
-        if self._moved is not None:
-            found[MOVED + self._suffix] = self._moved
+        if self._backfilled is not None:
+            found[BACKFILLED + self._suffix] = self._backfilled
         return found
 
     def begin(self, version: int) -> None:
         """Start the batch that reads state `version`."""
-        self._let_go()
+        self._close_retired()
         self._version = version
         self._appended = False
         if self._groups is not None:
@@ -106,14 +106,14 @@ class KeptBothWays:
         if self._rows is not None:
             for each in self._rows:
                 each.begin(version)
-        if self._moved is not None:
-            self._moved.begin(version)
+        if self._backfilled is not None:
+            self._backfilled.begin(version)
         self._before = self._entries
 
     def fold(self, batch: pa.RecordBatch) -> None:
         """Take rows: the column `__hash`, then keys and inputs."""
         if not self.appends:
-            self._grouped().fold(batch)
+            self._open_groups().fold(batch)
             return
         assert self._rows is not None
         rows, sample = self._rows
@@ -126,7 +126,7 @@ class KeptBothWays:
     def _entries(self) -> int:
         return 0 if self._groups is None else sum(side.stats()["keys"] for _, side in self._groups.sides)
 
-    def seen(self, wide: int) -> Seen:
+    def observe(self, wide: int) -> Observation:
         """What the running batch did to the slice's distinct inputs, and what they take.
 
         Args:
@@ -145,16 +145,16 @@ class KeptBothWays:
                 stats = [side.stats() for _, side in self._groups.sides]
                 asked = sum(each["cache_hits"] + each["cache_misses"] for each in stats)
                 made = self._entries - self._before
-        return Seen(asked, made, entries * (self._entry + (wide if self._long else 0)), groups)
+        return Observation(asked, made, entries * (self._entry + (wide if self._long else 0)), groups)
 
     @property
     def heaviest(self) -> int:
         """Bytes of the appended rows of one group, at most."""
         return 0 if self._rows is None else heaviest(self._rows[0].readable())
 
-    def keep_rows(self) -> None:
+    def switch_to_rows(self) -> None:
         """Append rows from now on, if the slice never did."""
-        if self._rows is not None or self._moved is not None:
+        if self._rows is not None or self._backfilled is not None:
             return
         layout = self._stored.layout
         rows = self._make_table(ROWS + self._suffix, layout.schema, self._stored.initial, kind="aligned")
@@ -163,18 +163,18 @@ class KeptBothWays:
             for each in self._rows:
                 each.begin(self._version)
 
-    def keep_groups(self) -> None:
+    def switch_to_groups(self) -> None:
         """Keep groups from now on, also of what was appended."""
         if self.appends:
-            self._open_moved()
+            self._open_backfill()
 
-    def _open_moved(self) -> None:
-        table = moved_table()
-        self._moved = self._make_table(MOVED + self._suffix, table.layout.schema, table.initial)
+    def _open_backfill(self) -> None:
+        table = backfill_table()
+        self._backfilled = self._make_table(BACKFILLED + self._suffix, table.layout.schema, table.initial)
         if self._version is not None:
-            self._moved.begin(self._version)
+            self._backfilled.begin(self._version)
 
-    def _grouped(self) -> Groups:
+    def _open_groups(self) -> Groups:
         if self._groups is None:
             self._groups = Groups(self._spec, self._make_table, self._suffix)
             if self._version is not None:
@@ -184,68 +184,70 @@ class KeptBothWays:
     # From rows to groups
 
     @property
-    def _until(self) -> int:
+    def _backfilled_until(self) -> int:
         """The hash below which appended rows have become groups."""
-        pieces = [] if self._moved is None else list(self._moved.scan())
-        return int(pieces[0].words[0, moved_table().values[0].offset]) if pieces else 0
+        pieces = [] if self._backfilled is None else list(self._backfilled.scan())
+        return int(pieces[0].words[0, backfill_table().values[0].offset]) if pieces else 0
 
-    def move(self) -> int:
+    def backfill(self) -> int:
         """Make groups of some of the appended rows; how many. The running batch has to have to do with the slice."""
         assert self._rows is not None
-        assert self._moved is not None
+        assert self._backfilled is not None
         assert self._version is not None
-        pieces = self._left_rows()
+        pieces = self._backlog_rows()
         some = next(pieces, None)
         pieces.close()
         last = LAST_HASH if some is None else int(some.words[-1, HASH])
         if some is not None:
-            groups = self._grouped()
+            groups = self._open_groups()
             groups.table.widen()
             groups.table.rest(False)
             groups.fold(self._stored.decode(some))
         if last == LAST_HASH:
             rows, sample = self._rows
-            self._gone += [rows, sample.table]
+            self._retired += [rows, sample.table]
             self._rows = None
             return 0 if some is None else some.count
         assert some is not None
-        table = moved_table()
-        ids = self._moved.upsert(key_rows(np.zeros(1, np.int64), [], [], table.layout.key_stop), self._version).rows
-        self._moved.words[ids, table.values[0].offset] = np.uint64(last + 1)
+        table = backfill_table()
+        ids = self._backfilled.upsert(
+            key_rows(np.zeros(1, np.int64), [], [], table.layout.key_stop), self._version
+        ).rows
+        self._backfilled.words[ids, table.values[0].offset] = np.uint64(last + 1)
         return some.count
 
-    def _left_rows(self) -> Generator[Rows]:
+    def _backlog_rows(self) -> Generator[Rows]:
         """The rows that have not become groups, in hash order, in pieces that have all rows of their hashes."""
         assert self._rows is not None
         rows = self._rows[0]
-        range_ = HashRange(self._until)
+        range_ = HashRange(self._backfilled_until)
         yield from gradually([rows.readable()], self._stored.layout, max(1, rows.portion // 2), range_)
 
     # Closing
 
     def measure(self) -> None:
-        """Learn how large the slice is, before `shown`, which gives the same pieces until this is called again."""
+        """Learn how large the slice is, before `emit`, which gives the same pieces until this is called again."""
         self._size = sum(_size(table) for table in self.tables.values())
 
     def shown(self, make_scratch: MakeRows) -> Iterator[tuple[Groups, Rows]]:
         """All groups, with the rows that are no groups yet, in pieces of hash order."""
         if self._rows is None:
-            groups = self._grouped()
+            groups = self._open_groups()
             for rows in groups.scan():
                 yield groups, rows
             return
         with ExitStack() as open_:
-            for found in self._together(open_):
+            for found in self._ranges(open_):
                 groups = Groups(self._spec, make_scratch)
                 try:
                     groups.begin(0)
-                    self._put_together(groups, *found)
+                    self._merge_rows(groups, *found)
                     for some in groups.scan():
                         yield groups, some
                 finally:
                     groups.close()
 
-    def _put_together(
+    def _merge_rows(
         self, groups: Groups, held: Sequence[Rows], entries: Sequence[Sequence[Rows]], rows: Sequence[Rows]
     ) -> None:
         """Fold rows into what is held of groups of the same range, in fresh tables."""
@@ -258,15 +260,15 @@ class KeptBothWays:
             groups.table.load(some)
         for (table, side), found in zip(groups.sides, entries, strict=False):
             for some in found:
-                side.load(_by_other_hash(some, table))
+                side.load(_with_hash_swapped(some, table))
         for some in rows:
             groups.fold(self._stored.decode(some))
 
-    def _together(self, open_: ExitStack) -> Iterator[tuple[Sequence[Rows], Sequence[Sequence[Rows]], Sequence[Rows]]]:
+    def _ranges(self, open_: ExitStack) -> Iterator[tuple[Sequence[Rows], Sequence[Sequence[Rows]], Sequence[Rows]]]:
         """Range after range of the hash: groups, their distinct inputs in each side table, rows."""
         groups = self._groups
         if groups is None:
-            for piece in self._left_rows():
+            for piece in self._backlog_rows():
                 yield (), (), (piece,)
             return
         assert self._rows is not None
@@ -274,7 +276,7 @@ class KeptBothWays:
         ends = bounds(groups.table.range, -(-self._size // max(1, portion // 2)))
         sides = [self._by_group(table, side, open_) for table, side in groups.sides]
         entries = [gradually([side.readable()], side.layout, portion // 4) for side in sides]
-        sources = [groups.scan(), self._left_rows(), *entries]
+        sources = [groups.scan(), self._backlog_rows(), *entries]
         for held, left, *found in zip(*(by_range(each, ends) for each in sources), strict=True):
             yield held, found, left
 
@@ -284,7 +286,7 @@ class KeptBothWays:
         spool = self._make_table(name, table.layout.schema, table.initial, kind="spool")
         open_.callback(spool.close)
         for rows in side.scan():
-            spool.append(_by_other_hash(rows, table))
+            spool.append(_with_hash_swapped(rows, table))
         return spool
 
     def seal(self) -> dict[str, TableDelta]:
@@ -295,19 +297,19 @@ class KeptBothWays:
             sealed[sample.name] = sample.table.seal()
             if self._appended:
                 sealed[ROWS + self._suffix] = rows.seal()
-        if self._moved is not None:
-            sealed[MOVED + self._suffix] = self._moved.seal()
+        if self._backfilled is not None:
+            sealed[BACKFILLED + self._suffix] = self._backfilled.seal()
         self._version = None
         return sealed
 
-    def _let_go(self) -> None:
-        for table in self._gone:
+    def _close_retired(self) -> None:
+        for table in self._retired:
             table.close()
-        self._gone = []
+        self._retired = []
 
     def close(self) -> None:
         """Give all memory back."""
-        self._let_go()
+        self._close_retired()
         for table in self.tables.values():
             table.close()
 
@@ -317,7 +319,7 @@ def _size(table: AlignedTable | RmwTable) -> int:
     return max(8 * table.layout.width * stats["keys"], stats["bytes"])
 
 
-def _by_other_hash(rows: Rows, table: Keyed) -> Rows:
+def _with_hash_swapped(rows: Rows, table: Keyed) -> Rows:
     """Entries of a side table with the hash of their group in place of their own, which takes its place; and back."""
     words = np.array(rows.words)
     group = table.values[0].offset

@@ -71,7 +71,7 @@ class _Appended:
         self.table.close()
 
 
-class HolisticAggregate(WindowedAggregate):
+class BufferedAggregate(WindowedAggregate):
     """An `AggregateSpec` with `time`, in append mode, on one partition, whose rows are kept until their windows close.
 
     Args:
@@ -87,14 +87,14 @@ class HolisticAggregate(WindowedAggregate):
         super().__init__(spec, make_table, existing)
         self._arrived = 0  # rows of the running batch, above them the batch
 
-    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[_Appended]:  # type: ignore[override]
+    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> SlicedState[_Appended]:  # type: ignore[override]
         assert self.spec.time is not None
         reach = 0 if self._windows is None else self._windows.size - self._windows.slide
 
         def make(suffix: str) -> _Appended:
             return _Appended(self._stored, make_table, suffix, in_order=self._in_order)
 
-        return Sliced(self.spec.time, make, existing, reach=reach)
+        return SlicedState(self.spec.time, make, existing, reach=reach)
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""

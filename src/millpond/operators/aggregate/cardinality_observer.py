@@ -27,7 +27,7 @@ _REPEATING = 16  # when one in so many is new, or fewer, nearly all do
 _HEAVY = 32  # a group is heavy when it takes one such part of the memory
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """What a batch asked of the entries of distinct inputs, and what they take.
 
     Attributes:
@@ -41,9 +41,9 @@ class Seen(NamedTuple):
     groups: int = 0
 
     @staticmethod
-    def total(each: Iterable[Seen]) -> Seen:
+    def total(each: Iterable[Observation]) -> Observation:
         """All of it together."""
-        return Seen(*map(sum, zip(Seen(), *each, strict=True)))
+        return Observation(*map(sum, zip(Observation(), *each, strict=True)))
 
 
 class Observer:
@@ -60,13 +60,13 @@ class Observer:
     def __init__(self, memory: int) -> None:
         self._memory = memory
 
-    def appends(self, seen: Seen) -> bool:
+    def appends(self, seen: Observation) -> bool:
         """Whether what is kept in groups should be appended from now on."""
         grown = seen.bytes * _GROWN > self._memory
         heavy = seen.bytes * _HEAVY > self._memory * seen.groups  # on average: all its rows will be needed at once
         return grown and not heavy and seen.made * _REPEATED > seen.asked
 
-    def groups(self, seen: Seen, heaviest: int) -> bool:
+    def groups(self, seen: Observation, heaviest: int) -> bool:
         """Whether what is appended should be kept in groups from now on.
 
         Args:
@@ -127,6 +127,6 @@ class Sample:
         words, heap = key_rows(hashes_of(batch), leaves, table.keys, layout.key_stop)
         references = np.zeros(layout.width, np.uint8)
         references[[offset + 1 for offset in layout.bytes_columns]] = 1
-        distinct_hash.mix_rows(words, heap, layout.key_start, layout.key_stop, references)
+        distinct_hash.hash_entries(words, heap, layout.key_start, layout.key_stop, references)
         hashes = words[:, HASH]
         return hashes[hashes < np.uint64(1 << (64 - SAMPLED))] if SAMPLED else hashes.copy()

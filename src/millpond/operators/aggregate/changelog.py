@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import retract
-from millpond.kernels.ranking.changes import DELETE, INSERT, REPLACED, UPDATE
+from millpond.kernels.ranking.changes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from millpond.layout import Column, Rows
 from millpond.operators.columns.decode import ints
 from millpond.operators.columns.encode import ALL, Place
@@ -29,7 +29,7 @@ Decode = Callable[[Rows, bool], Iterator[pa.RecordBatch]]
 """Decodes rows, from their accumulators or from the copies of before the batch."""
 
 
-def image_columns(
+def changelog_columns(
     columns: Sequence[tuple[Column, bool]], *, retracts: bool, changes: bool
 ) -> list[tuple[Column, bool]]:
     """The columns that a group's row has besides those of its accumulators."""
@@ -40,7 +40,7 @@ def image_columns(
     return more
 
 
-class Images:
+class GroupChangelog:
     """What a table's rows hold of their groups' comings and goings.
 
     Args:
@@ -112,9 +112,9 @@ class Images:
         held = ints(rows, self._rows.offset)
         for count in (ints(rows, offset) for offset in counts):
             if ((count < 0) | (count > held)).any():
-                raise never_there()
+                raise unknown_retraction()
         if (held < 0).any():
-            raise never_there()
+            raise unknown_retraction()
 
     def there(self, rows: Rows) -> Rows:
         """The rows of groups that are there."""
@@ -126,8 +126,8 @@ class Images:
         after = np.ones(rows.count, dtype=np.bool_) if self._always else ints(rows, self._rows.offset) != 0
         changed = (before != after) | ~self._same(rows)
         for there, other, lone, paired, old in (
-            (before, after, DELETE, REPLACED, True),
-            (after, before, INSERT, UPDATE, False),
+            (before, after, DELETE, UPDATE_BEFORE, True),
+            (after, before, INSERT, UPDATE_AFTER, False),
         ):
             which = there & changed
             kinds = np.where(other[which], paired, lone).astype(np.int8)

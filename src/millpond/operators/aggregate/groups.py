@@ -74,7 +74,7 @@ class Groups:
             self.sides.append((keyed, table))
             self._mask_of |= dict.fromkeys(calls, side)
         self.images = images(spec, self.main)
-        self.before = before_images(spec, self.images) if self.images is not None and spec.changes else []
+        self.before = accumulators_before(spec, self.images) if self.images is not None and spec.changes else []
         self._counts = [call.places[0].offset for call in self.calls if isinstance(call, Count)]
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         loaded = [call for call, made in zip(spec.calls, self.calls, strict=True) if not isinstance(made, Gathered)]
@@ -226,7 +226,7 @@ class _Side:
         self._selected = np.flatnonzero(counts) if counts.size else None
         if self._selected is not None:
             words, hashes = words[self._selected], hashes[self._selected]
-        distinct_hash.mix_rows(words, heap, self._start, self._stop, self._references)
+        distinct_hash.hash_entries(words, heap, self._start, self._stop, self._references)
         self._rows, self._groups = Rows(words, heap), hashes
         self._table.prepare(self._rows, version)
         self.mask = np.zeros(len(counts) if counts.size else len(hashes), dtype=np.uint8)

@@ -54,9 +54,9 @@ class WindowedAggregate:
         self._in_order = spec.in_order
         self.late_rows = 0
 
-    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> Sliced[Groups]:
+    def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> SlicedState[Groups]:
         assert self.spec.time is not None
-        return Sliced(self.spec.time, lambda suffix: Groups(self.spec, make_table, suffix), existing)
+        return SlicedState(self.spec.time, lambda suffix: Groups(self.spec, make_table, suffix), existing)
 
     @property
     def tables(self) -> Mapping[str, Table]:

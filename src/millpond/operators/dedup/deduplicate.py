@@ -90,11 +90,11 @@ class DeduplicateOperator:
         self._new: list[pa.RecordBatch] = []
         self._late = 0
         self.late_rows = 0
-        self._parts: Sliced[Seen] | Whole[Seen]
+        self._parts: SlicedState[Seen] | UnslicedState[Seen]
         if spec.time is not None and spec.time.column in spec.keys:
-            self._parts = Sliced(spec.time, lambda suffix: Seen(spec, make_table, suffix), existing)
+            self._parts = SlicedState(spec.time, lambda suffix: Seen(spec, make_table, suffix), existing)
         else:
-            self._parts = Whole(Seen(spec, make_table))
+            self._parts = UnslicedState(Seen(spec, make_table))
 
     @property
     def tables(self) -> Mapping[str, Table]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from millpond.stores.rmw.table import RmwTable
 
 
-class WithinOperator:
+class WithinWatermarkOperator:
     """A `WithinSpec` on one partition.
 
     As in Spark, a key that has expired still stops rows of the batch in which it is forgotten, and a time that is null

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NO_PAIRS: Words = np.empty((0, 2), dtype=np.uint64)
 
 
-class Blobs:
+class GrowingBytes:
     """Grows blobs: a byte column followed by a word that says how much of it is used."""
 
     columns = (StateColumn("bytes"), StateColumn("word"))
@@ -72,11 +72,11 @@ class Blobs:
 class Collect(Accumulator):
     """`collect_list`, and `collect_set` of inputs of which only distinct ones arrive: nulls left out."""
 
-    columns = Blobs.columns
+    columns = GrowingBytes.columns
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
-        self._blobs = Blobs()
+        self._bytes = GrowingBytes()
         self._element = inputs[0]
         self._struct = self._element.name == "struct"
         self._width = 0 if self._struct or self._element.machine == "bytes" else _element_width(self._element)
@@ -90,16 +90,16 @@ class Collect(Accumulator):
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         offset, column = self.places[0].offset, self._column
         if self._width:
-            self._blobs.make_room(table, rows, start, offset, width=self._width, valid=self._valid)
+            self._bytes.make_room(table, rows, start, offset, width=self._width, valid=self._valid)
             heap = table.heap.data
             kernels.append_fixed(table.words, heap, rows, start, offset, self._data, self._valid, self._width)
         else:
-            self._blobs.make_room(table, rows, start, offset, width=0, valid=self._valid, values=column.values)
+            self._bytes.make_room(table, rows, start, offset, width=0, valid=self._valid, values=column.values)
             heap = table.heap.data
             kernels.append_bytes(table.words, heap, rows, start, offset, column.values, column.heap, self._valid)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        self._blobs.append(table, rows, self.places[0].offset, source)
+        self._bytes.append(table, rows, self.places[0].offset, source)
 
     def result(self, rows: Rows) -> pa.Array:
         offset = self.places[0].offset
@@ -129,14 +129,14 @@ class Collect(Accumulator):
         return pa.Array.from_buffers(self.type.arrow, rows.count, [None, offsets_buffer], children=[values])
 
 
-class Sketch(Accumulator):
+class ApproxCountDistinct(Accumulator):
     """`approx_count_distinct`: HyperLogLog++ registers, packed as Spark packs them, over hashes that Spark computed.
 
     The input is `xxhash64(value)`, null where the value is null. Bias correction needs the options `raw_estimates`,
     `biases` and `threshold`: Spark's tables for the precision that follows from `relative_sd`.
     """
 
-    columns = Blobs.columns
+    columns = GrowingBytes.columns
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
@@ -156,25 +156,25 @@ class Sketch(Accumulator):
         used = rows[self._valid[start : start + len(rows)].astype(np.bool_)] if self._valid.size else rows
         self._start(table, used)
         heap = table.heap.data
-        kernels.sketch(table.words, heap, rows, start, offset, self._hashes, self._valid, self._precision)
+        kernels.add_to_registers(table.words, heap, rows, start, offset, self._hashes, self._valid, self._precision)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset = self.places[0].offset
         started = source.words[:, offset] != 0
         rows, starts = rows[started], ints(source, offset + 1)[started]
         self._start(table, rows)
-        kernels.combine_sketches(table.words, table.heap.data, rows, offset, starts, source.heap, self._size)
+        kernels.merge_registers(table.words, table.heap.data, rows, offset, starts, source.heap, self._size)
 
     def _start(self, table: Writable, rows: NDArray[np.int64]) -> None:
         """Give the rows that have no registers yet their own."""
         offset = self.places[0].offset
         fresh = np.unique(rows[table.words[rows, offset] == 0])
         if len(fresh):
-            Blobs.grow(table, fresh, offset, np.full(len(fresh), self._size, dtype=np.int64))
+            GrowingBytes.grow(table, fresh, offset, np.full(len(fresh), self._size, dtype=np.int64))
 
     def result(self, rows: Rows) -> pa.Array:
         inverse, empty = np.empty(rows.count), np.empty(rows.count)
-        kernels.read_sketch(rows.words, rows.heap, self.places[0].offset, self._precision, inverse, empty)
+        kernels.read_registers(rows.words, rows.heap, self.places[0].offset, self._precision, inverse, empty)
         return to_arrow(self._estimate(inverse, empty), ALL, self.type)
 
     def _estimate(self, inverse: NDArray[np.float64], empty: NDArray[np.float64]) -> NDArray[np.int64]:

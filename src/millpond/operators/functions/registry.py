@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from millpond.operators.functions import retractable
 from millpond.operators.functions.accumulators import Accumulator, Average, Count, CountIf, Moments, SumFloats, SumInts
-from millpond.operators.functions.collect import Collect, Sketch
+from millpond.operators.functions.collect import ApproxCountDistinct, Collect
 from millpond.operators.functions.decimal_sums import AverageDecimals, SumDecimals
 from millpond.operators.functions.order_statistics import Mode, Percentile
 from millpond.operators.functions.retractable import Retractable
@@ -61,7 +61,7 @@ FOLDED: dict[str, Folded] = {
     "stddev_pop": Folded(partial(Moments, sample=False, root=True)),
     "var_samp": Folded(partial(Moments, sample=True)),
     "var_pop": Folded(partial(Moments, sample=False)),
-    "approx_count_distinct": Folded(Sketch),
+    "approx_count_distinct": Folded(ApproxCountDistinct),
     "collect_list": Folded(Collect, of_group=Gathered),
     "collect_set": Folded(Collect),
     "percentile": Folded(of_group=Percentile),

@@ -1,7 +1,7 @@
 """Accumulators of groups whose rows are all there (FlowKV's append pattern), and the plainest: lists of the rows.
 
-They belong to tables that live for one piece of rows only, in which each group is whole (`holistic.py`,
-`closed_sessions.py`): what they keep in the table is the number of the group.
+They belong to tables that live for one piece of rows only, in which each group is whole (`aggregate/buffered.py`,
+`sessions/closed.py`): what they keep in the table is the number of the group.
 """
 
 # ruff: noqa: D102 (what a method does is said once, in `Accumulator`)

@@ -21,7 +21,7 @@ from millpond.operators.columns.decode import floats, ints, not_null, wide
 from millpond.operators.columns.encode import NO_HEAP, Operand
 from millpond.operators.protocol import PIECE, MakeRows
 from millpond.operators.ranking.frames import Frames
-from millpond.operators.ranking.packed_rows import RankedRows
+from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.top_n import BLOCK, TopNOperator
 from millpond.spec.over import OverSpec
 from millpond.spec.rank import RankSpec
@@ -30,7 +30,7 @@ from millpond.spec.types import leaves
 NO_BLOBS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
-class OverChangesOperator(TopNOperator):
+class OverChangelogOperator(TopNOperator):
     """An `OverSpec` that `retracts`, on one partition: a top-N without bound keeps the rows."""
 
     def __init__(self, spec: OverSpec, make_table: MakeRows) -> None:

@@ -49,10 +49,10 @@ class OverRowsOperator:
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         keys = [Order(position) for position in spec.keys]
-        self._rows = RankedRows(spec.columns, [*keys, *(each for each in spec.order if each.column not in spec.keys)])
+        self._rows = PackedRows(spec.columns, [*keys, *(each for each in spec.order if each.column not in spec.keys)])
         self._frames = Frames(spec)
         self._inputs = self._frames.inputs
-        self._kept = RankedRows([spec.columns[position] for position in self._inputs], ())
+        self._kept = PackedRows([spec.columns[position] for position in self._inputs], ())
         self._place = self._main.values[0].offset
         self._types = [parse_type(field.type) for field in spec.columns]
         self._batches: list[pa.RecordBatch] = []

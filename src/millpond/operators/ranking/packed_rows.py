@@ -19,11 +19,11 @@ from millpond.spec.types import DataType, leaves, parse_type
 _KINDS = {"int": compare.INT, "float": compare.FLOAT, "wide": compare.WIDE, "bytes": compare.BYTES}
 
 
-class RankedRows:
+class PackedRows:
     """The layout of rows with these columns, and their order.
 
-    The first two words of a row are its own (see `kernels.slots`), then come its nulls and columns, structs
-    flattened, floats as they are.
+    The first two words of a row are its own (see `kernels.ranking.packed_rows`), then come its nulls and columns,
+    structs flattened, floats as they are.
 
     Args:
         fields: the columns.
@@ -31,7 +31,7 @@ class RankedRows:
 
     Attributes:
         layout: of a row, all columns being keys.
-        descriptor: the columns for `kernels.compare`, those of the order first.
+        descriptor: the columns for `kernels.ranking.compare`, those of the order first.
         ordering: how many of them belong to the order.
         blobs: first words of the columns of byte strings.
     """

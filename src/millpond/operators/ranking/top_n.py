@@ -55,7 +55,7 @@ class TopNOperator:
         self._main = rank_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
-        self._slots = RankedRows(spec.columns, spec.order)
+        self._slots = PackedRows(spec.columns, spec.order)
         self._place = self._main.values[0].offset
         self._function = FUNCTIONS[spec.function]
         self._flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * (
@@ -149,7 +149,7 @@ class TopNOperator:
             *(sources, fates, ends, sizes, spare),
         )
         if found < 0:
-            raise never_there()
+            raise unknown_retraction()
         if not found:
             return
         changed = np.flatnonzero(sizes)

@@ -1,7 +1,7 @@
 """Session windows whose rows are kept until the watermark closes them, for functions that need all of them at once.
 
 The sessions themselves stand in the main table, as those of every session operator do, and say which lists of the
-unaligned append store their rows are in (`session_lists.py`). When sessions close, their lists are taken, and what has
+unaligned append store their rows are in (`row_lists.py`). When sessions close, their lists are taken, and what has
 come in whole is aggregated like a small batch, in tables that live for it alone.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TOGETHER = 65_536  # closed sessions whose rows are taken together, at most
 
 
-class HolisticSessions(SessionOperator):
+class BufferedSessions(SessionOperator):
     """A `SessionSpec` in append mode, on one partition, whose rows are kept until their sessions close.
 
     Args:

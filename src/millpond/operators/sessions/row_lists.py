@@ -38,11 +38,11 @@ class Lists(Accumulator):
     Its columns are the first list, the rows, and the other lists.
     """
 
-    columns = (StateColumn("word"), StateColumn("word"), *Blobs.columns)
+    columns = (StateColumn("word"), StateColumn("word"), *GrowingBytes.columns)
 
     def __init__(self) -> None:
         super().__init__(AggregateCall("count", (), KEPT.type), [])
-        self._blobs = Blobs()
+        self._blobs = GrowingBytes()
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         """Nothing: rows are kept elsewhere."""

@@ -19,8 +19,8 @@ from millpond.files.filesystem import Buffer
 from millpond.files.formats.append_file import (
     AppendFile,
     AppendFileWriter,
+    ByteRange,
     MappedBytes,
-    Slice,
     open_files,
 )
 from millpond.files.formats.blocks import shape_of
@@ -57,7 +57,7 @@ class AlignedTable:
         files: AppendFiles,
         layout: RowLayout,
         manifest: TableManifest,
-        deltas: Sequence[Slice],
+        deltas: Sequence[ByteRange],
     ) -> None:
         self._owner = owner
         self._window = window
@@ -65,7 +65,7 @@ class AlignedTable:
         self._store = files
         self._merged = [(ref, files.open(ref, [layout])) for ref in reversed(manifest.runs)]  # oldest first
         self._flushed = manifest.flushed
-        self._segments = [file for at in deltas for file in files.open_slice(at, [layout])]  # behind those merged
+        self._segments = [file for at in deltas for file in files.open_range(at, [layout])]  # behind those merged
         self._chunks: list[Rows] = []
         self._fresh: list[AppendFile] = []  # segments of the running batch
         self._merging: tuple[int, int, int, Future[tuple[RunRef, AppendFile]]] | None = None
@@ -284,7 +284,7 @@ class AlignedStore:
         self,
         window: Window,
         manifest: TableManifest,
-        deltas: Sequence[Slice] = (),
+        deltas: Sequence[ByteRange] = (),
         *,
         layout: RowLayout | None = None,
     ) -> AlignedTable:

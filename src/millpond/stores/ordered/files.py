@@ -17,7 +17,7 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.layout import OrderedLayout, names_of, sorted_rows
 from millpond.stores.ordered.merge import Input, Window, merged
 from millpond.stores.ordered.parts import Part
-from millpond.stores.ordered.time_buckets import Slices
+from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MOST_LAYERS, Extent, pick
@@ -130,7 +130,9 @@ class PartFiles:
                 pending.append(part.ref)
         return refs + [msgspec.structs.replace(ref, pending=True) for ref in pending if ref is not None]
 
-    def step(self, parts: list[Part], gone: Sequence[Part], slices: Slices, expired: int, version: int) -> list[Part]:
+    def step(
+        self, parts: list[Part], gone: Sequence[Part], buckets: TimeBuckets, expired: int, version: int
+    ) -> list[Part]:
         """Between two batches: take over what is written and merged, go on with what is under way.
 
         Args:
@@ -149,7 +151,7 @@ class PartFiles:
             if part.run is not None and not merging:
                 self._store.forget(part.run)
         if self._merge is None:
-            self._begin_merge(parts, slices, expired)
+            self._begin_merge(parts, buckets, expired)
         return parts
 
     # Flush
@@ -191,20 +193,20 @@ class PartFiles:
 
     # Merges
 
-    def _begin_merge(self, parts: Sequence[Part], slices: Slices, expired: int) -> None:
-        chosen, slice_ = self._choose(parts, slices, expired)
+    def _begin_merge(self, parts: Sequence[Part], buckets: TimeBuckets, expired: int) -> None:
+        chosen, bucket = self._choose(parts, buckets, expired)
         if not chosen:
             return
-        windows = [Window(expired)] if slice_ is not None else slices.windows(chosen, expired)
+        windows = [Window(expired)] if bucket is not None else buckets.windows(chosen, expired)
         inputs = [Input(part) for part in chosen]
         made: list[Run] = []
         self._merge = _Merge(inputs, made, self._background.submit(self._run, inputs, windows, made))
 
-    def _choose(self, parts: Sequence[Part], slices: Slices, expired: int) -> tuple[list[Part], int | None]:
+    def _choose(self, parts: Sequence[Part], buckets: TimeBuckets, expired: int) -> tuple[list[Part], int | None]:
         groups: dict[int | None, list[Part]] = {}
         for part in sorted(parts, key=lambda part: -part.upto):
             if part.run is not None and part.upto <= self.flushed:
-                groups.setdefault(slices.of(part), []).append(part)
+                groups.setdefault(buckets.of(part), []).append(part)
         self._pace.hurry(any(len(group) > 2 * MOST_LAYERS for group in groups.values()))
         for number, group in groups.items():
             chosen = pick([Extent(0, 1, part.bytes) for part in group])

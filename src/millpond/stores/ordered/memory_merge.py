@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from millpond.layout import HashRange
 from millpond.stores.ordered.merge import Input, Window, merged
 from millpond.stores.ordered.parts import Part
-from millpond.stores.ordered.time_buckets import Slices
+from millpond.stores.ordered.time_buckets import TimeBuckets
 
 _GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows
 
 
 def merged_in_memory(
     parts: Sequence[Part],
-    slices: Slices,
+    buckets: TimeBuckets,
     range_: HashRange,
     expired: int,
     *,
@@ -22,14 +22,14 @@ def merged_in_memory(
     drop_matched: bool,
     everything: bool,
 ) -> list[Part]:
-    """The same state, the small parts of each slice that are in memory merged, or all of them.
+    """The same state, the small parts of each bucket that are in memory merged, or all of them.
 
     Args:
-        parts: the state. slices: of event time.
+        parts: the state. buckets: of event time.
         range_: the hashes that count. expired: the time up to which rows do not.
         most: bytes that are merged at once, at most; a merge needs them twice.
         drop_matched: leave out rows that were matched.
-        everything: merge all parts of a slice, large ones too, as they are about to be written.
+        everything: merge all parts of a bucket, large ones too, as they are about to be written.
     """
     groups: dict[int | None, list[Part]] = {}
     kept = []
@@ -37,10 +37,10 @@ def merged_in_memory(
         if part.rows is None or part.file is not None:
             kept.append(part)
         else:
-            groups.setdefault(slices.of(part), []).append(part)
+            groups.setdefault(buckets.of(part), []).append(part)
     for number, group in groups.items():
         group.sort(key=lambda part: -part.count)
-        stay = 0 if everything or (number is None and slices.cut_up(group)) else settled(group)
+        stay = 0 if everything or (number is None and buckets.cut_up(group)) else settled(group)
         while stay and group[stay - 1].expired_share(expired) > 0.5:
             stay -= 1
         chosen = group[stay:]
@@ -52,7 +52,7 @@ def merged_in_memory(
         if whole and chosen[0].expired_share(expired) <= (0.1 if everything else 0.5):
             kept += chosen
         elif chosen:
-            windows = [Window(expired)] if number is not None else slices.windows(chosen, expired)
+            windows = [Window(expired)] if number is not None else buckets.windows(chosen, expired)
             inputs, upto = [Input(part) for part in chosen], max(part.upto for part in chosen)
             kept += [
                 Part(chosen[0].layout, rows, upto)

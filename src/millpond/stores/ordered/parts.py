@@ -32,7 +32,7 @@ _NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class Blocks(NamedTuple):
-    """Some blocks of a part, in order (see `kernels.ordered.match`); `pins` keeps them alive."""
+    """Some blocks of a part, in order (see `kernels.ordered.order.match`); `pins` keeps them alive."""
 
     words_at: NDArray[np.uint64]
     heap_at: NDArray[np.uint64]

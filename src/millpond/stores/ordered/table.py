@@ -1,7 +1,7 @@
 """The ordered store: a multimap of rows by key and event time, read by intervals of time, expired by time.
 
-State is a set of immutable parts, each in the order of (key hash, time), most of them of one slice of time: what a
-batch adds becomes parts, parts of a slice are merged as they grow, and a slice that is expired is dropped whole. Rows
+State is a set of immutable parts, each in the order of (key hash, time), most of them of one bucket of time: what a
+batch adds becomes parts, parts of a bucket are merged as they grow, and a bucket that is expired is dropped whole. Rows
 never change but for one bit, that they were matched, which stands beside their part until it is merged.
 (APSys '18 §3.3 for unordered, append-only writes and stores chosen by access pattern; its range reads.)
 """
@@ -29,7 +29,7 @@ from millpond.stores.ordered.layout import OrderedLayout, empty_rows, names_of, 
 from millpond.stores.ordered.memory_merge import merged_in_memory
 from millpond.stores.ordered.merge import Input, Window, merged
 from millpond.stores.ordered.parts import BEGINNING, Part
-from millpond.stores.ordered.time_buckets import Slices
+from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.protocol import TableDelta
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.run_store import RunStore
@@ -88,7 +88,7 @@ class OrderedTable:
         self.parts: list[Part] = list(parts)
         self.fresh: list[Part] = []
         self.expired = self.until = manifest.expired
-        self._slices = Slices()
+        self._buckets = TimeBuckets()
         self._version = manifest.flushed
         self._sealed = True
         self._waiting: list[Rows] = []
@@ -163,10 +163,10 @@ class OrderedTable:
         self._numbered = 0
         gone = [part for part in self.parts if part.dead(self.expired)]
         self.parts = [part for part in self.parts if not part.dead(self.expired)]
-        self._slices.choose(self.parts, self.expired)
+        self._buckets.choose(self.parts, self.expired)
         self.parts = self._merged()
         if self._files is not None:
-            self.parts = self._files.step(self.parts, gone, self._slices, self.expired, version)
+            self.parts = self._files.step(self.parts, gone, self._buckets, self.expired, version)
             if self._files.due:
                 self.parts = self._merged(everything=True)
                 self._files.flush(self.parts, version)
@@ -202,7 +202,7 @@ class OrderedTable:
             return
         rows = sorted_rows(waiting, self.ordered)
         del waiting
-        self.fresh += [Part(self.ordered, piece, upto) for piece in self._slices.cut(rows, self.ordered)]
+        self.fresh += [Part(self.ordered, piece, upto) for piece in self._buckets.cut(rows, self.ordered)]
 
     def mark(
         self,
@@ -334,7 +334,7 @@ class OrderedTable:
     def _merged(self, *, everything: bool = False) -> list[Part]:
         return merged_in_memory(
             self.parts,
-            self._slices,
+            self._buckets,
             self._range,
             self.expired,
             most=self._account.limit // 4,

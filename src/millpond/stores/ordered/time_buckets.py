@@ -1,4 +1,4 @@
-"""Slices of event time, so that what expires together lies together."""
+"""Buckets of event time, so that what expires together lies together."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.ordered.merge import Window
 from millpond.stores.ordered.parts import BEGINNING, Part
 
-_WHOLE = 63  # all times in one slice
-_LIVE = 8  # slices that are in use at a time, about
+_WHOLE = 63  # all times in one bucket
+_LIVE = 8  # buckets that are in use at a time, about
 _MOST = 16
 
 
-class Slices:
-    """The slices of a table: 2ᵏ microseconds long, so many that a few are live at a time.
+class TimeBuckets:
+    """The time buckets of a table: 2ᵏ microseconds long, so many that a few are live at a time.
 
-    As long as nothing expires there is one slice; later their length follows from the time between what has expired and
-    what comes. Slices of one length stand within those of a greater one, so a change only groups parts anew.
+    As long as nothing expires there is one bucket; later their length follows from the time between what has expired
+    and what comes. Those of one length stand within those of a greater one, so a change only groups parts anew.
 
     Attributes:
         shift: k.
@@ -39,14 +39,14 @@ class Slices:
             self.shift = wanted
 
     def of(self, part: Part) -> int | None:
-        """The slice of a part; None if it has rows of several."""
+        """The bucket of a part; None if it has rows of several."""
         first, last = part.oldest >> self.shift, part.newest >> self.shift
         if part.oldest > part.newest:  # only rows without time
             return NEVER
         return first if first == last and not (part.timeless and self.shift < _WHOLE) else None
 
     def windows(self, parts: Sequence[Part], expired: int) -> list[Window]:
-        """The slices of some parts that are not expired; one window for all times if they are many."""
+        """The buckets of some parts that are not expired; one window for all times if they are many."""
         first = max(min(part.oldest for part in parts), expired + 1)
         last = max(part.newest for part in parts)
         timeless = any(part.timeless for part in parts)
@@ -59,12 +59,12 @@ class Slices:
         return [*windows, Window(NEVER - 1)] if timeless else windows
 
     def cut_up(self, parts: Sequence[Part]) -> bool:
-        """Whether parts that have rows of several slices should be cut: if they are many, or will be cut in few."""
+        """Whether parts that have rows of several buckets should be cut: if they are many, or will be cut in few."""
         first, last = min(part.oldest for part in parts), max(part.newest for part in parts)
         return self.shift < _WHOLE and first > BEGINNING and last - first < _MOST << self.shift
 
     def cut(self, rows: Rows, layout: OrderedLayout) -> Iterator[Rows]:
-        """Rows in order, cut by slices."""
+        """Rows in order, cut by buckets."""
         if self.shift == _WHOLE:
             yield rows
             return

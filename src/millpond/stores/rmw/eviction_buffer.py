@@ -10,7 +10,7 @@ from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.run_set import Run, RunSet, memory_run
 
 
-class Frozen:
+class EvictedRun:
     """Rows that left the hot table: a run in memory, searched like any other, until its file is written.
 
     Attributes:
@@ -24,7 +24,7 @@ class Frozen:
         self.memory = run.memory
 
 
-class Outbox:
+class EvictionBuffer:
     """The eviction buffer: sorted runs in memory that a background thread writes to files (Keyed Prefetching §IV-D).
 
     Args:
@@ -37,34 +37,34 @@ class Outbox:
         self._runs = runs
         self._store = store
         self._background = background
-        self._waiting: list[Frozen] = []
+        self._waiting: list[EvictedRun] = []
 
     @property
     def memory(self) -> int:
         """Bytes of the runs that still wait for their files."""
-        return sum(frozen.memory for frozen in self._waiting)
+        return sum(evicted.memory for evicted in self._waiting)
 
     @property
-    def waiting(self) -> tuple[Frozen, ...]:
+    def waiting(self) -> tuple[EvictedRun, ...]:
         """The runs that still wait for their files, oldest first."""
         return tuple(self._waiting)
 
-    def add(self, rows: Rows) -> Frozen:
+    def add(self, rows: Rows) -> EvictedRun:
         """Take rows in hash order, each key once; they are found from now on."""
         run = memory_run(rows, self._runs.layout)
         self._runs.add(run)
-        frozen = Frozen(run, self._background.submit(self._store.write, rows, self._runs.layout))
-        self._waiting.append(frozen)
-        return frozen
+        evicted = EvictedRun(run, self._background.submit(self._store.write, rows, self._runs.layout))
+        self._waiting.append(evicted)
+        return evicted
 
     def adopt(self) -> None:
         """Put the files that are written in the place of their runs in memory; a failure to write one is raised."""
-        for frozen in list(self._waiting):
-            if frozen.file.done():
-                written = frozen.file.result()
-                self._runs.replace([frozen.run], [written])
-                frozen.run = written
-                self._waiting.remove(frozen)
+        for evicted in list(self._waiting):
+            if evicted.file.done():
+                written = evicted.file.result()
+                self._runs.replace([evicted.run], [written])
+                evicted.run = written
+                self._waiting.remove(evicted)
 
     def drain(self, below: int) -> None:
         """Wait until what is left takes at most so many bytes."""
@@ -73,12 +73,12 @@ class Outbox:
             wait([self._waiting[0].file])
             self.adopt()
 
-    def written(self, frozen: Iterable[Frozen]) -> bool:
+    def written(self, evicted: Iterable[EvictedRun]) -> bool:
         """Whether the files of all these are in place."""
-        return not any(one in self._waiting for one in frozen)
+        return not any(one in self._waiting for one in evicted)
 
     def close(self) -> None:
         """Forget what waits; files being written are left to the store's garbage collection."""
-        for frozen in self._waiting:
-            frozen.file.cancel()
+        for evicted in self._waiting:
+            evicted.file.cancel()
         self._waiting.clear()

@@ -14,7 +14,7 @@ from millpond.kernels.runs.gather import addresses
 from millpond.layout import META, NEVER, HashRange, Rows
 from millpond.stores.protocol import Found
 from millpond.stores.rmw.hot_table import HotTable
-from millpond.stores.rmw.memory_pressure import Room
+from millpond.stores.rmw.memory_pressure import MemoryManager
 from millpond.stores.runs.merge import merge
 from millpond.stores.runs.run_set import Query, Run, RunSet
 
@@ -39,10 +39,10 @@ class Expiry:
         offset: of the word that holds a row's time of expiry, in milliseconds.
     """
 
-    def __init__(self, hot: HotTable, runs: RunSet, room: Room, range_: HashRange, offset: int) -> None:
+    def __init__(self, hot: HotTable, runs: RunSet, memory: MemoryManager, range_: HashRange, offset: int) -> None:
         self._hot = hot
         self._runs = runs
-        self._room = room
+        self._memory = memory
         self._range = range_
         self._offset = offset
         self._filed = hot.list_filed()
@@ -132,7 +132,7 @@ class Expiry:
         for rows in pieces:
             stamps = rows.words[:, META] >> np.uint64(STAMP_SHIFT)
             if last < 0:  # runs are ordered by hash: any part of one is a fair sample of it
-                room = max(0, self._room.capacity // 2 - self._count) // (_SHARE // 2)
+                room = max(0, self._memory.capacity // 2 - self._count) // (_SHARE // 2)
                 share = min(1.0, room / max(1, run.rows))
                 last = max(stamp, int(np.sort(stamps)[int((len(stamps) - 1) * share)]))
             soon = stamps <= last
@@ -158,7 +158,7 @@ class Expiry:
         Rows in memory that nobody has filed yet, having been read from the run and not changed, are among them.
         """
         hot = self._hot
-        self._room.make(rows.count, hot.long_bytes(rows))  # first of all: rows may leave memory for it
+        self._memory.make_room(rows.count, hot.long_bytes(rows))  # first of all: rows may leave memory for it
         present = hot.find(rows)
         here = hot.live(present[present >= 0].astype(np.uint32)).astype(np.int64)
         absent = np.flatnonzero(present < 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpond.kernels.hot_table.state import DIRTY, TOMBSTONE
 from millpond.layout import HASH
-from millpond.stores.rmw.eviction_buffer import Frozen, Outbox
+from millpond.stores.rmw.eviction_buffer import EvictedRun, EvictionBuffer
 from millpond.stores.rmw.hot_table import HotTable
 
 _MOST_DELTAS = 64
@@ -23,7 +23,7 @@ class Flusher:
     their deltas are read over it.
 
     Args:
-        hot: the rows. outbox: takes the pieces.
+        hot: the rows. buffer: takes the pieces.
         limit: bytes that the table may use.
         flushed: the version whose deltas are covered from the start.
 
@@ -31,16 +31,16 @@ class Flusher:
         flushed: deltas of versions up to this one are not needed any more.
     """
 
-    def __init__(self, hot: HotTable, outbox: Outbox, limit: int, flushed: int) -> None:
+    def __init__(self, hot: HotTable, buffer: EvictionBuffer, limit: int, flushed: int) -> None:
         self._hot = hot
-        self._outbox = outbox
+        self._eviction_buffer = buffer
         self._most_bytes = min(max(limit // 2, _LEAST_BYTES), _MOST_BYTES)
         self.flushed = flushed
         self._deltas: list[tuple[int, int]] = []  # version and bytes
         self._version: int | None = None  # at which the running flush began
         self._next_hash = 0  # where its copying goes on
         self._copied = False
-        self._needed: tuple[Frozen, ...] = ()
+        self._needed: tuple[EvictedRun, ...] = ()
 
     def sealed(self, version: int, size: int) -> None:
         """Note a delta and the version that it made (0: an older one)."""
@@ -48,7 +48,7 @@ class Flusher:
 
     def step(self, version: int) -> None:
         """Between two batches, the table being at `version`: begin, go on with or finish a flush."""
-        if self._copied and self._outbox.written(self._needed):
+        if self._copied and self._eviction_buffer.written(self._needed):
             assert self._version is not None
             self.flushed = self._version
             self._deltas = [delta for delta in self._deltas if delta[0] > self.flushed]
@@ -67,13 +67,13 @@ class Flusher:
         hot = self._hot
         row = hot.average_bytes
         wanted = max(_PER_BATCH, hot.dirty * row // 16)
-        room = max(_LEAST_PIECE, hot.memory // 3 - self._outbox.memory)
+        room = max(_LEAST_PIECE, hot.memory // 3 - self._eviction_buffer.memory)
         most = max(1, min(wanted, room) // row)
         for ids in hot.walk(most, DIRTY, self._next_hash):
             rows = hot.copy(ids, keep=TOMBSTONE, clear=DIRTY)
-            self._outbox.add(rows)
+            self._eviction_buffer.add(rows)
             if len(ids) == most:
                 self._next_hash = int(rows.words[-1, HASH])
                 return
         self._copied = True
-        self._needed = self._outbox.waiting
+        self._needed = self._eviction_buffer.waiting

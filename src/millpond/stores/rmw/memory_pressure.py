@@ -8,7 +8,7 @@ from millpond.errors import SettingError
 from millpond.kernels.hot_table.state import TOUCHED
 from millpond.layout import META, HashRange
 from millpond.stores.memory.budget import Account
-from millpond.stores.rmw.eviction_buffer import Frozen, Outbox
+from millpond.stores.rmw.eviction_buffer import EvictedRun, EvictionBuffer
 from millpond.stores.rmw.hot_table import HotTable
 from millpond.stores.runs.run_set import RunSet
 
@@ -18,7 +18,7 @@ _PIECE = 1 << 18  # bytes of a piece that leaves, at least
 _PACK_FROM = 1 << 20  # bytes of freed chunks that are worth an effort
 
 
-class Room:
+class MemoryManager:
     """The memory of one table.
 
     Three quarters of what the table may use are for hot rows, the rest for rows on their way into files. (What runs
@@ -29,13 +29,13 @@ class Room:
         spilled: what left memory in the running batch though the batch had changed it, oldest first.
     """
 
-    def __init__(self, hot: HotTable, runs: RunSet, outbox: Outbox | None, account: Account) -> None:
+    def __init__(self, hot: HotTable, runs: RunSet, buffer: EvictionBuffer | None, account: Account) -> None:
         self._hot = hot
         self._runs = runs
-        self._outbox = outbox
+        self._eviction_buffer = buffer
         self._account = account
         self.complete = runs.rows == 0
-        self.spilled: list[Frozen] = []
+        self.spilled: list[EvictedRun] = []
         self._departures = 0  # in this batch
         self._present = 0
         self._keys = 0  # that may be added without asking
@@ -49,8 +49,8 @@ class Room:
 
     def narrow(self, range_: HashRange) -> None:
         """Make all the memory free for rows of one range of hashes, which none that are in memory lie in."""
-        while self._hot.count and self._outbox is not None:
-            self.evict(self._outbox, 1.0)  # leaves a few rows where one of its pieces is full
+        while self._hot.count and self._eviction_buffer is not None:
+            self.evict(self._eviction_buffer, 1.0)  # leaves a few rows where one of its pieces is full
         if self._hot.heap.used:
             self._hot.pack_values()
         self._hot.cover(range_)
@@ -60,7 +60,7 @@ class Room:
         """Note that the next so many keys for which room is asked are in memory already."""
         self._present = keys
 
-    def make(self, keys: int, long_bytes: int) -> None:
+    def make_room(self, keys: int, long_bytes: int) -> None:
         """Make room for so many fresh rows with so many bytes of long keys."""
         if 0 < keys <= self._present:
             self._present -= keys
@@ -71,11 +71,11 @@ class Room:
                 return
         self._present = 0
         if keys > self._keys or long_bytes > self._bytes:
-            self._find(keys, long_bytes)
+            self._find_room(keys, long_bytes)
         self._keys -= keys
         self._bytes -= long_bytes
 
-    def take(self, long_bytes: int) -> None:
+    def reserve_values(self, long_bytes: int) -> None:
         """Note that so many bytes of long values are about to be written to rows that exist."""
         hot = self._hot
         hot.heap.reserve(long_bytes)
@@ -84,17 +84,17 @@ class Room:
         self._bytes -= long_bytes
         self._margin = max(self._margin, long_bytes)
 
-    def _find(self, keys: int, long_bytes: int) -> None:
+    def _find_room(self, keys: int, long_bytes: int) -> None:
         hot = self._hot
         long_bytes += self._margin
         if not self._reserve(hot.growth(max(keys, _STEP), long_bytes)):
             # Each time that rows leave in one batch makes one more run to search until the batch is over.
             share = min(1.0, _SHARE * (1 + self._departures))
             while not self._reserve(hot.growth(keys, long_bytes)):
-                if self._outbox is None or not hot.count:
+                if self._eviction_buffer is None or not hot.count:
                     self._account.force(self._wanted(hot.growth(keys, long_bytes)))
                     break
-                self._leave(self._outbox, keys, long_bytes, share)
+                self._evict_for(self._eviction_buffer, keys, long_bytes, share)
                 share *= 2
         if keys > hot.index.room:
             hot.index.grow(keys)
@@ -108,7 +108,7 @@ class Room:
         self._keys = max(keys, min(hot.index.room, hot.row_room, hot.free + spare // (hot.row_bytes + 8)))
 
     def _fixed(self) -> int:
-        return self._runs.memory - (self._outbox.memory if self._outbox is not None else 0)
+        return self._runs.memory - (self._eviction_buffer.memory if self._eviction_buffer is not None else 0)
 
     def _wanted(self, growth: int) -> int:
         return self._fixed() + (self._hot.memory + growth) * 4 // 3
@@ -116,18 +116,18 @@ class Room:
     def _reserve(self, growth: int) -> bool:
         return self._account.reserve(self._wanted(growth))
 
-    def _leave(self, outbox: Outbox, keys: int, long_bytes: int, share: float) -> None:
+    def _evict_for(self, buffer: EvictionBuffer, keys: int, long_bytes: int, share: float) -> None:
         """Evict at least a share of the rows, so that what they leave behind suffices for what is to come."""
         hot = self._hot
         share = max(share, 1.1 * (keys - hot.free) / hot.count)
         if long_bytes:
             share = max(share, 1.2 * long_bytes / max(1, hot.heap.used))
-        self.evict(outbox, min(1.0, share))
+        self.evict(buffer, min(1.0, share))
         heap = hot.heap
         if heap.free > max(_PACK_FROM, heap.used // 2):
             hot.pack_values()
 
-    def evict(self, outbox: Outbox, share: float) -> None:
+    def evict(self, buffer: EvictionBuffer, share: float) -> None:
         """Move a share of the rows out of memory."""
         hot = self._hot
         self.complete = False
@@ -136,18 +136,18 @@ class Room:
         piece = max(_PIECE, buffers // 3)
         row = hot.average_bytes
         for rows in hot.evict(share, max(64, piece // row)):
-            outbox.drain(max(0, buffers - rows.words.nbytes - rows.heap.nbytes))
-            frozen = outbox.add(rows)
+            buffer.drain(max(0, buffers - rows.words.nbytes - rows.heap.nbytes))
+            evicted = buffer.add(rows)
             if (rows.words[:, META] & np.uint64(TOUCHED)).any():
-                self.spilled.append(frozen)
+                self.spilled.append(evicted)
 
     def tidy(self) -> None:
         """Between batches: shrink to what the table may use now, and give back what fragmentation wastes."""
-        hot, outbox = self._hot, self._outbox
+        hot, buffer = self._hot, self._eviction_buffer
         limit = self._account.limit
-        if outbox is not None and self._account.reserved > limit and hot.count:
+        if buffer is not None and self._account.reserved > limit and hot.count:
             over = 1 - limit / self._account.reserved
-            self.evict(outbox, min(1.0, over + _SHARE / 2))
+            self.evict(buffer, min(1.0, over + _SHARE / 2))
             hot.pack_rows()
             self._pack_values()
             self._account.force(self._wanted(0))

@@ -20,11 +20,11 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.heap import Heap
 from millpond.stores.memory.spooled import spooled
 from millpond.stores.protocol import Located, TableDelta
-from millpond.stores.rmw.eviction_buffer import Outbox
+from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.flush import Flusher
 from millpond.stores.rmw.hot_table import HotTable
-from millpond.stores.rmw.memory_pressure import Room
+from millpond.stores.rmw.memory_pressure import MemoryManager
 from millpond.stores.rmw.scan import merged
 from millpond.stores.rmw.scratch import Scratch
 from millpond.stores.runs.compactor import Compactor, Writer
@@ -83,14 +83,14 @@ class RmwTable:
         self.heap: Heap = self._hot.heap
         self._budget = budget
         self._account = budget.open()
-        self._outbox: Outbox | None = None
+        self._eviction_buffer: EvictionBuffer | None = None
         self._flusher: Flusher | None = None
         self._compactor: Compactor | None = None
         if store is not None:
-            self._outbox = Outbox(runs, store, writers or background)
-            self._flusher = Flusher(self._hot, self._outbox, budget.total, flushed)
+            self._eviction_buffer = EvictionBuffer(runs, store, writers or background)
+            self._flusher = Flusher(self._hot, self._eviction_buffer, budget.total, flushed)
             self._compactor = Compactor(runs, store, background, piece=budget.piece)
-        self._room = Room(self._hot, runs, self._outbox, self._account)
+        self._memory = MemoryManager(self._hot, runs, self._eviction_buffer, self._account)
         self._version = flushed
         self._sealed = True
         self._narrow = False
@@ -164,18 +164,18 @@ class RmwTable:
         One, unless the keys which are not in memory, going by the last batch, have no room there together.
         """
         coming = rows * min(2 * self._missing, 1.25 * self._distinct)
-        if self._room.complete or coming <= self._room.capacity:
+        if self._memory.complete or coming <= self._memory.capacity:
             return 1
         return math.ceil(rows * self._distinct / self._together)
 
     @property
     def _at_hand(self) -> bool:
         """Whether nearly all keys are in memory."""
-        return self._room.complete or self._missing < _RARE
+        return self._memory.complete or self._missing < _RARE
 
     @property
     def _together(self) -> int:
-        return max(_CHUNK, self._room.capacity // 4)
+        return max(_CHUNK, self._memory.capacity // 4)
 
     # A batch
 
@@ -185,9 +185,9 @@ class RmwTable:
             raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
         self._version = version
         self._sealed = False
-        if self._room.spilled:
+        if self._memory.spilled:
             self._hot.clear_touched()
-            self._room.spilled.clear()
+            self._memory.spilled.clear()
         self._hot.forget_touched()
         self._changed = None
         if self._sought:
@@ -195,17 +195,17 @@ class RmwTable:
             self._distinct = min(1.0, self._sealed_keys / self._sought) if self._updated == self._sought else 1.0
         self._sought = self._missed = self._updated = 0
         self.widen()
-        if self._outbox is not None and self._flusher is not None and self._compactor is not None:
-            self._outbox.adopt()
+        if self._eviction_buffer is not None and self._flusher is not None and self._compactor is not None:
+            self._eviction_buffer.adopt()
             self._flusher.step(version)
             self._compactor.step()
         self._hot.drop_dead(dirty=not self._runs.runs)
-        self._room.tidy()
+        self._memory.tidy()
 
     def widen(self) -> None:
         """Take back `narrow`: rows of the whole range may be asked for again."""
         if self._narrow:
-            self._room.narrow(self._range)
+            self._memory.narrow(self._range)
             self._narrow = False
 
     def narrow(self, range_: HashRange) -> None:
@@ -214,7 +214,7 @@ class RmwTable:
         A batch whose keys do not fit in memory is worked through in passes, each over one part. What a pass needs of
         the runs lies together there, is read in sequence, and once; the rows of the parts before have left memory.
         """
-        self._room.narrow(range_)
+        self._memory.narrow(range_)
         self._narrow = True
 
     def expect(self, keys: int) -> None:
@@ -247,26 +247,26 @@ class RmwTable:
         anyway, as the last batch has shown, or if there are so many that they would drive each other out.
         """
         self._budget.relieve()
-        if self._room.spilled and self._outbox is not None and self._compactor is not None:
+        if self._memory.spilled and self._eviction_buffer is not None and self._compactor is not None:
             # A batch larger than memory makes runs faster than one merge between two batches takes them away.
-            self._outbox.adopt()
-            self._compactor.step([frozen.run for frozen in self._room.spilled])
+            self._eviction_buffer.adopt()
+            self._compactor.step([evicted.run for evicted in self._memory.spilled])
         if self._at_hand or len(keys.words) > self._together:
             return
         self._locate(keys, stamps, TOUCH_NONE)
-        self._room.expect(len(keys.words))
+        self._memory.expect(len(keys.words))
 
     def _locate(self, keys: Rows, stamps: NDArray[np.int64] | int, mode: int) -> Located:
         if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
             keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
         count = len(keys.words)
-        self._room.make(count, self._hot.long_key_bytes(keys))
-        search = not self._room.complete
+        self._memory.make_room(count, self._hot.long_key_bytes(keys))
+        search = not self._memory.complete
         located, pending = self._hot.upsert(keys, stamps, mode, search)
         self._missed += len(pending)
         if search and len(pending):
             found = self._runs.lookup(keys, pending)
-            self._room.take(self._hot.found_bytes(found))
+            self._memory.reserve_values(self._hot.found_bytes(found))
             self._hot.settle(located, pending, found, mode)
         if mode != TOUCH_NONE:
             self._sought += count
@@ -283,13 +283,13 @@ class RmwTable:
         """
         if values.strides[1] != 8 or values.strides[0] % 8:
             values = np.ascontiguousarray(values)
-        self._room.take(self.heap.size_of(values))
+        self._memory.reserve_values(self.heap.size_of(values))
         self.heap.put(rows, offset, values, heap)
 
     @property
     def in_flight(self) -> bool:
         """Whether files are being written, or written, that `begin` has yet to take over."""
-        waiting = self._outbox is not None and bool(self._outbox.waiting)
+        waiting = self._eviction_buffer is not None and bool(self._eviction_buffer.waiting)
         return waiting or (self._compactor is not None and self._compactor.running)
 
     def rest(self, resting: bool) -> None:
@@ -329,7 +329,7 @@ class RmwTable:
         Every row that is made or whose time is written is then to be filed (`Expiry.file`) before the next `upsert`.
         Stamps are times of expiry from then on, shifted: see `Expiry.stamps`.
         """
-        return Expiry(self._hot, self._runs, self._room, self._range, offset)
+        return Expiry(self._hot, self._runs, self._memory, self._range, offset)
 
     def touched(self, size: int | None = None) -> Iterator[Rows]:
         """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows (if not
@@ -353,7 +353,7 @@ class RmwTable:
                 for start in range(0, len(words), size):
                     yield Rows(words[start : start + size], rows.heap)
             return
-        if self._room.spilled:
+        if self._memory.spilled:
             yield from self._merged_touched(size)
             return
         ids = self._hot.live(self._hot.touched_ids())
@@ -361,7 +361,7 @@ class RmwTable:
             yield self._hot.copy(ids[start : start + size], compact=False)
 
     def _merged_touched(self, size: int, *, dead: bool = False) -> Iterator[Rows]:
-        spilled = [frozen.run.source for frozen in reversed(self._room.spilled)]
+        spilled = [evicted.run.source for evicted in reversed(self._memory.spilled)]
         return merged(self._hot, spilled, self._range, size, touched=True, dead=dead)
 
     def scan(self, size: int | None = None) -> Iterator[Rows]:
@@ -369,7 +369,7 @@ class RmwTable:
         return self._relieved(self._scan(size or self._piece_rows()))
 
     def _scan(self, size: int) -> Iterator[Rows]:
-        if not self._room.complete:
+        if not self._memory.complete:
             yield from merged(self._hot, [run.source for run in self._runs.runs], self._range, size)
             return
         for ids in self._hot.walk(size):
@@ -414,7 +414,7 @@ class RmwTable:
 
     def _sealed_rows(self) -> Iterator[Rows]:
         size = self._piece_rows()
-        if self._room.spilled:
+        if self._memory.spilled:
             yield from self._relieved(self._merged_touched(size, dead=True))
             return
         ids = self._hot.touched_ids()
@@ -428,7 +428,7 @@ class RmwTable:
             words = np.ascontiguousarray(words)
         for start in range(0, len(words), _CHUNK):
             piece = Rows(words[start : start + _CHUNK], delta_rows.heap)
-            self._room.make(len(piece.words), self._hot.long_bytes(piece))
+            self._memory.make_room(len(piece.words), self._hot.long_bytes(piece))
             self._hot.load(piece)
         if self._flusher is not None:
             self._flusher.sealed(0, words.nbytes + len(delta_rows.heap))
@@ -457,9 +457,9 @@ class RmwTable:
         `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows` of them are in no run yet; `buffer_bytes`: on
         their way to files; `run_rows`: rows in runs.
         """
-        searched = 0 if self._room.complete else self._missed
+        searched = 0 if self._memory.complete else self._missed
         files = sum(run.ref.bytes for run in self._runs.runs if run.ref is not None)
-        buffered = 0 if self._outbox is None else self._outbox.memory
+        buffered = 0 if self._eviction_buffer is None else self._eviction_buffer.memory
         return {
             "keys": self._keys,
             "bytes": self._hot.memory + buffered + files,
@@ -474,8 +474,8 @@ class RmwTable:
 
     def close(self) -> None:
         """Give all memory back."""
-        if self._outbox is not None and self._compactor is not None:
-            self._outbox.close()
+        if self._eviction_buffer is not None and self._compactor is not None:
+            self._eviction_buffer.close()
             self._compactor.close()
         for run in self._runs.runs:
             run.close()

@@ -83,7 +83,7 @@ class BatchRead:
     def compact(self) -> None:
         """Begin a compaction, if that is due."""
         if self._compacting:
-            self._log.fold(self._alive)
+            self._log.compact(self._alive)
 
     def _scan(self, latest: int, fill: NDArray[np.int64]) -> Iterator[tuple[Segment, _Found]]:
         """Scan the indexes: where are the rows of wanted windows, and (of all blocks read) what is outdated?"""

@@ -23,16 +23,16 @@ from millpond.stores.append_files import AppendFiles
 from millpond.stores.unaligned.segment import ENTRY, fill_index
 
 
-class Input(NamedTuple):
-    """A segment to be folded: for each entry of its index whether it stays, and how many rows do."""
+class CompactionInput(NamedTuple):
+    """A segment to be compacted: for each entry of its index whether it stays, and how many rows do."""
 
     file: AppendFile
     alive: NDArray[np.uint8]
     rows: int
 
 
-def fold(
-    store: AppendFiles, inputs: Sequence[Input], layout: RowLayout, directory: str, piece: int
+def compact(
+    store: AppendFiles, inputs: Sequence[CompactionInput], layout: RowLayout, directory: str, piece: int
 ) -> tuple[RunRef, AppendFile]:
     """Write one segment in the place of some, oldest first; its list of taken windows is empty.
 
@@ -62,7 +62,7 @@ def fold(
         return store.write(fill, [layout, ENTRY], sum(each.rows for each in inputs))
 
 
-def _pieces(inputs: Sequence[Input], layout: RowLayout, piece: int) -> Iterator[tuple[Rows, Words]]:
+def _pieces(inputs: Sequence[CompactionInput], layout: RowLayout, piece: int) -> Iterator[tuple[Rows, Words]]:
     """Rows and their entries, interval by interval of the axis."""
     cursors = [_Cursor(each, layout) for each in inputs]
     for end in _boundaries([each.file.sections[0] for each in inputs], piece):
@@ -92,7 +92,7 @@ def _pieces(inputs: Sequence[Input], layout: RowLayout, piece: int) -> Iterator[
 class _Cursor:
     """Reads one input in the order of its axis."""
 
-    def __init__(self, each: Input, layout: RowLayout) -> None:
+    def __init__(self, each: CompactionInput, layout: RowLayout) -> None:
         self._file = each.file
         self._data, self._index = each.file.sections[:2]
         self._alive = each.alive

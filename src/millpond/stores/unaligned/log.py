@@ -20,7 +20,7 @@ from millpond.kernels.runs.sort import order_by_hash
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.unaligned.compaction import Input, fold
+from millpond.stores.unaligned.compaction import CompactionInput, compact
 from millpond.stores.unaligned.segment import ENTRY, TIME_BITS, Covered, Segment, entries_in, fill_index, ids_in, places
 from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer
 
@@ -35,9 +35,9 @@ Alive = Mapping[int, list[tuple[NDArray[np.uint8], int]]]
 
 
 class Workers(NamedTuple):
-    """What works behind the batch's back: `folding` compacts, `writing` makes segments durable."""
+    """What works behind the batch's back: `compacting` compacts, `writing` makes segments durable."""
 
-    folding: Executor
+    compacting: Executor
     writing: Executor
 
 
@@ -55,7 +55,7 @@ class WindowLog:
     Attributes:
         segments: oldest first. covered: what durable ones cover of the deltas.
         live: rows of open windows in segments. row_bytes: bytes of a row, about.
-        folds: how often segments were compacted.
+        compactions: how often segments were compacted.
 
     Raises:
         StateDamagedError: a segment is missing or damaged.
@@ -85,10 +85,10 @@ class WindowLog:
         self.segments: list[Segment] = []
         self.covered = Covered(manifest.flushed, manifest.skip)
         self.row_bytes = 8 * layout.width
-        self.folds = 0
+        self.compactions = 0
         self._next = 0  # number of the next segment
         self._dead: list[NDArray[np.uint64]] = []  # taken since the last segment, with rows in older ones
-        self._folding: tuple[int, Future[tuple[RunRef, AppendFile]]] | None = None
+        self._compacting: tuple[int, Future[tuple[RunRef, AppendFile]]] | None = None
         for ref in reversed(manifest.runs):
             self._open(ref)
         self.live = int(stat.table["rows"][stat.table["id"] != 0].sum())
@@ -191,21 +191,23 @@ class WindowLog:
                 break
             segment.adopt()
             self.covered = segment.covered
-        while len(self.segments) > 1 and not self.segments[0].rows and self.segments[0].ref and self._folding is None:
+        while (
+            len(self.segments) > 1 and not self.segments[0].rows and self.segments[0].ref and self._compacting is None
+        ):
             gone = self.segments.pop(0)  # it says which windows of older segments went, and there are none
             assert gone.ref is not None
             self.files.forget(gone.ref, gone.file)
-        if self._folding is not None and self._folding[1].done():
-            (count, future), self._folding = self._folding, None
+        if self._compacting is not None and self._compacting[1].done():
+            (count, future), self._compacting = self._compacting, None
             try:
                 ref, file = future.result()
             except (TransientError, OSError) as error:
                 _log.warning("Compacting %d segments failed and will be tried again: %s", count, error)
                 return
             old, last = self.segments[:count], self.segments[count - 1]
-            folded = Segment(file, last.seq, ref=ref, covered=last.covered)
-            self.segments[:count] = [folded] if folded.rows else []
-            self.folds += 1
+            compacted = Segment(file, last.seq, ref=ref, covered=last.covered)
+            self.segments[:count] = [compacted] if compacted.rows else []
+            self.compactions += 1
             for segment in old:
                 if segment.ref is not None:
                     self.files.forget(segment.ref, segment.file)
@@ -215,7 +217,7 @@ class WindowLog:
         """Rows in segments per row of an open window; 1 while little is outdated, or it is being compacted."""
         total = self.rows
         outdated = (total - self.live) * self.row_bytes
-        if self._folding is not None or outdated < _LEAST_OUTDATED:
+        if self._compacting is not None or outdated < _LEAST_OUTDATED:
             return 1.0
         return total / max(1, self.live)
 
@@ -231,20 +233,20 @@ class WindowLog:
 
     @property
     def _many(self) -> bool:
-        return len(self.segments) > _MOST_SEGMENTS and self._folding is None
+        return len(self.segments) > _MOST_SEGMENTS and self._compacting is None
 
-    def fold(self, alive: Alive) -> None:
+    def compact(self, alive: Alive) -> None:
         """Begin to compact the oldest segments, as few as bring the amplification well below its maximum."""
         total = self.rows
         goal = (1 + (self._maximum - 1) / 2) * self.live
-        inputs: list[Input] = []
+        inputs: list[CompactionInput] = []
         for segment in self.segments:
             few = len(self.segments) - len(inputs) <= _MOST_SEGMENTS // 2
             if segment.ref is None or (total <= goal and few):
                 break
             bits = [bits for bits, _ in alive[segment.seq]]
             rows = sum(count for _, count in alive[segment.seq])
-            inputs.append(Input(segment.file, np.concatenate(bits) if bits else np.empty(0, np.uint8), rows))
+            inputs.append(CompactionInput(segment.file, np.concatenate(bits) if bits else np.empty(0, np.uint8), rows))
             total -= segment.rows - rows
         while inputs and not inputs[0].rows:
             gone = self.segments.pop(0)
@@ -253,7 +255,7 @@ class WindowLog:
             inputs.pop(0)
         if inputs:
             at = (self.files, inputs, self._layout, self._directory, self._piece)
-            self._folding = len(inputs), self._workers.folding.submit(fold, *at)
+            self._compacting = len(inputs), self._workers.compacting.submit(compact, *at)
 
     def refs(self) -> tuple[RunRef, ...]:
         """The durable segments, newest first, up to the first that is not."""
@@ -266,9 +268,9 @@ class WindowLog:
 
     def close(self) -> None:
         """Let go of the segments."""
-        if self._folding is not None:
-            self._folding[1].cancel()
-            self._folding = None
+        if self._compacting is not None:
+            self._compacting[1].cancel()
+            self._compacting = None
         for segment in self.segments:
             if segment.written is not None:
                 segment.written.cancel()

@@ -25,7 +25,7 @@ class WindowStat:
     """The open windows by id. Grows by doubling.
 
     Attributes:
-        table: the records (see `kernels.windows.WINDOW`).
+        table: the records (see `kernels.unaligned.stat_table.WINDOW`).
         count: how many windows there are.
     """
 

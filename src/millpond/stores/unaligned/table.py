@@ -1,7 +1,7 @@
 """The unaligned append store: lists of rows by key and window, each read once, when its window closes (FlowKV §4.2).
 
 Rows go to a write buffer, and with the batch's delta to the log of deltas. What leaves the buffer becomes a segment of
-the log: data and index (`window_log.py`, `log_segment.py`). In memory, a record for each open window (`window_stat.py`)
+the log: data and index (`log.py`, `segment.py`). In memory, a record for each open window (`stat_table.py`)
 holds its estimated trigger time. When windows are asked for whose rows are in segments, one scan of the indexes finds
 them, and those of the windows nearest to their trigger: the predictive batch read (`batch_read.py`). The same scan
 tells what is outdated, and is used for compaction when too much is.
@@ -53,7 +53,7 @@ class UnalignedTable:
     Args:
         schema: the stored columns, the last key column a word.
         files: where segments are written. budget: the memory shared with the other tables of the slot.
-        background: folds segments. writers: writes them (if not given, `background`).
+        background: compacts segments. writers: writes them (if not given, `background`).
         manifest: what to open; the deltas behind it are then to be given to `load`. Reads the directory and the index
             of each segment, not the data.
         directory: for temporary files.
@@ -462,7 +462,7 @@ class UnalignedTable:
             "batch_reads": figures["loads"],
             "read_amplification": figures["loaded_rows"] / max(1, figures["taken_rows"]),
             "fetched_bytes": figures["fetched_bytes"],
-            "compactions": self._segments.folds,
+            "compactions": self._segments.compactions,
             "read_ahead_hits": now["hits"],
             "read_ahead_misses": now["misses"],
             "fetched_rows": now["loaded_rows"],

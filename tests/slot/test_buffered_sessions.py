@@ -19,7 +19,7 @@ from millpond.slot.task import SlotSettings
 from millpond.stores.unaligned import log as window_log
 from millpond.stores.unaligned import table as unaligned
 from tests.application import Application
-from tests.operators.test_holistic_sessions import Model, Row, found, record_batch, session_spec
+from tests.operators.test_buffered_sessions import Model, Row, found, record_batch, session_spec
 
 from .conftest import TIME
 

@@ -14,7 +14,7 @@ import pytest
 
 from millpond.errors import NumericRangeError, UsageError
 from millpond.files.filesystem import open_filesystem
-from millpond.files.formats.append_file import Slice
+from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows, TableSchema, Words
 from millpond.operators.aggregate.buffered import HolisticAggregate
@@ -65,7 +65,7 @@ class Rig:
         self._budget = budget
         self._files = open_filesystem(str(folder / "store"))
         self._append_files = AppendFiles(self._files, str(folder))
-        self._tables: dict[str, tuple[TableManifest, list[tuple[int, Slice]]]] = {}
+        self._tables: dict[str, tuple[TableManifest, list[tuple[int, ByteRange]]]] = {}
         self._open()
 
     def _open(self) -> None:
@@ -82,7 +82,7 @@ class Rig:
             return self.store.open(name, manifest, [at for version, at in deltas if version > manifest.flushed])
 
         self.operator = open_operator(self.spec, make, list(self._tables))
-        assert isinstance(self.operator, HolisticAggregate)
+        assert isinstance(self.operator, BufferedAggregate)
 
     def restart(self) -> None:
         self.operator.close()
@@ -107,7 +107,7 @@ class Rig:
                 data = b"".join(bytes(piece) for piece in sealed[name].pieces)
                 commit = f"commits/{self.version}-{name}"
                 self._files.put(commit, [data])
-                deltas = [*deltas, (self.version, Slice(commit, 0, len(data)))]
+                deltas = [*deltas, (self.version, ByteRange(commit, 0, len(data)))]
                 table.placed(data)
             tables[name] = table.manifest(), deltas
         self._tables = tables

@@ -34,7 +34,7 @@ class WithinRig(Rig):
             return RmwTable(schema, initial, *place, store=self.shelf, flushed=flushed, keys=keys)
 
         operator = open_operator(SPEC, make)
-        assert isinstance(operator, WithinOperator)
+        assert isinstance(operator, WithinWatermarkOperator)
         self.operator = operator  # type: ignore[assignment]
         self.table: Any = operator.tables["main"]
 

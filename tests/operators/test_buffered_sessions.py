@@ -35,7 +35,7 @@ from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.unaligned.table import UnalignedTable
 from tests.operators.rig import fields, hash_of, normal
-from tests.operators.test_holistic import comparable, percentile, result
+from tests.operators.test_buffered import comparable, percentile, result
 from tests.operators.test_session import WINDOW
 from tests.stores.shelf import Shelf
 from tests.stores.test_rmw_model import Immediate

@@ -15,9 +15,9 @@ from millpond.files.formats import blocks
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.aggregate import cardinality_observer
-from millpond.operators.aggregate.adaptive import ObservedAggregate
-from millpond.operators.aggregate.adaptive_slice import KeptBothWays
-from millpond.operators.aggregate.cardinality_observer import Observer, Seen
+from millpond.operators.aggregate.adaptive import AdaptiveAggregate
+from millpond.operators.aggregate.adaptive_slice import AdaptiveSlice
+from millpond.operators.aggregate.cardinality_observer import Observation, Observer
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.tables import MOVED, SAMPLE
 from millpond.operators.kinds import open_operator
@@ -30,7 +30,7 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from tests.operators.rig import Rig, Row, as_rows, normal, record_batch
-from tests.operators.test_holistic import SECOND, Truth, shape
+from tests.operators.test_buffered import SECOND, Truth, shape
 from tests.stores.shelf import Shelf
 
 CALLS = (
@@ -92,7 +92,7 @@ def comparable(one: tuple[Any, ...]) -> str:
 
 
 def figures(rig: Rig) -> dict[str, float]:
-    assert isinstance(rig.operator, ObservedAggregate)
+    assert isinstance(rig.operator, AdaptiveAggregate)
     return rig.operator.figures
 
 
@@ -138,25 +138,25 @@ def test_small_state_stays_in_groups() -> None:
     for rows, times in stream(rng, 6, lambda number: 10**9):
         rig.batch(record_batch(rig.spec, rows, ["k"]), times=times)
         assert figures(rig) == {"appending": 0.0, "moved_rows": 0.0, "left_rows": 0.0}
-    assert not any(base_name(name) in (ROWS, SAMPLE, MOVED) for name in rig.operator.tables)
+    assert not any(base_name(name) in (ROWS, SAMPLE, BACKFILLED) for name in rig.operator.tables)
     rig.close()
 
 
 def test_when_the_observer_changes_its_mind() -> None:
     mind = Observer(1 << 20)
     large, small = 1 << 19, 1 << 14
-    assert mind.appends(Seen(1000, 900, large, 100))
-    assert not mind.appends(Seen(1000, 900, small, 100))  # it fits in memory
-    assert not mind.appends(Seen(1000, 100, large, 100))  # inputs repeat
-    assert not mind.appends(Seen(1000, 900, large, 2))  # all rows of a group will have to be in memory
-    assert not mind.appends(Seen())
-    assert mind.groups(Seen(1000, 10, small, 0), 0)
-    assert not mind.groups(Seen(1000, 900, small, 0), 0)
-    assert not mind.groups(Seen(1000, 10, large, 0), 0)  # it would not fit
-    assert not mind.groups(Seen(10, 0, small, 0), 0)  # too few to say
-    assert mind.groups(Seen(1000, 900, small, 0), 1 << 18)  # a group has got heavy
+    assert mind.appends(Observation(1000, 900, large, 100))
+    assert not mind.appends(Observation(1000, 900, small, 100))  # it fits in memory
+    assert not mind.appends(Observation(1000, 100, large, 100))  # inputs repeat
+    assert not mind.appends(Observation(1000, 900, large, 2))  # all rows of a group will have to be in memory
+    assert not mind.appends(Observation())
+    assert mind.groups(Observation(1000, 10, small, 0), 0)
+    assert not mind.groups(Observation(1000, 900, small, 0), 0)
+    assert not mind.groups(Observation(1000, 10, large, 0), 0)  # it would not fit
+    assert not mind.groups(Observation(10, 0, small, 0), 0)  # too few to say
+    assert mind.groups(Observation(1000, 900, small, 0), 1 << 18)  # a group has got heavy
     for asked, made, size in [(1000, made, size) for made in range(0, 1001, 50) for size in (small, 1 << 17, large)]:
-        seen = Seen(asked, made, size, 1000)
+        seen = Observation(asked, made, size, 1000)
         assert not (mind.appends(seen) and mind.groups(seen, 0))
 
 
@@ -178,13 +178,13 @@ def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, mon
     monkeypatch.setattr(cardinality_observer, "SAMPLED", 6)
     spec = shape(CALLS[:1], "n bigint", TUMBLING, keys="k bigint")
     pieces: list[int] = []
-    together = KeptBothWays._put_together
+    together = AdaptiveSlice._merge_rows
 
-    def put_together(part: KeptBothWays, groups: Groups, held: Any, entries: Any, rows: Any) -> None:
+    def put_together(part: AdaptiveSlice, groups: Groups, held: Any, entries: Any, rows: Any) -> None:
         pieces.append(sum(each.words.nbytes for some in (held, rows, *entries) for each in some))
         together(part, groups, held, entries, rows)
 
-    monkeypatch.setattr(KeptBothWays, "_put_together", put_together)
+    monkeypatch.setattr(AdaptiveSlice, "_merge_rows", put_together)
     budget, rng, keys = MemoryBudget(2 << 20), np.random.default_rng(1), 5000
     folder = open_filesystem(f"memory:{tmp_path}")
     with ThreadPoolExecutor(1) as background, ThreadPoolExecutor(1) as writers:
@@ -200,7 +200,7 @@ def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, mon
             return RmwTable(schema, initial, runs, budget, background, store=Shelf(tmp_path / name), writers=writers)
 
         operator = open_operator(spec, make, memory=budget.total)
-        assert isinstance(operator, ObservedAggregate)
+        assert isinstance(operator, AdaptiveAggregate)
         hashes = rng.integers(-(2**63), 2**63, keys)
         for version in range(10):
             operator.begin(version, Times(0, 9_000 * (version == 9)))
