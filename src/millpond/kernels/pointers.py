@@ -178,3 +178,12 @@ def same_key(
 def address(array: NDArray[Any]) -> int:
     """The address of an array's first byte; whoever passes it to a kernel keeps the array alive."""
     return int(array.__array_interface__["data"][0])
+
+
+@kernel(
+    types.uint64(types.Array(types.uint64, 2, "A", readonly=True)),
+    types.uint64(types.Array(types.uint8, 1, "A", readonly=True)),
+)
+def data_of(array: Any) -> int:
+    """What `address` gives, of the words of rows or of a heap: several times faster than asking NumPy."""
+    return np.uint64(array.ctypes.data)  # type: ignore[return-value]

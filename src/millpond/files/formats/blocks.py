@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE, build_filter, lines_for
 from millpond.kernels.runs.gather import addresses, cut, gather_rows
+from millpond.kernels.runs.search import KEY_PLACES
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
 
@@ -33,7 +34,8 @@ Numbers = NDArray[np.int64] | NDArray[np.int32]
 class Shape(NamedTuple):
     """A layout as kernels take it: where the key stands, and which words refer to the heap.
 
-    `references` has a byte for each word: 1 for heap offsets; `references_at` is its address.
+    `references` has a byte for each word: 1 for heap offsets; `references_at` is its address. `places` says what a
+    search has to know of it.
     """
 
     width: int
@@ -43,6 +45,7 @@ class Shape(NamedTuple):
     references_at: int
     references: NDArray[np.uint8]
     blobs: NDArray[np.int64]
+    places: NDArray[Any]
 
 
 @lru_cache(maxsize=256)
@@ -50,14 +53,17 @@ def shape_of(layout: RowLayout) -> Shape:
     """The kernels' view of a layout."""
     references = np.zeros(layout.width, np.uint8)
     references[[offset + 1 for offset in layout.bytes_columns]] = 1
+    null_mask = (1 << len(layout.schema.keys)) - 1
+    place = (null_mask, layout.key_start, layout.key_stop, layout.width, address(references))
     return Shape(
         layout.width,
-        (1 << len(layout.schema.keys)) - 1,
+        null_mask,
         layout.key_start,
         layout.key_stop,
         address(references),
         references,
         np.array(layout.bytes_columns, np.int64),
+        np.array([place], KEY_PLACES),
     )
 
 

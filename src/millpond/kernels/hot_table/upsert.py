@@ -10,7 +10,6 @@ instead of following each other.
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.hot_table.arena import give_back, keep
@@ -49,15 +48,6 @@ TOUCH_CREATED = 1
 TOUCH_NONE = 2
 """Touch nothing: rows are made ahead, marked so that the next upsert of their key takes them for new."""
 _AHEAD = 12
-
-
-@kernel(
-    types.uint64(types.Array(types.uint64, 2, "A", readonly=True)),
-    types.uint64(types.Array(types.uint8, 1, "A", readonly=True)),
-)
-def data_of(array):
-    """The address of the first item of key words or of a heap; several times faster than asking NumPy."""
-    return np.uint64(array.ctypes.data)
 
 
 @helper

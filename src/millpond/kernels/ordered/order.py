@@ -9,14 +9,14 @@ kernels take the addresses of blocks, as those of `kernels.runs.search` do. Time
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
+from numba import from_dtype, types
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import helper, kernel
-from millpond.kernels.memory import I64, INTS_IN, WORDS
+from millpond.kernels.memory import I64, INTS, INTS_IN, U64, UINTS, WORDS
 from millpond.kernels.pointers import byte_at, prefetch, same_bytes, step, word
 from millpond.layout import INLINE, LENGTH
 
@@ -25,10 +25,57 @@ MATCHED = 1 << 8
 MARK = 1 << 9
 """Bit of the meta word: not a row but a note that the row of the same hash, time and number was matched."""
 
+_BEGINNING = np.int64(-(1 << 63))
 _LATEST_STAMP = (1 << 48) - 1
 _SMALL = 32  # rows of one hash up to which insertion sorts them
 _NEAR = 8  # rows within which walking beats guessing
 _AHEAD = 8
+
+
+class PartBlocks(NamedTuple):
+    """Some blocks of a part, in order.
+
+    Attributes:
+        words_at, heap_at: their addresses; starts: rows before each, and at the end of all.
+        bases: position of each block's first row in the part; fence: its hash.
+    """
+
+    words_at: NDArray[np.uint64]
+    heap_at: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+    bases: NDArray[np.int64]
+    fence: NDArray[np.uint64]
+
+
+class Pairs(NamedTuple):
+    """Pairs of probes and rows of one part.
+
+    Attributes:
+        probes: numbers of the probes; rows_at, heaps_at: addresses of the rows and of their heaps; positions: of the
+            rows in their part. The addresses are valid until the next pairs are asked for.
+    """
+
+    probes: NDArray[np.int64]
+    rows_at: NDArray[np.uint64]
+    heaps_at: NDArray[np.uint64]
+    positions: NDArray[np.int64]
+
+
+ORDERED_PLACES = np.dtype(
+    [
+        ("stride", np.int64),  # bytes of a row
+        ("time", np.int64),  # word of the time
+        ("key_start", np.int64),  # first word of the key
+        ("key_words", np.int64),
+        ("null_mask", np.uint64),  # the key's null bits
+        ("references", np.uint64),  # address of a byte for each word of the key: whether it refers to the heap
+    ]
+)
+"""How rows lie in a part: the one record of an array, made once for each layout."""
+
+_BLOCKS = types.NamedTuple((UINTS, UINTS, INTS, INTS, UINTS), PartBlocks)
+_PAIRS = types.NamedTuple((INTS, UINTS, UINTS, INTS), Pairs)
+_PLACES = types.Array(from_dtype(ORDERED_PLACES), 1, "C")
 
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, I64))
@@ -147,19 +194,16 @@ def _seek(
 
 
 @helper
-def _same_key(
-    left: int, left_heap: int, left_start: int, right: int, right_heap: int, right_start: int,
-    key_words: int, null_mask: int, references: int,
-) -> bool:  # fmt: skip
-    if (word(left, 2) ^ word(right, 2)) & null_mask != 0:
+def _same_key(probe: int, probe_heap: int, probe_start: int, row: int, heap: int, places: Any) -> bool:
+    if (word(probe, 2) ^ word(row, 2)) & places.null_mask != 0:
         return False
-    for w in range(key_words):
-        a = word(left, left_start + w)
-        c = word(right, right_start + w)
-        if byte_at(references, w) != 0:
-            size = np.int64(word(left, left_start + w - 1) & LENGTH)
+    for w in range(places.key_words):
+        a = word(probe, probe_start + w)
+        c = word(row, places.key_start + w)
+        if byte_at(places.references, w) != 0:
+            size = np.int64(word(probe, probe_start + w - 1) & LENGTH)
             if size > INLINE:
-                if not same_bytes(step(left_heap, np.int64(a)), step(right_heap, np.int64(c)), size):
+                if not same_bytes(step(probe_heap, np.int64(a)), step(heap, np.int64(c)), size):
                     return False
                 continue
         if a != c:
@@ -168,10 +212,8 @@ def _same_key(
 
 
 @kernel(
-    "int64(uint64, uint64, int64, int64, int64, int64[::1], int64[::1],"
-    "uint64[::1], uint64[::1], int64[::1], int64[::1], uint64[::1], int64, int64, int64, float64,"
-    "int64, uint64, uint64, int64[::1], int64[::1], uint64[::1], uint64[::1], int64[::1])",
-)
+    I64(U64, U64, I64, I64, I64, INTS, INTS, _BLOCKS, _PLACES, types.float64, INTS, _PAIRS)
+)  # fmt: skip
 def match(
     probes: int,
     probe_heap: int,
@@ -180,23 +222,11 @@ def match(
     count: int,
     lo: NDArray[np.int64],
     hi: NDArray[np.int64],
-    words_at: NDArray[np.uint64],
-    heap_at: NDArray[np.uint64],
-    starts: NDArray[np.int64],
-    bases: NDArray[np.int64],
-    fence: NDArray[np.uint64],
-    stride: int,
-    start: int,
-    time_word: int,
+    part: PartBlocks,
+    layout: NDArray[Any],
     density: float,
-    key_words: int,
-    null_mask: int,
-    references: int,
     state: NDArray[np.int64],
-    out_probe: NDArray[np.int64],
-    out_at: NDArray[np.uint64],
-    out_heap: NDArray[np.uint64],
-    out_position: NDArray[np.int64],
+    pairs: Pairs,
 ) -> int:
     """Pair probes (rows in hash order) with the rows of a part that have their key and a time from `lo` to `hi`.
 
@@ -204,18 +234,19 @@ def match(
         probes, probe_heap, probe_stride, probe_start, count: address of the first row and of the heap, bytes of a row,
             first word of the key, and number of the probes.
         lo, hi: interval of time for each probe, both ends included; none if `lo` > `hi`.
-        words_at, heap_at, starts, bases, fence: blocks of the part: addresses, rows before each (and all), position of
-            each block's first row in the part, its hash.
-        stride, start, time_word, density: bytes of a row, first word of the key, word of the time; rows a unit of hash.
-        key_words, null_mask, references: words of the key, its null bits, and address of a byte for each word of the
-            key: whether it refers to the heap.
+        part, layout: blocks of the part, and its rows' layout, as `ORDERED_PLACES`.
+        density: rows a unit of hash.
         state: where to go on: all zero (and `state[3]` = -1) at first.
-        out_probe, out_at, out_heap, out_position: number of the probe, address of the row and of its heap, position of
-            the row in the part, of each pair.
+        pairs: filled.
 
     Returns:
         The number of pairs; as many as there is room for if there may be more (call again), else all.
     """
+    words_at, heap_at, starts, bases, fence = part
+    out_probe, out_at, out_heap, out_position = pairs
+    places = layout[0]
+    stride = places.stride
+    time_word = places.time
     i = state[0]
     b = state[1]
     pos = state[2]
@@ -238,9 +269,7 @@ def match(
             resume = -1
         else:
             if not known or h != last_hash:
-                b, pos = _seek(
-                    words_at, starts, fence, stride, time_word, density, b, pos, h, np.int64(-9223372036854775808)
-                )
+                b, pos = _seek(words_at, starts, fence, stride, time_word, density, b, pos, h, _BEGINNING)
                 last_hash = h
                 known = True
             if pos >= total:
@@ -265,7 +294,7 @@ def match(
             row = step(words_at[qb], (q - starts[qb]) * stride)
             if word(row, 0) != h or np.int64(word(row, time_word)) > hi[i]:
                 break
-            if _same_key(probe, probe_heap, probe_start, row, heap_at[qb], start, key_words, null_mask, references):
+            if _same_key(probe, probe_heap, probe_start, row, heap_at[qb], places):
                 if found == room:
                     state[0] = i
                     state[1] = b

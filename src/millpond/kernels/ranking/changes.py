@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import I64, INTS, SHORTS, U64, WORDS
 from millpond.kernels.pointers import step, word
 from millpond.kernels.ranking.compare import compare_rows
 from millpond.kernels.ranking.packed_rows import visible
-from millpond.kernels.ranking.top_n import DENSE_RANK, ROW_NUMBER
+from millpond.kernels.ranking.top_n import DENSE_RANK, KINDS, RANKING_IN, ROW_NUMBER
 
 INSERT, UPDATE_AFTER, DELETE, UPDATE_BEFORE = 1, 2, -1, -2
 """The kinds of a change: a new row, a row's new image, a row that is gone, a row's image before its new one."""
@@ -25,40 +27,26 @@ def _note(at, row, slot, rank, kind, rows, slots, ranks, kinds):
     return at + 1
 
 
-@kernel(
-    "int64(uint64[:, ::1], uint64, int64, int64, int64[:, ::1], int64, int64, int64, int64, boolean,"
-    " int64[::1], int64[::1], int32[::1], int8[::1])"
-)
-def changes(
-    words,
-    heap,
-    blob,
-    stride,
-    descriptor,
-    ordering,
-    limit,
-    function,
-    version,
-    before_images,
-    rows,
-    slots,
-    ranks,
-    kinds,
-):
+@kernel(I64(WORDS, U64, I64, RANKING_IN, I64, types.boolean, INTS, INTS, SHORTS, KINDS))
+def changes(words, heap, blob, ranking, version, before_images, rows, slots, ranks, kinds):
     """What the batch changed in the ranks of some keys' rows.
 
     Of row numbers, an image is told by its key and its number; of other ranks, by the row.
 
     Args:
-        words: rows of the table. heap: address of their long values. blob: as for `decide`. stride: bytes of a slot.
+        words: rows of the table. heap: address of their long values. blob, ranking: as for `decide`.
         before_images: whether before_images that are gone are wanted too.
         rows, slots, ranks, kinds: filled with the changes: the table's row, the slot, its rank, the kind of change.
 
     Returns:
         The number of changes.
     """
-    columns = np.uint64(descriptor.ctypes.data)
-    count = len(descriptor)
+    ranked = ranking[0]
+    columns = ranked.columns
+    count = ranked.count
+    stride = ranked.stride
+    limit = ranked.limit
+    function = ranked.function
     now = np.uint64(version + 1)
     found = 0
     for i in range(len(words)):
@@ -104,7 +92,7 @@ def changes(
                     continue
                 positions[side] += 1
                 if last[side] < 0 or (
-                    compare_rows(step(base, last[side] * stride), base, slot, base, columns, 0, ordering) != 0
+                    compare_rows(step(base, last[side] * stride), base, slot, base, columns, 0, ranked.ordering) != 0
                 ):
                     current[side] = positions[side]
                     dense[side] += 1

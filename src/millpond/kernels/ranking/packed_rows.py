@@ -89,7 +89,7 @@ def write_slots(
         firsts, ends: of each group's entries, by the number of the group.
         out: address of the memory that takes them. starts: for each changed group, where in it; one more at the end.
         pairs: for each changed group, the value of the table's column.
-        The others are as for `ranking.decide`.
+        The others are as for `top_n.decide`.
     """
     now = np.uint64(version + 1)
     words = stride >> 3

@@ -4,315 +4,354 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numba import from_dtype, types
+from numpy.typing import NDArray
 
 from millpond.kernels.compiled import helper, kernel
-from millpond.kernels.memory import HALF
-from millpond.kernels.pointers import prefetch, put_word, step, word
+from millpond.kernels.memory import I64, INTS, U64
+from millpond.kernels.pointers import byte_at, prefetch, put_byte_at, put_word, step, word
 from millpond.kernels.ranking.compare import compare_rows, sort_rows
+from millpond.kernels.ranking.grouping import KEY_BLOCK
 from millpond.kernels.ranking.packed_rows import BORN, GOES, GONE, RETURNS, STAYS, long_bytes
 from millpond.layout import LENGTH
 
 ROW_NUMBER, RANK, DENSE_RANK = 0, 1, 2
 
 ALL_ROWS, TOMBSTONES = 1, 2
-"""Flags of `decide`: keep rows beyond the limit too, since others may go; keep tombstones."""
+"""Flags of a ranking: keep rows beyond the limit too, since others may go; keep tombstones."""
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+RANKING = np.dtype(
+    [
+        ("columns", np.uint64),  # address of the descriptor of a row's columns, those of the order first
+        ("count", np.int64),  # how many columns there are
+        ("ordering", np.int64),  # how many of them belong to the order
+        ("stride", np.int64),  # bytes of a row
+        ("limit", np.int64),  # rows are wanted whose rank
+        ("function", np.int64),  # of this kind is at most the limit
+        ("flags", np.int64),
+    ]
+)
+"""How rows are ranked: the one record of an array, made once for an operator."""
+
+
+class Entries(NamedTuple):
+    """What groups have from now on, one group's entries after the other's.
+
+    Attributes:
+        sources: in order, the number of a row that comes, or −1 − the number of a slot; fates: what becomes of each.
+        ends: for each group the end of its entries; sizes: the bytes that they take; 0 where nothing changes and −1
+            where nothing remains.
+    """
+
+    sources: NDArray[np.int64]
+    fates: NDArray[np.int8]
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+KINDS = types.Array(types.int8, 1, "C")
+RANKING_IN = types.Array(from_dtype(RANKING), 1, "C")
+"""The types of signs, fates and kinds of change, and of a ranking."""
+_ENTRIES = types.NamedTuple((INTS, KINDS, INTS, INTS), Entries)
+_FORGOTTEN = 3
+"""Beside the fates of entries: a slot that no longer tells anything."""
 _AHEAD = 6
 
 
-@kernel("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def group(rows, table, groups, starts, members):
-    """Group the positions of a block by row id, in the order of their first occurrence.
+class _Ranking(NamedTuple):
+    """The fields of a ranking as values of their own, which a kernel does not read from memory again and again."""
 
-    Args:
-        rows: row ids.
-        table: scratch, zero throughout, a power of two of at least twice as many entries as rows.
-        groups: filled with the row id of each group; starts: with the first of its `members`, one more at the end;
-            members: with positions.
-
-    Returns:
-        The number of groups.
-    """
-    mask = len(table) - 1
-    count = 0
-    n = len(rows)
-    number = np.empty(n, np.int64)
-    sizes = np.zeros(n + 1, np.int64)
-    for i in range(n):
-        at = np.int64((np.uint64(rows[i]) * _MIX) >> HALF) & mask
-        while table[at] != 0 and groups[table[at] - 1] != rows[i]:
-            at = (at + 1) & mask
-        if table[at] == 0:
-            groups[count] = rows[i]
-            count += 1
-            table[at] = count
-        number[i] = table[at] - 1
-        sizes[table[at]] += 1
-    starts[0] = 0
-    for g in range(count):
-        starts[g + 1] = starts[g] + sizes[g + 1]
-        sizes[g] = starts[g]
-    for i in range(n):
-        g = number[i]
-        members[sizes[g]] = i
-        sizes[g] += 1
-    return count
+    columns: int
+    count: int
+    ordering: int
+    stride: int
+    limit: int
+    function: int
+    flags: int
 
 
 @helper
-def _old_order(old, old_heap, new, heap, columns, ordering, count, by_arrival, now):
+def _in_registers(record):
+    return _Ranking(
+        record.columns,
+        record.count,
+        record.ordering,
+        record.stride,
+        record.limit,
+        record.function,
+        record.flags,
+    )
+
+
+@helper
+def _same_order(left, left_heap, right, right_heap, ranking):
+    """Whether two rows are equal in the order."""
+    return compare_rows(left, left_heap, right, right_heap, ranking.columns, 0, ranking.ordering) == 0
+
+
+@helper
+def _old_order(old, old_heap, new, heap, ranking, by_arrival, now):
     """Order of a row that is held and one that comes: of equal ones the earlier first, within a batch by the rest."""
-    order = compare_rows(old, old_heap, new, heap, columns, 0, ordering)
+    order = compare_rows(old, old_heap, new, heap, ranking.columns, 0, ranking.ordering)
     if order == 0:
         if by_arrival and word(old, BORN) != now:
             return -1
-        order = compare_rows(old, old_heap, new, heap, columns, ordering, count)
+        order = compare_rows(old, old_heap, new, heap, ranking.columns, ranking.ordering, ranking.count)
     return order
 
 
 @helper
-def _equals_born(slots, start, held, width, row, heap, columns, ordering, count, now):
+def _equals_born(slots, start, held, row, heap, ranking, now):
     """How many of the slots from `start` on, equal to a row that goes, came in this batch: these go before older ones.
 
     So a row that comes and goes within a batch leaves no trace beside its equals.
     """
     found = np.int64(0)
     s = start
-    while s < held and _old_order(step(slots, s * width), slots, row, heap, columns, ordering, count, False, now) == 0:
-        if word(step(slots, s * width), GONE) == 0 and word(step(slots, s * width), BORN) == now:
+    while s < held:
+        slot = step(slots, s * ranking.stride)
+        if _old_order(slot, slots, row, heap, ranking, False, now) != 0:
+            break
+        if word(slot, GONE) == 0 and word(slot, BORN) == now:
             found += 1
         s += 1
     return found
 
 
-@kernel(
-    "int64(uint64, int64, uint64, int64, int64[::1], int64[::1], int64[::1], uint64, int64, uint64, int8[::1],"
-    " int64[:, ::1], int64, int64[::1], int64, int64, int64, int64,"
-    " int64[::1], int8[::1], int64[::1], int64[::1], int64[::1])"
-)
-def decide(
-    slab,
-    slab_stride,
-    arena,
-    blob,
-    groups,
-    starts,
-    members,
-    rows,
-    stride,
-    heap,
-    signs,
-    descriptor,
-    ordering,
-    blobs,
-    limit,
-    function,
-    flags,
-    version,
-    sources,
-    fates,
-    ends,
-    sizes,
-    spare,
-):
+@helper
+def _ask_for_slots(row, arena, blob):
+    """Ask for the lines of the slots of a table's row."""
+    start = step(arena, np.int64(word(row, blob + 1)))
+    for line in range(0, min(np.int64(word(row, blob) & LENGTH), 1024), 64):
+        prefetch(start, line)
+
+
+@helper
+def _drop_worse(slots, held, members, low, high, rows, heap, ranking, now):
+    """Leave out rows of a group that come behind the last one wanted, if so many are held; the end of the others.
+
+    `members`, as in all phases, is an address, from which on the group's are those from `low` to `high`.
+    """
+    live = 0
+    last = np.int64(-1)
+    for s in range(held):
+        if word(step(slots, s * ranking.stride), GONE) == 0:
+            live += 1
+            last = s
+    if live < ranking.limit:
+        return high
+    worst = step(slots, last * ranking.stride)
+    kept = low
+    for m in range(low, high):
+        new = step(rows, np.int64(word(members, m)) * ranking.stride)
+        if ranking.function == ROW_NUMBER:
+            behind = _old_order(worst, slots, new, heap, ranking, True, now) <= 0
+        else:
+            behind = compare_rows(worst, slots, new, heap, ranking.columns, 0, ranking.ordering) < 0
+        if not behind:
+            put_word(members, kept, word(members, m))
+            kept += 1
+    return kept
+
+
+@helper
+def _count_equals(members, low, high, signs, net, rows, heap, ranking):
+    """Make rows of a group that are equal, in order, one with a count in `net`; the end of what is left."""
+    fresh = low
+    for m in range(low, high):
+        sign = np.int64(1)
+        if signs != np.uint64(0):
+            sign = np.int64(np.int8(byte_at(signs, np.int64(word(members, m)))))
+            if fresh > low:
+                before = step(rows, np.int64(word(members, fresh - 1)) * ranking.stride)
+                row = step(rows, np.int64(word(members, m)) * ranking.stride)
+                if compare_rows(before, heap, row, heap, ranking.columns, 0, ranking.count) == 0:
+                    put_word(net, fresh - 1, np.uint64(np.int64(word(net, fresh - 1)) + sign))
+                    continue
+        put_word(members, fresh, word(members, m))
+        put_word(net, fresh, np.uint64(sign))
+        fresh += 1
+    return fresh
+
+
+@helper
+def _fate(slots, s, held, order, row, heap, count, ranking, now):
+    """What becomes of a slot beside the next row that comes.
+
+    Args:
+        slots, s, held: the slots of the group, the one asked for, how many there are.
+        order: of the slot and the row; below 0 also if there is no row.
+        row, heap, count: the row; how many of it come, or go if below 0.
+
+    Returns:
+        The fate, `_FORGOTTEN` if the slot has none, and what it adds to the row's count.
+    """
+    slot = step(slots, s * ranking.stride)
+    gone = word(slot, GONE)
+    if gone != 0:
+        if gone != now:
+            return _FORGOTTEN, 0  # a tombstone of an earlier batch
+        if order == 0 and count > 0:
+            return RETURNS, -1
+        return GOES, 0
+    if order == 0 and count < 0 and _equals_born(slots, s + 1, held, row, heap, ranking, now) < -count:
+        if word(slot, BORN) == now:
+            return _FORGOTTEN, 1
+        return GOES, 1
+    return STAYS, 0
+
+
+@helper
+def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, now, sources, fates, start):
+    """Merge the slots of a group with the rows that come, and cut off what is not wanted.
+
+    Args:
+        slots, held: of the group.
+        members, net, low, high: its rows in order, with their counts.
+        sources, fates, start: of the entries, filled from there on.
+
+    Returns:
+        The end of the entries (−1 if a row is to go that is not there), their bytes, whether anything changed.
+    """
+    stride = ranking.stride
+    everything = (ranking.flags & ALL_ROWS) != 0
+    filled = start
+    size = np.int64(0)
+    changed = False
+    s = np.int64(0)
+    m = low
+    position = np.int64(0)
+    rank = np.int64(0)
+    dense = np.int64(0)
+    last = np.uint64(0)  # the last row that is there
+    last_heap = np.uint64(0)
+    over = False
+    while True:
+        while m < high and word(net, m) == np.uint64(0):
+            m += 1
+        if over:
+            m = high
+        if s >= held and m >= high:
+            break
+        order = np.int64(-1)
+        new = np.uint64(0)
+        count = np.int64(0)
+        if m < high:
+            order = np.int64(1)
+            new = step(rows, np.int64(word(members, m)) * stride)
+            count = np.int64(word(net, m))
+            if s < held:
+                order = _old_order(step(slots, s * stride), slots, new, heap, ranking, not everything, now)
+        if order <= 0:
+            entry = step(slots, s * stride)
+            at = slots
+            source = -1 - s
+            fate, taken = _fate(slots, s, held, order, new, heap, count, ranking, now)
+            s += 1
+            if taken != 0:
+                put_word(net, m, np.uint64(count + taken))
+                changed = True
+            if fate == _FORGOTTEN:
+                continue
+        else:
+            if count < 0:
+                return np.int64(-1), size, changed
+            entry = new
+            at = heap
+            source = np.int64(word(members, m))
+            fate = STAYS
+            put_word(net, m, np.uint64(count - 1))
+        if fate != GOES:
+            position += 1
+            if ranking.function == ROW_NUMBER:
+                rank = position
+            elif last == 0 or not _same_order(last, last_heap, entry, at, ranking):
+                dense += 1
+                rank = dense if ranking.function == DENSE_RANK else position
+            if everything or rank <= ranking.limit:
+                last = entry
+                last_heap = at
+                if source >= 0:
+                    changed = True
+            else:
+                over = True
+                if source >= 0:
+                    continue
+                changed = True
+                if word(entry, BORN) == now or (ranking.flags & TOMBSTONES) == 0:
+                    continue
+                fate = GOES
+        put_word(sources, filled, np.uint64(source))
+        put_byte_at(fates, filled, np.uint8(fate))
+        filled += 1
+        size += stride + long_bytes(entry, blobs)
+    return filled, size, changed
+
+
+@kernel(I64(U64, I64, U64, I64, KEY_BLOCK, U64, U64, KINDS, RANKING_IN, INTS, I64, _ENTRIES))
+def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, blobs, version, entries):
     """Decide what a block's rows change in the slots of their keys.
 
     Args:
         slab, slab_stride, arena: where the table's rows and their long values are.
         blob: the word of a table row at which its slots are; the word after these two counts them.
-        groups, starts, members: what `group` gave; members are put in order here.
-        rows, stride, heap: address of the first row that comes, bytes from one to the next, and their long values.
+        block: what `grouping.group` gave; members are put in order here.
+        rows, heap: address of the first row that comes, and of their long values.
         signs: 1 or −1 for each row (comes, goes); empty if all come.
-        descriptor: the columns of a row, those of the order first, then the rest.
-        ordering: how many belong to the order.
-        blobs: first words of the columns of byte strings.
-        limit, function: which rows are wanted: those with a rank of this kind up to the limit.
-        flags: ALL_ROWS, TOMBSTONES.
+        ranking: as `RANKING`. blobs: first words of the columns of byte strings.
         version: of the batch.
-        sources: filled with the entries that each changed group has from now on, in order: the number of a row that
-            comes, or −1 − the number of a slot. fates: with what becomes of them.
-        ends: for each group the end of its entries. sizes: the bytes that they take; 0 where nothing changes and
-            −1 where nothing remains.
-        spare: scratch, as long as members.
+        entries: filled.
 
     Returns:
         The number of changed groups, or −1 if a row is to go that is not there.
     """
-    columns = np.uint64(descriptor.ctypes.data)
-    count = len(descriptor)
-    width = stride
+    groups, starts, members = block
+    _, _, ends, sizes = entries
+    ranked = _in_registers(ranking[0])
     now = np.uint64(version + 1)
-    everything = (flags & ALL_ROWS) != 0
-    tombstones = (flags & TOMBSTONES) != 0
-    by_arrival = not everything
-    signed = len(signs) != 0
-    changed_groups = 0
-    filled = 0
+    cuts = (ranked.flags & ALL_ROWS) == 0 and ranked.function != DENSE_RANK
     net = np.empty(len(members), np.int64)
+    spare = np.empty(len(members), np.int64)
+    # Phases take addresses: references to arrays would be counted for each group.
+    members_at = np.uint64(members.ctypes.data)
+    net_at = np.uint64(net.ctypes.data)
+    signs_at = np.uint64(signs.ctypes.data) if len(signs) != 0 else np.uint64(0)
+    sources = np.uint64(entries.sources.ctypes.data)
+    fates = np.uint64(entries.fates.ctypes.data)
+    changed_groups = 0
+    filled = np.int64(0)
     for g in range(len(groups)):
         if g + _AHEAD < len(groups):
-            ahead = step(slab, groups[g + _AHEAD] * slab_stride)
-            size = np.int64(word(ahead, blob) & LENGTH)
-            start = step(arena, np.int64(word(ahead, blob + 1)))
-            for line in range(0, min(size, 1024), 64):
-                prefetch(start, line)
+            _ask_for_slots(step(slab, groups[g + _AHEAD] * slab_stride), arena, blob)
         row = step(slab, groups[g] * slab_stride)
         held = np.int64(word(row, blob + 2))
         slots = step(arena, np.int64(word(row, blob + 1)))
         low = starts[g]
         high = starts[g + 1]
-        # Rows behind the last one wanted need not be looked at.
-        if not everything and function != DENSE_RANK and held >= limit:
-            live = 0
-            last = np.int64(-1)
-            for s in range(held):
-                if word(step(slots, s * width), GONE) == 0:
-                    live += 1
-                    last = s
-            if live >= limit:
-                worst = step(slots, last * width)
-                kept = low
-                for m in range(low, high):
-                    new = step(rows, members[m] * stride)
-                    if function == ROW_NUMBER:
-                        order = _old_order(worst, slots, new, heap, columns, ordering, count, True, now)
-                        behind = order <= 0
-                    else:
-                        behind = compare_rows(worst, slots, new, heap, columns, 0, ordering) < 0
-                    if not behind:
-                        members[kept] = members[m]
-                        kept += 1
-                high = kept
+        if cuts and held >= ranked.limit:
+            high = _drop_worse(slots, held, members_at, low, high, rows, heap, ranked, now)
         if high - low > 1:
-            sort_rows(members, low, high, spare, rows, stride, heap, columns, count)
-        # Rows that are equal are one with a count.
-        fresh = low
-        for m in range(low, high):
-            sign = np.int64(signs[members[m]]) if signed else np.int64(1)
-            if signed and fresh > low:
-                before = step(rows, members[fresh - 1] * stride)
-                if compare_rows(before, heap, step(rows, members[m] * stride), heap, columns, 0, count) == 0:
-                    net[fresh - 1] += sign
-                    continue
-            members[fresh] = members[m]
-            net[fresh] = sign
-            fresh += 1
-        first = filled
-        bytes_ = np.int64(0)
-        changed = False
-        s = np.int64(0)
-        m = low
-        position = np.int64(0)
-        rank = np.int64(0)
-        dense = np.int64(0)
-        last_row = np.uint64(0)
-        last_heap = np.uint64(0)
-        over = False
-        while True:
-            while m < fresh and net[m] == 0:
-                m += 1
-            if over:
-                m = fresh
-            if s >= held and m >= fresh:
-                break
-            if s >= held:
-                order = np.int64(1)
-            elif m >= fresh:
-                order = np.int64(-1)
-            else:
-                order = _old_order(
-                    step(slots, s * width),
-                    slots,
-                    step(rows, members[m] * stride),
-                    heap,
-                    columns,
-                    ordering,
-                    count,
-                    by_arrival,
-                    now,
-                )
-            if order <= 0:
-                entry = step(slots, s * width)
-                at = slots
-                source = -1 - s
-                s += 1
-                gone = word(entry, GONE)
-                fate = STAYS
-                if gone != 0:
-                    if gone != now:
-                        continue  # a tombstone of an earlier batch
-                    if order == 0 and net[m] > 0:
-                        fate = RETURNS
-                        net[m] -= 1
-                        changed = True
-                    else:
-                        fate = GOES
-                elif (
-                    order == 0
-                    and net[m] < 0
-                    and _equals_born(
-                        slots, s, held, width, step(rows, members[m] * stride), heap, columns, ordering, count, now
-                    )
-                    < -net[m]
-                ):
-                    fate = GOES
-                    net[m] += 1
-                    changed = True
-                    if word(entry, BORN) == now:
-                        continue
-            else:
-                if net[m] < 0:
-                    return -1
-                entry = step(rows, members[m] * stride)
-                at = heap
-                source = members[m]
-                fate = STAYS
-                net[m] -= 1
-            if fate != GOES:
-                position += 1
-                if function != ROW_NUMBER:
-                    tied = last_row != 0 and (compare_rows(last_row, last_heap, entry, at, columns, 0, ordering) == 0)
-                    if not tied:
-                        rank = position
-                        dense += 1
-                else:
-                    rank = position
-                if not everything and (dense if function == DENSE_RANK else rank) > limit:
-                    over = True
-                    if source >= 0:
-                        continue
-                    changed = True
-                    if word(entry, BORN) == now or not tombstones:
-                        continue
-                    fate = GOES
-                else:
-                    last_row = entry
-                    last_heap = at
-                    if source >= 0:
-                        changed = True
-            sources[filled] = source
-            fates[filled] = fate
-            filled += 1
-            bytes_ += width + long_bytes(entry, blobs)
+            sort_rows(members, low, high, spare, rows, ranked.stride, heap, ranked.columns, ranked.count)
+        high = _count_equals(members_at, low, high, signs_at, net_at, rows, heap, ranked)
+        stop, size, changed = _merge(
+            slots, held, members_at, net_at, low, high, rows, heap, ranked, blobs, now, sources, fates, filled
+        )
+        if stop < 0:
+            return -1
+        sizes[g] = 0
         if changed:
             changed_groups += 1
-            sizes[g] = bytes_ if filled > first else -1
-        else:
-            filled = first
-            sizes[g] = 0
+            sizes[g] = size if stop > filled else -1
+            filled = stop
         ends[g] = filled
     return changed_groups
 
 
-@kernel(
-    "int64(uint64, int64, uint64, int64, int64[::1], int64[::1], int64[::1], uint64, int64, uint64,"
-    " int64[:, ::1], int64, int64, int64[::1])"
-)
-def best(
-    slab, slab_stride, arena, place, groups, starts, members, rows, stride, heap, descriptor, ordering, version, winners
-):
+@kernel(I64(U64, I64, U64, I64, KEY_BLOCK, U64, U64, RANKING_IN, I64, INTS))
+def best(slab, slab_stride, arena, place, block, rows, heap, ranking, version, winners):
     """For each group of a block, the first of its rows in the order, if it comes before the one held.
 
     Args:
@@ -323,24 +362,20 @@ def best(
     Returns:
         The number of groups that change.
     """
-    columns = np.uint64(descriptor.ctypes.data)
-    count = len(descriptor)
+    groups, starts, members = block
+    ranked = _in_registers(ranking[0])
+    stride = ranked.stride
     now = np.uint64(version + 1)
     changed = 0
     for g in range(len(groups)):
         top = members[starts[g]]
         for m in range(starts[g] + 1, starts[g + 1]):
-            challenger = members[m]
-            if (
-                compare_rows(step(rows, challenger * stride), heap, step(rows, top * stride), heap, columns, 0, count)
-                < 0
-            ):
-                top = challenger
+            challenger = step(rows, members[m] * stride)
+            if compare_rows(challenger, heap, step(rows, top * stride), heap, ranked.columns, 0, ranked.count) < 0:
+                top = members[m]
         held = step(slab, groups[g] * slab_stride + place * 8)
         winners[g] = -1
-        if word(held, BORN) == 0 or (
-            _old_order(held, arena, step(rows, top * stride), heap, columns, ordering, count, True, now) > 0
-        ):
+        if word(held, BORN) == 0 or _old_order(held, arena, step(rows, top * stride), heap, ranked, True, now) > 0:
             winners[g] = top
             changed += 1
     return changed
@@ -359,39 +394,3 @@ def put_best(slab, slab_stride, place, groups, winners, rows, stride, skipped, v
                 put_word(target, w, word(source, w))
         put_word(target, BORN, now)
         put_word(target, GONE, np.uint64(0))
-
-
-@kernel("int64(int64[::1], int64[::1], uint64, int64, uint64, int64[:, ::1], int64, int64[::1])")
-def order_rows(hashes, positions, rows, stride, heap, descriptor, keys, starts):
-    """Order rows that are ordered by hash already by all their columns, and find where each key begins.
-
-    Args:
-        hashes: of the rows, in order. positions: row numbers in that order; put in order within equal hashes.
-        rows, stride, heap: address of row 0, bytes from one to the next, and their long values.
-        descriptor: the columns, those of the key first. keys: how many of them are the key.
-        starts: filled with the first place of each key, and the number of rows at the end.
-
-    Returns:
-        The number of keys.
-    """
-    columns = np.uint64(descriptor.ctypes.data)
-    spare = np.empty(len(positions), np.int64)
-    found = 0
-    low = 0
-    before = rows
-    n = len(positions)
-    while low < n:
-        high = low + 1
-        while high < n and hashes[high] == hashes[low]:
-            high += 1
-        if high - low > 1:
-            sort_rows(positions, low, high, spare, rows, stride, heap, columns, len(descriptor))
-        for i in range(low, high):
-            at = step(rows, positions[i] * stride)
-            if i == low or compare_rows(before, heap, at, heap, columns, 0, keys) != 0:
-                starts[found] = i
-                found += 1
-            before = at
-        low = high
-    starts[found] = n
-    return found

@@ -1,4 +1,4 @@
-"""The observer: tells from what a batch has done to the state in which store it is best kept (APSys '18, §4.3)."""
+"""The observer: tells from what a batch has done to the state in which store it is best kept (APSys '18 §4.3)."""
 
 from __future__ import annotations
 

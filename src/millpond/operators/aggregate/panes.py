@@ -105,9 +105,10 @@ class _Panes:
             return
         begins = np.concatenate(self._begins)
         rows_at, heaps_at = (np.concatenate(one) for one in zip(*self._at, strict=True))
-        width, null_mask, key_start, key_stop, references, _, blobs = self._shape
+        width, blobs = self._shape.width, self._shape.blobs
         ordered, order = order_by_hash(np.concatenate(self._keys).view(np.uint64))
-        key = (null_mask, key_start, key_stop, self._place, references)
+        shape = self._shape
+        key = (shape.null_mask, shape.key_start, shape.key_stop, self._place, shape.references_at)
         ends = np.empty(len(order), np.int64)
         ends = ends[: order_panes(ordered, order, begins, rows_at, heaps_at, *key, ends)]
         at = np.zeros(4, np.int64)

@@ -1,4 +1,4 @@
-"""Accumulators of groups whose rows are all there (FlowKV's append pattern), and the plainest: lists of the rows.
+"""Accumulators of groups whose rows are all there (the append pattern of FlowKV §3.1), and the plainest: lists of rows.
 
 They belong to tables that live for one piece of rows only, in which each group is whole (`aggregate/buffered.py`,
 `sessions/closed.py`): what they keep in the table is the number of the group.

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.files.formats.blocks import Shape, shape_of
+from millpond.kernels.ordered.order import Pairs
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import NEVER, HashRange, Rows
 from millpond.operators.columns.encode import portions

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels.pointers import address
-from millpond.kernels.ranking import top_n as ranking
+from millpond.kernels.ranking.grouping import order_rows
 from millpond.kernels.ranking.packed_rows import read_slots, write_slots
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HashRange, Rows, Words
@@ -91,7 +91,7 @@ class OverRowsOperator:
         starts = np.empty(batch.num_rows + 1, dtype=np.int64)
         at = (address(rows.words), self._rows.stride, address(rows.heap))
         descriptor = self._rows.descriptor
-        found = ranking.order_rows(hashes.view(np.int64), positions, *at, descriptor, len(self._main.keys), starts)
+        found = order_rows(hashes.view(np.int64), positions, *at, descriptor, len(self._main.keys), starts)
         ordered = batch.take(pa.array(positions))
         first = 0
         while first < found:  # whole keys at a time

@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels.columns import arrow_words
+from millpond.kernels.pointers import address
 from millpond.kernels.ranking import compare
 from millpond.layout import Bytes, Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.columns.decode import OversizeError, key_columns
@@ -52,6 +53,11 @@ class PackedRows:
         described = [self._describe(position, stored[position], each) for position, each in first + rest]
         self.descriptor = np.array(described, dtype=np.int64).reshape(len(described), compare.COLUMN)
         self.ordering = len(first)
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """The rows' order as kernels take it (see `kernels.ranking.top_n.RANKING`), while these rows are alive."""
+        return address(self.descriptor), len(self.descriptor), self.ordering, self.stride
 
     @property
     def stride(self) -> int:

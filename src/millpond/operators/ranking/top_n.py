@@ -8,15 +8,16 @@ columns; where rows can go again, by their other columns alone. The changes foll
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.kernels.pointers import address
+from millpond.kernels.pointers import address, data_of
 from millpond.kernels.ranking import changes as rank_changes
 from millpond.kernels.ranking import top_n as ranking
+from millpond.kernels.ranking.grouping import KeyBlock, group
 from millpond.kernels.ranking.packed_rows import BORN, long_slots, read_slots, write_slots
 from millpond.layout import HashRange, Rows
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
@@ -36,14 +37,6 @@ BLOCK = 8192
 FUNCTIONS = {"row_number": ranking.ROW_NUMBER, "rank": ranking.RANK, "dense_rank": ranking.DENSE_RANK}
 
 
-class _Block(NamedTuple):
-    """Rows of a block by key: row ids of the keys, and for each where its members (positions) stand."""
-
-    groups: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    members: NDArray[np.int64]
-
-
 class TopNOperator:
     """A `RankSpec` on one partition."""
 
@@ -57,10 +50,10 @@ class TopNOperator:
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         self._slots = PackedRows(spec.columns, spec.order)
         self._place = self._main.values[0].offset
-        self._function = FUNCTIONS[spec.function]
-        self._flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * (
-            spec.changes or spec.retracts or spec.function != "row_number"
-        )
+        told = spec.changes or spec.retracts or spec.function != "row_number"
+        flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * told
+        wanted = (spec.limit, FUNCTIONS[spec.function], flags)
+        self._ranking = np.array([(*self._slots.order, *wanted)], ranking.RANKING)
         self._bytes = np.zeros(self._slots.layout.width, dtype=np.int64)
         for offset in self._slots.blobs:
             self._bytes[offset : offset + 2] = 1
@@ -104,19 +97,19 @@ class TopNOperator:
             stop = start + BLOCK
             put(Rows(keys.words[start:stop], keys.heap), Rows(rows.words[start:stop], rows.heap), signs[start:stop])
 
-    def _group(self, keys: Rows) -> tuple[_Block, NDArray[np.bool_]]:
+    def _group(self, keys: Rows) -> tuple[KeyBlock, NDArray[np.bool_]]:
         located = self._table.upsert(keys, self._version, touch="created")
         count = len(located.rows)
         groups, members = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         starts = np.empty(count + 1, dtype=np.int64)
         self._scratch[:] = 0
-        found = ranking.group(located.rows, self._scratch, groups, starts, members)
-        return _Block(groups[:found], starts[: found + 1], members), located.created
+        found = group(located.rows, self._scratch, groups, starts, members)
+        return KeyBlock(groups[:found], starts[: found + 1], members), located.created
 
     def _touch(
         self,
         keys: Rows,
-        block: _Block,
+        block: KeyBlock,
         firsts: NDArray[np.int64],
         changed: NDArray[np.int64],
         created: NDArray[np.bool_],
@@ -130,57 +123,57 @@ class TopNOperator:
 
     def _slab(self) -> tuple[int, int]:
         words = self._table.words
-        return address(words), words.strides[0]
+        return data_of(words), words.strides[0]
 
     def _put(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
-        spec, slots = self.spec, self._slots
+        slots = self._slots
         block, created = self._group(keys)
         held = int(self._table.words[block.groups, self._place + 2].sum())
-        sources = np.empty(held + rows.count, dtype=np.int64)
-        fates = np.empty(held + rows.count, dtype=np.int8)
-        ends, sizes = np.empty(len(block.groups), dtype=np.int64), np.empty(len(block.groups), dtype=np.int64)
-        spare = np.empty(rows.count, dtype=np.int64)
+        entries = ranking.Entries(
+            np.empty(held + rows.count, dtype=np.int64),
+            np.empty(held + rows.count, dtype=np.int8),
+            np.empty(len(block.groups), dtype=np.int64),
+            np.empty(len(block.groups), dtype=np.int64),
+        )
         # `members` is put in order: which is the first of a group is told before.
         firsts = block.members[block.starts[:-1]]
-        at = (address(rows.words), slots.stride, address(rows.heap))
+        slab = (*self._slab(), data_of(self._table.heap.data), self._place)
+        heap = data_of(rows.heap)
         found = ranking.decide(
-            *(*self._slab(), address(self._table.heap.data), self._place, *block, *at, signs),
-            *(slots.descriptor, slots.ordering, slots.blobs, spec.limit, self._function, self._flags, self._version),
-            *(sources, fates, ends, sizes, spare),
+            *slab, block, data_of(rows.words), heap, signs, self._ranking, slots.blobs, self._version, entries
         )
         if found < 0:
             raise unknown_retraction()
         if not found:
             return
-        changed = np.flatnonzero(sizes)
+        changed = np.flatnonzero(entries.sizes)
         ids = self._touch(keys, block, firsts, changed, created)
-        lengths = np.maximum(sizes[changed], 0)
+        lengths = np.maximum(entries.sizes[changed], 0)
         places = np.concatenate([[0], np.cumsum(lengths)])
         out = np.empty(int(places[-1]) + 8, dtype=np.uint8)
         pairs = np.empty((len(changed), 2), dtype=np.uint64)
-        begins = np.concatenate([[0], ends[:-1]])
+        begins = np.concatenate([[0], entries.ends[:-1]])
+        slab = (*self._slab(), data_of(self._table.heap.data), self._place)
         write_slots(
-            *(*self._slab(), address(self._table.heap.data), self._place, changed, ids, begins, ends, fates, sources),
-            *(*at, slots.blobs, self._version, address(out), pairs, places),
+            *(*slab, changed, ids, begins, entries.ends, entries.fates, entries.sources),
+            *(data_of(rows.words), slots.stride, heap, slots.blobs, self._version, address(out), pairs, places),
         )
         self._table.put_bytes(ids, self._place, pairs, out)
-        self._table.words[ids, self._place + 2] = (ends - begins)[changed]
+        self._table.words[ids, self._place + 2] = (entries.ends - begins)[changed]
 
     def _put_single(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
         slots = self._slots
         block, created = self._group(keys)
         winners = np.empty(len(block.groups), dtype=np.int64)
-        at = (address(rows.words), slots.stride)
-        found = ranking.best(
-            *(*self._slab(), address(self._table.heap.data), self._place, *block, *at, address(rows.heap)),
-            *(slots.descriptor, slots.ordering, self._version, winners),
-        )
+        rows_at = data_of(rows.words)
+        slab = (*self._slab(), data_of(self._table.heap.data), self._place)
+        found = ranking.best(*slab, block, rows_at, data_of(rows.heap), self._ranking, self._version, winners)
         if not found:
             return
         changed = np.flatnonzero(winners >= 0)
         ids = self._touch(keys, block, block.members[block.starts[:-1]], changed, created)
         winners = winners[changed]
-        ranking.put_best(*self._slab(), self._place, ids, winners, *at, self._bytes, self._version)
+        ranking.put_best(*self._slab(), self._place, ids, winners, rows_at, slots.stride, self._bytes, self._version)
         for offset in slots.blobs:
             pairs = np.ascontiguousarray(rows.words[winners, offset : offset + 2])
             self._table.put_bytes(ids, self._place + offset, pairs, rows.heap)
@@ -207,10 +200,9 @@ class TopNOperator:
         most = 2 * int(words[:, self._place + 2].sum())
         of, which = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         ranks, kinds = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int8)
-        heap = address(rows.heap)
+        heap = data_of(rows.heap)
         found = rank_changes.changes(
-            *(words, heap, self._place, slots.stride, slots.descriptor, slots.ordering, spec.limit, self._function),
-            *(self._version, spec.changes, of, which, ranks, kinds),
+            *(words, heap, self._place, self._ranking, self._version, spec.changes, of, which, ranks, kinds)
         )
         for start in range(0, found, PIECE):
             stop = min(start + PIECE, found)

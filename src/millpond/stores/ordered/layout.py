@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +37,14 @@ class OrderedLayout:
     Attributes:
         rows: the layout. shape: as kernels take it.
         time, number: words of the time and of the number (0: rows have none).
-        key_words: words of the key; references: address of a byte for each, whether it refers to the heap.
+        places: what `kernels.ordered.order.match` has to know of it.
     """
 
     rows: RowLayout
     shape: Shape
     time: int
     number: int
-    key_words: int
-    references: int
+    places: NDArray[Any]
 
     @staticmethod
     def of(schema: TableSchema) -> OrderedLayout:
@@ -53,14 +53,10 @@ class OrderedLayout:
         shape = shape_of(rows)
         at = len(schema.keys)
         marked = len(schema.values) > 1 and schema.values[1].name == NUMBER
-        return OrderedLayout(
-            rows,
-            shape,
-            rows.offsets[at],
-            rows.offsets[at + 1] if marked else 0,
-            rows.key_stop - rows.key_start,
-            shape.references_at + rows.key_start,
-        )
+        key_words, references = rows.key_stop - rows.key_start, shape.references_at + rows.key_start
+        place = (8 * rows.width, rows.offsets[at], rows.key_start, key_words, shape.null_mask, references)
+        places = np.array([place], ordered.ORDERED_PLACES)
+        return OrderedLayout(rows, shape, rows.offsets[at], rows.offsets[at + 1] if marked else 0, places)
 
     @property
     def stride(self) -> int:

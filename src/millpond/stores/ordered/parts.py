@@ -14,7 +14,8 @@ from millpond.files.formats.blocks import BlockSource, Shape, rows_per_block
 from millpond.files.refs import RunRef
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
-from millpond.kernels.pointers import address
+from millpond.kernels.ordered.order import Pairs, PartBlocks
+from millpond.kernels.pointers import address, data_of
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, NEVER, HashRange, Rows
 from millpond.stores.ordered.layout import OrderedLayout
@@ -32,7 +33,7 @@ _NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class Blocks(NamedTuple):
-    """Some blocks of a part, in order (see `kernels.ordered.order.match`); `pins` keeps them alive."""
+    """Some blocks of a part, in order (see `PartBlocks`); `pins` keeps them alive."""
 
     words_at: NDArray[np.uint64]
     heap_at: NDArray[np.uint64]
@@ -40,20 +41,6 @@ class Blocks(NamedTuple):
     bases: NDArray[np.int64]
     fence: NDArray[np.uint64]
     pins: Any
-
-
-class Pairs(NamedTuple):
-    """Pairs of probes and rows of one part.
-
-    Attributes:
-        probes: numbers of the probes; rows_at, heaps_at: addresses of the rows and of their heaps; positions: of the
-            rows in their part. The addresses are valid until the next pairs are asked for.
-    """
-
-    probes: NDArray[np.int64]
-    rows_at: NDArray[np.uint64]
-    heaps_at: NDArray[np.uint64]
-    positions: NDArray[np.int64]
 
 
 class Part:
@@ -227,31 +214,21 @@ class Part:
             return
         words = np.ascontiguousarray(probes.words)
         layout = self.layout
-        out = (np.empty(room, np.int64), np.empty(room, np.uint64), np.empty(room, np.uint64), np.empty(room, np.int64))
+        out = Pairs(
+            np.empty(room, np.int64), np.empty(room, np.uint64), np.empty(room, np.uint64), np.empty(room, np.int64)
+        )
         for begin, end, blocks in self._searched(np.ascontiguousarray(words[:, HASH])):
             state = np.array([0, 0, 0, -1, 0], np.int64)
+            at = (data_of(words[begin:]), data_of(probes.heap), words.strides[0], shape.key_start, end - begin)
+            part = PartBlocks(*blocks[:5])
             while True:
                 found = ordered.match(
-                    address(words[begin:]),
-                    address(probes.heap),
-                    words.strides[0],
-                    shape.key_start,
-                    end - begin,
-                    lo[begin:end],
-                    hi[begin:end],
-                    *blocks[:5],
-                    layout.stride,
-                    layout.rows.key_start,
-                    layout.time,
-                    self.density(),
-                    layout.key_words,
-                    layout.shape.null_mask,
-                    layout.references,
-                    state,
-                    *out,
+                    *at, lo[begin:end], hi[begin:end], part, layout.places, self.density(), state, out
                 )
                 if found:
-                    yield Pairs(out[0][:found] + begin, out[1][:found], out[2][:found], out[3][:found])
+                    some = slice(found)
+                    probes_found = out.probes[some] + begin
+                    yield Pairs(probes_found, out.rows_at[some], out.heaps_at[some], out.positions[some])
                 if found < room:
                     break
 

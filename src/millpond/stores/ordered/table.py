@@ -3,7 +3,7 @@
 State is a set of immutable parts, each in the order of (key hash, time), most of them of one bucket of time: what a
 batch adds becomes parts, parts of a bucket are merged as they grow, and a bucket that is expired is dropped whole. Rows
 never change but for one bit, that they were matched, which stands beside their part until it is merged.
-(APSys '18 §3.3 for unordered, append-only writes and stores chosen by access pattern; its range reads.)
+(APSys '18 §3.3 for unsorted, append-only writes, APSys '18 §4.2 for range reads by event time.)
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Expiry:
             select = np.arange(len(absent), dtype=np.int32)
             for run in newer:
                 select = run.search(query, select)
-            absent = np.sort(query.order[select])
+            absent = np.sort(query.sought.order[select])
         if not len(absent):
             return here
         new = Rows(rows.words[absent], rows.heap)

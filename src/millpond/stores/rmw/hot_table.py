@@ -17,7 +17,6 @@ from millpond.kernels.hot_table.index import walk
 from millpond.kernels.hot_table.upsert import (
     BLOCK,
     TOUCH_NONE,
-    data_of,
     overwrite,
     raise_stamps,
     remove,
@@ -25,7 +24,7 @@ from millpond.kernels.hot_table.upsert import (
     touch_rows,
     upsert,
 )
-from millpond.kernels.pointers import address
+from millpond.kernels.pointers import address, data_of
 from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, Words
 from millpond.stores.memory.heap import Heap
 from millpond.stores.memory.reserved_mapping import Mapping

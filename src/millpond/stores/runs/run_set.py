@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, shape_of
 from millpond.files.refs import RunRef
 from millpond.kernels.hot_table.state import STAMP_SHIFT
-from millpond.kernels.pointers import address
+from millpond.kernels.pointers import data_of
 from millpond.kernels.runs.bloom import admit
 from millpond.kernels.runs.gather import addresses, gather_rows
-from millpond.kernels.runs.search import DELETED, likely_places, locate, probe, remaining, walk
+from millpond.kernels.runs.search import DELETED, RunBlocks, Sought, likely_places, locate, probe, remaining, walk
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows
 from millpond.stores.protocol import Found
@@ -37,16 +37,14 @@ class Query:
     """Keys looked up together, in hash order, and what has been found of them so far.
 
     Attributes:
-        keys: the key table; hashes: ascending; order: the row of the key table that each comes from.
-        found_at, found_heap: addresses of the rows found and of their heaps (0: not yet, `DELETED`: a tombstone).
+        keys: the key table; keys_at: the address of its words, the words of a row, and the address of its heap.
+        sought: the hashes, and what is found.
         pins: keeps what the addresses point to alive.
     """
 
     keys: Rows
-    hashes: NDArray[np.uint64]
-    order: NDArray[np.int64]
-    found_at: NDArray[np.uint64]
-    found_heap: NDArray[np.uint64]
+    keys_at: tuple[int, int, int]
+    sought: Sought
     pins: list[Any] = field(default_factory=list)
 
     @classmethod
@@ -56,7 +54,8 @@ class Query:
             keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
         hashes, order = order_by_hash(keys.words[pending, HASH])
         count = len(hashes)
-        return cls(keys, hashes, pending[order], np.zeros(count, np.uint64), np.zeros(count, np.uint64))
+        at = (data_of(keys.words), keys.words.strides[0] // 8, data_of(keys.heap))
+        return cls(keys, at, Sought(hashes, pending[order], np.zeros(count, np.uint64), np.zeros(count, np.uint64)))
 
 
 class Run:
@@ -113,7 +112,7 @@ class Run:
         index = self.source.index
         if not index.count or not len(select):
             return select
-        wanted = query.hashes[select]
+        wanted = query.sought.hashes[select]
         begin = int(np.searchsorted(wanted, index.fence[0], "left"))
         end = int(np.searchsorted(wanted, np.uint64(index.highest), "right"))
         inside = select[begin:end]
@@ -121,14 +120,14 @@ class Run:
         if not count:
             return select
         blocks = np.empty(count, np.int32)
-        locate(query.hashes, inside, count, index.fence, blocks)
+        locate(query.sought.hashes, inside, count, index.fence, blocks)
         admitted = np.empty(count, np.int32)
         if self._filter_idle:
             self._filter_idle -= 1
             admitted = np.arange(count, dtype=np.int32)
         else:
             filters = self.source.filters(blocks)
-            count = admit(query.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
+            count = admit(query.sought.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
             if count > _USELESS * len(inside):
                 self._filter_idle = _IDLE
         done = np.zeros(len(inside), np.uint8)
@@ -154,7 +153,7 @@ class Run:
             return
         first = blocks[admitted].astype(np.int64)
         fence = self.source.index.fence
-        hashes = query.hashes[select[admitted]]
+        hashes = query.sought.hashes[select[admitted]]
         last = first.copy()
         # Rows of one hash may go on in the next blocks.
         runs_on = np.flatnonzero(fence[np.minimum(first + 1, len(fence) - 1)] == hashes)
@@ -169,9 +168,10 @@ class Run:
             table = self.source.blocks(np.unique(np.concatenate([first[begin:end], *spread])))
             self._probe(query, select, blocks, admitted[begin:end], done, table)
             positions = select[admitted[begin:end]]
-            positions = positions[query.found_at[positions] > DELETED]
-            rows = gather_rows(query.found_at[positions], query.found_heap[positions], shape.width, shape.blobs)
-            query.found_at[positions], query.found_heap[positions] = addresses(*rows)
+            found_at, found_heap = query.sought.found_at, query.sought.found_heap
+            positions = positions[found_at[positions] > DELETED]
+            rows = gather_rows(found_at[positions], found_heap[positions], shape.width, shape.blobs)
+            found_at[positions], found_heap[positions] = addresses(*rows)
             query.pins[-1] = rows
             begin = end
 
@@ -189,36 +189,18 @@ class Run:
         count = len(admitted)
         if not count:
             return
+        run = RunBlocks(index.fence, index.starts, table.words_at, table.heap_at)
         rows_between = index.starts[blocks[admitted[-1]] + 1] - index.starts[blocks[admitted[0]]]
         dense = count * _ROWS_PER_KEY > rows_between
         if self.source.distant and not dense:
-            self.source.expect_rows(self._places(query, select, blocks, admitted, table))
-        shape = shape_of(self.layout)
+            places_at = np.empty(count, np.uint64)
+            width = self.layout.width
+            likely_places(query.sought.hashes, select, blocks, admitted, run, index.highest, width, places_at)
+            self.source.expect_rows(places_at)
+        places = shape_of(self.layout).places
         for part in self._parts(blocks, admitted) if self.source.distant and dense else (admitted,):
-            (walk if dense else probe)(
-                query.hashes,
-                select,
-                blocks,
-                part,
-                len(part),
-                index.fence,
-                index.starts,
-                table.words_at,
-                table.heap_at,
-                index.highest,
-                query.order,
-                address(query.keys.words),
-                query.keys.words.strides[0] // 8,
-                address(query.keys.heap),
-                shape.null_mask,
-                shape.key_start,
-                shape.key_stop,
-                shape.width,
-                shape.references_at,
-                query.found_at,
-                query.found_heap,
-                done,
-            )
+            look = walk if dense else probe
+            look(query.sought, select, blocks, part, run, index.highest, *query.keys_at, places, done)
 
     def _parts(self, blocks: NDArray[np.int32], admitted: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
         """The keys of some blocks at a time, while the next blocks are on their way into memory."""
@@ -231,31 +213,6 @@ class Run:
             if number + 1 < len(ranges):
                 self.source.expect_blocks(*ranges[number + 1])
             yield admitted[begin:end]
-
-    def _places(
-        self,
-        query: Query,
-        select: NDArray[np.int32],
-        blocks: NDArray[np.int32],
-        admitted: NDArray[np.int32],
-        table: BlockTable,
-    ) -> NDArray[np.uint64]:
-        index = self.source.index
-        places = np.empty(len(admitted), np.uint64)
-        likely_places(
-            query.hashes,
-            select,
-            blocks,
-            admitted,
-            len(admitted),
-            index.fence,
-            index.starts,
-            table.words_at,
-            index.highest,
-            self.layout.width,
-            places,
-        )
-        return places
 
 
 def _oldest(source: BlockSource) -> int:
@@ -317,13 +274,13 @@ class RunSet:
             Those found, in hash order.
         """
         query = Query.of(keys, pending)
-        select = np.arange(len(query.hashes), dtype=np.int32)
+        select = np.arange(len(query.sought.hashes), dtype=np.int32)
         for run in self.runs:
             if not len(select):
                 break
             select = run.search(query, select)
-        hits = np.flatnonzero(query.found_at > DELETED)
-        return Found(query.order[hits], query.found_at[hits], query.found_heap[hits], query.pins)
+        hits = np.flatnonzero(query.sought.found_at > DELETED)
+        return Found(query.sought.order[hits], query.sought.found_at[hits], query.sought.found_heap[hits], query.pins)
 
     def scan(self, extra: Rows | None = None, size: int = PIECE_ROWS) -> Iterator[Rows]:
         """All live rows in hash order, in pieces of about `size` rows.
