@@ -224,7 +224,7 @@ def freeze(rig: Rig) -> None:
 
 def evict(rig: Rig) -> None:
     rig.kept._evict()
-    rig.main._room.evict(rig.main._outbox, 0.6)
+    rig.main._memory.evict(rig.main._eviction_buffer, 0.6)
 
 
 def flush(rig: Rig) -> None:

@@ -153,11 +153,11 @@ def test_files_of_windows_without_rows_are_taken_over(tmp_path: Path) -> None:
         operator = open_operator(COUNTED, make)
         for version in range(3 * windows):
             tables: dict[str, Any] = dict(operator.tables)
-            waiting = {name: table._outbox.waiting for name, table in tables.items() if table.in_flight}
+            waiting = {name: table._eviction_buffer.waiting for name, table in tables.items() if table.in_flight}
             wait([frozen.file for each in waiting.values() for frozen in each])
             operator.begin(version, Times())
             for name, before in waiting.items():
-                assert tables[name]._outbox.written(before)
+                assert tables[name]._eviction_buffer.written(before)
                 found += f"{(version - 1) * SECOND}:" not in name
             some = np.arange(rows if version < windows else 0)
             columns = [hashes[some], np.full(len(some), version * SECOND), some]

@@ -253,7 +253,7 @@ class Evicting(SessionRig):
                     piece = piece.filter(pa.array((piece.column(0).to_numpy() < 0) == bool(half)))
                 self.operator.process(piece)
                 if self.what == "evict":
-                    self.table._room.evict(self.table._outbox, 0.6)
+                    self.table._memory.evict(self.table._eviction_buffer, 0.6)
         (delta,) = self.operator.finish().values()
         self.version += 1
         self.log.append((self.version, b"".join(bytes(piece) for piece in delta.pieces)))

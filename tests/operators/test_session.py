@@ -193,7 +193,7 @@ def run(spec: SessionSpec, batches: list[tuple[list[Row], int, str]], bits: int,
             for part in (rows[:cut], rows[cut:]):
                 rig.operator.process(record_batch(spec, part, bits))
                 if what == "evict":
-                    rig.table._room.evict(rig.table._outbox, 0.6)
+                    rig.table._memory.evict(rig.table._eviction_buffer, 0.6)
             (delta,) = rig.operator.finish().values()
             rig.version += 1
             rig.log.append((rig.version, b"".join(bytes(piece) for piece in delta.pieces)))

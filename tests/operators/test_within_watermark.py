@@ -80,7 +80,7 @@ def test_rows_equal_the_model(batches: list[tuple[list[Row], int, str]], bits: i
             rig.operator.begin(rig.version, times)
             rig.operator.process(record_batch(rows, bits))
             if what == "evict":
-                rig.table._room.evict(rig.table._outbox, 0.6)
+                rig.table._memory.evict(rig.table._eviction_buffer, 0.6)
             (delta,) = rig.operator.finish().values()
             rig.version += 1
             rig.log.append((rig.version, b"".join(bytes(piece) for piece in delta.pieces)))

@@ -34,11 +34,11 @@ def visible(slot, now, before):
 
 
 @helper
-def long_bytes(row, blobs):
-    """Bytes of a row's values that do not fit into it."""
+def long_bytes(row, blobs, count):
+    """Bytes of a row's values that do not fit into it; `blobs`: the address of the first words of `count` columns."""
     total = np.int64(0)
-    for c in range(len(blobs)):
-        size = np.int64(word(row, blobs[c]) & LENGTH)
+    for c in range(count):
+        size = np.int64(word(row, np.int64(word(blobs, c))) & LENGTH)
         if size > INLINE:
             total += size
     return total
@@ -131,9 +131,11 @@ def write_slots(
 def long_slots(words, heap, blob, stride, blobs, rows, slots):
     """Bytes of the long values of some slots."""
     total = np.int64(0)
+    blobs_at = np.uint64(blobs.ctypes.data)
     for i in range(len(rows)):
         row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
-        total += long_bytes(step(step(heap, np.int64(word(row, blob + 1))), slots[i] * stride), blobs)
+        slot = step(step(heap, np.int64(word(row, blob + 1))), slots[i] * stride)
+        total += long_bytes(slot, blobs_at, len(blobs))
     return total
 
 

@@ -205,12 +205,13 @@ def _fate(slots, s, held, order, row, heap, count, ranking, now):
 
 
 @helper
-def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, now, sources, fates, start):
+def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, long_columns, now, sources, fates, start):
     """Merge the slots of a group with the rows that come, and cut off what is not wanted.
 
     Args:
         slots, held: of the group.
         members, net, low, high: its rows in order, with their counts.
+        blobs, long_columns: the columns of byte strings, for `long_bytes`.
         sources, fates, start: of the entries, filled from there on.
 
     Returns:
@@ -287,7 +288,7 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, now
         put_word(sources, filled, np.uint64(source))
         put_byte_at(fates, filled, np.uint8(fate))
         filled += 1
-        size += stride + long_bytes(entry, blobs)
+        size += stride + long_bytes(entry, blobs, long_columns)
     return filled, size, changed
 
 
@@ -319,6 +320,7 @@ def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, bl
     members_at = np.uint64(members.ctypes.data)
     net_at = np.uint64(net.ctypes.data)
     signs_at = np.uint64(signs.ctypes.data) if len(signs) != 0 else np.uint64(0)
+    blobs_at = np.uint64(blobs.ctypes.data)
     sources = np.uint64(entries.sources.ctypes.data)
     fates = np.uint64(entries.fates.ctypes.data)
     changed_groups = 0
@@ -337,7 +339,21 @@ def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, bl
             sort_rows(members, low, high, spare, rows, ranked.stride, heap, ranked.columns, ranked.count)
         high = _count_equals(members_at, low, high, signs_at, net_at, rows, heap, ranked)
         stop, size, changed = _merge(
-            slots, held, members_at, net_at, low, high, rows, heap, ranked, blobs, now, sources, fates, filled
+            slots,
+            held,
+            members_at,
+            net_at,
+            low,
+            high,
+            rows,
+            heap,
+            ranked,
+            blobs_at,
+            len(blobs),
+            now,
+            sources,
+            fates,
+            filled,
         )
         if stop < 0:
             return -1
