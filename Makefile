@@ -59,6 +59,7 @@ bench: check-java setup
 
 docs: setup
 	@$(BIN)/python -m docs.compatibility
+	@$(BIN)/python -m docs.architecture_graph
 
 # Flink, for side-by-side figures; its Java functions need a JDK (javac).
 engines: setup

@@ -1,4 +1,4 @@
-"""The committer: makes sealed versions durable behind the batch's back (MiSA §4.2–4.5).
+"""The committer: makes sealed versions durable behind the batch's back (MiSA §4.1–4.5).
 
 A background thread groups what is sealed into one commit object per version, puts it with put-if-absent, checks that no
 newer generation exists, and only then acknowledges. It never waits for a partition. A put that fails is repeated with

@@ -1,7 +1,7 @@
 """Rewrites a query so that its stateful operators run in slots: projection, key hash, markers, exchange, pipe.
 
-DESIGN §2: each chosen node becomes child → projection and key hash → marker rows → exchange by hash range → pipe →
-projection under the old identities, so that no node above it notices.
+Each chosen node becomes child → projection and key hash → marker rows → exchange by hash range → pipe → projection
+under the old identities, so that no node above it notices (docs/architecture.md, "The transplant").
 """
 
 from __future__ import annotations

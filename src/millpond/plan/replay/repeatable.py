@@ -1,4 +1,4 @@
-"""Whether a batch can be run again with the same rows, as recovery needs when commits lag (DESIGN §5)."""
+"""Whether a batch can be run again with the same rows, as recovery needs when commits lag."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Starting a query: what happens between the user's `start()` and Spark's.
 
-DESIGN §5: drain what an earlier run left pending, pin the query, claim the next generation, undo a recovery that was
+In order: drain what an earlier run left pending, pin the query, claim the next generation, undo a recovery that was
 interrupted, look at what is durable, have Spark run a batch again where the state lags behind its ledger, and only then
 start into the real sink.
 """
