@@ -110,8 +110,16 @@ def kernel(*signatures: Any) -> Callable[[Any], Any]:
 
 
 def helper(function: Any) -> Any:
-    """Compile a function to be built into the kernels that call it."""
+    """Compile a function of numbers and addresses to be built into the kernels that call it."""
     return njit(forceinline=True, nogil=True, no_cpython_wrapper=True)(function)
+
+
+def inlined(function: Any) -> Any:
+    """Have a function's lines stand in the kernels that call it: for functions of arrays.
+
+    Numba counts the references that a `helper` takes to them, which costs a nanosecond a call.
+    """
+    return njit(inline="always")(function)
 
 
 def missing() -> list[Kernel]:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import boolean, types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.compiled import helper, inlined, kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS, INTS_IN, U64, WORDS, WORDS_IN, load64
 from millpond.layout import INLINE, LENGTH
 
@@ -28,7 +28,7 @@ _BYTE = np.uint64(255)
 _SHIFT = np.uint64(64 - 12)
 
 
-@helper
+@inlined
 def _slot(scratch: Array, row: int) -> int:
     """Where `row` stands in the scratch table, or the free entry where it may be put."""
     at = np.int64((np.uint64(row) * _MIX) >> _SHIFT)
@@ -49,7 +49,7 @@ def _swap(word: int) -> int:
     return (word << HALF) | (word >> HALF)
 
 
-@helper
+@inlined
 def _compare(left_a: int, left_b: int, left_heap: Array, right_a: int, right_b: int, right_heap: Array) -> int:
     """Order of two packed byte strings as unsigned bytes: negative, zero or positive."""
     left_head = _swap(left_a >> HALF)

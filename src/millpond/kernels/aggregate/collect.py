@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.memory import (
     BYTES,
     BYTES_IN,
@@ -40,7 +40,7 @@ _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 
 
-@helper
+@inlined
 def _size(values: Array, i: int, width: int) -> int:
     """Bytes that a value takes in a list: its width, or for byte strings a length and the bytes."""
     return width if width > 0 else 4 + np.int64(values[i, 0] & LENGTH)

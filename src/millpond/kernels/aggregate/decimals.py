@@ -10,7 +10,7 @@ import numpy as np
 from numba import boolean, types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.compiled import helper, inlined, kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS_IN, LOW_HALF, U64, WORDS, WORDS_IN
 
 Array = NDArray[Any]
@@ -41,7 +41,7 @@ def _signs(high: int) -> int:
     return LOW_HALF if high & _TOP else _ZERO
 
 
-@helper
+@inlined
 def _add(words: Array, row: int, offset: int, low: int, high: int, limit_low: int, limit_high: int) -> bool:
     """Add to the sum of a row; False if it has left (or had left) its precision."""
     old_low = words[row, offset]
@@ -250,7 +250,7 @@ def assign_pairs(
             words[row, null_word] &= ~null_bit
 
 
-@helper
+@inlined
 def _divide(limbs: Array, size: int, divisor: int) -> int:
     """Divide 32-bit limbs (least first) in place by a divisor below 2⁶³; returns the remainder."""
     remainder = _ZERO

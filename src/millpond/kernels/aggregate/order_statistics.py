@@ -10,7 +10,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.memory import FLOATS, INTS
 
 Array = NDArray[Any]
@@ -19,7 +19,7 @@ CONTINUOUS, DISCRETE, LOWER = 0, 1, 2
 """Between two values: interpolate; the first whose cumulative distribution is enough; the lower one."""
 
 
-@helper
+@inlined
 def _at(totals: Array, begin: int, end: int, count: int) -> int:
     """The first row of a group by which at least so many values are counted."""
     low, high = begin, end - 1

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.memory import (
     BYTES,
     BYTES_IN,
@@ -91,7 +91,7 @@ def put_pairs(words: Array, offset: int, null_word: int, null_bit: int, values: 
             words[i, offset + 1] = values[i, 1]
 
 
-@helper
+@inlined
 def _pack(words: Array, i: int, offset: int, data: Array, start: int, length: int, base: int) -> None:
     head = load_up_to_8(data, start, min(length, 4))
     words[i, offset] = np.uint64(length) | (head << HALF)

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.compiled import helper, inlined, kernel
 from millpond.kernels.memory import I64, INTS, INTS_IN, U64
 from millpond.kernels.pointers import same_key, step
 from millpond.layout import NEVER
@@ -166,7 +166,7 @@ def classify(words, rows, keys, offset, key_pieces, piece_starts, piece_ends, st
         simple[keys[i]] = one and count <= 1 and meets
 
 
-@helper
+@inlined
 def _put(words, row, offset, start, end):
     words[row, offset] = np.uint64(start)
     words[row, offset + 1] = np.uint64(end)

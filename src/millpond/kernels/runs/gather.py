@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.pointers import address, copy_bytes, prefetch, put_word, step, word
 from millpond.layout import INLINE, LENGTH
 
@@ -28,7 +28,7 @@ def heap_bytes(rows_at: NDArray[np.uint64], count: int, blobs: NDArray[np.int64]
     return total
 
 
-@helper
+@inlined
 def _copy(
     source: int, source_heap: int, target: int, width: int, blobs: NDArray[np.int64], heap: int, used: int
 ) -> int:

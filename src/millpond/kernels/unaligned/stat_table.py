@@ -14,7 +14,7 @@ import numpy as np
 from numba import from_dtype, types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.memory import BYTES, HALF, I64, INTS, LOW_HALF, SHORTS, UINTS, WORDS
 from millpond.kernels.pointers import prefetch, step
 
@@ -56,7 +56,7 @@ def window_ids(hashes: Array, windows: Array, out: Array) -> None:
         out[i] = max(x, np.uint64(1))
 
 
-@helper
+@inlined
 def _slot(table: Array, id_: int) -> int:
     """Where a window is, or the free slot where it would go."""
     mask = np.uint64(len(table) - 1)
