@@ -17,7 +17,7 @@ from millpond.files.filesystem import open_filesystem
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows, TableSchema, Words
-from millpond.operators.aggregate.buffered import HolisticAggregate
+from millpond.operators.aggregate.buffered import BufferedAggregate
 from millpond.operators.kinds import open_operator
 from millpond.operators.protocol import TableKind, Times
 from millpond.operators.tables.input_rows import StoredRows

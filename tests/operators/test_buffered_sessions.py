@@ -24,7 +24,7 @@ from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.operators.kinds import open_operator, read_rows
 from millpond.operators.protocol import MAIN, ROWS, TableKind, Times
 from millpond.operators.sessions import buffered, closed
-from millpond.operators.sessions.buffered import HolisticSessions
+from millpond.operators.sessions.buffered import BufferedSessions
 from millpond.spec.functions import SESSION_DISTINCT, WHOLE_WINDOWS
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall
 from millpond.spec.session import SessionSpec
@@ -170,7 +170,7 @@ class Rig:
             return RmwTable(schema, initial, RunSet(RowLayout(schema), runs), budget, *place, **options)
 
         self.operator = open_operator(self.spec, make)
-        assert isinstance(self.operator, HolisticSessions)
+        assert isinstance(self.operator, BufferedSessions)
         self.main: Any = self.operator.tables[MAIN]
         self.kept: Any = self.operator.tables[ROWS]
         table: Any

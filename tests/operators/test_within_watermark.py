@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.operators.dedup.within_watermark import WithinOperator
+from millpond.operators.dedup.within_watermark import WithinWatermarkOperator
 from millpond.operators.kinds import open_operator
 from millpond.operators.protocol import Times
 from millpond.spec.operators import EventTime

@@ -24,7 +24,7 @@ _SECOND = 1_000_000
 _TENDED = 4  # parts that a batch begins whether rows come or not
 
 
-class Part(Protocol):
+class SliceState(Protocol):
     """What an operator keeps for one slice."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millpond.errors import StateDamagedError
 
 
-def never_there() -> StateDamagedError:
+def unknown_retraction() -> StateDamagedError:
     """The error of an operator that is told to take back a row that it does not have."""
     return StateDamagedError(
         "A row is to be taken back that was never there.",

@@ -21,7 +21,7 @@ import pyarrow as pa
 from millpond.operators.aggregate.adaptive_slice import AdaptiveSlice
 from millpond.operators.aggregate.cardinality_observer import Observation, Observer
 from millpond.operators.aggregate.windowed import WindowedAggregate
-from millpond.operators.event_time_slices import Sliced
+from millpond.operators.event_time_slices import SlicedState
 from millpond.operators.protocol import SLICE, MakeTable, Times, scratch
 from millpond.spec.aggregate import AggregateSpec
 
@@ -132,5 +132,5 @@ class AdaptiveAggregate(WindowedAggregate):
         """The groups that the batch's watermark closed."""
         for one, part in self._parts.closing.items():
             whole = self._closes(one.low) and self._closes(one.last)
-            for groups, rows in part.shown(scratch(self._make_table)):
+            for groups, rows in part.emit(scratch(self._make_table)):
                 yield from self._decoded(groups, rows if whole else self._closing_now(groups, rows))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from millpond.layout import HASH, LAST_HASH, HashRange, Rows
 from millpond.operators.aggregate.cardinality_observer import Observation, Sample
 from millpond.operators.aggregate.groups import Groups
-from millpond.operators.aggregate.tables import MOVED, distincts, moved_table
+from millpond.operators.aggregate.tables import BACKFILLED, backfill_table, distincts
 from millpond.operators.columns.encode import key_rows, portions
 from millpond.operators.hash_ranges import bounds, by_range, key_groups
 from millpond.operators.protocol import MAIN, ROWS, MakeRows, MakeTable
@@ -58,7 +58,7 @@ class AdaptiveSlice:
         self._appended = False  # in this batch
         self._before = 0  # entries
         self._size = 0  # bytes
-        self._gone: list[AlignedTable | RmwTable] = []
+        self._retired: list[AlignedTable | RmwTable] = []
         if MAIN in known or not (known or append):
             self._groups = Groups(spec, make_table, suffix)
         if ROWS in known or (append and not known):
@@ -229,7 +229,7 @@ class AdaptiveSlice:
         """Learn how large the slice is, before `emit`, which gives the same pieces until this is called again."""
         self._size = sum(_size(table) for table in self.tables.values())
 
-    def shown(self, make_scratch: MakeRows) -> Iterator[tuple[Groups, Rows]]:
+    def emit(self, make_scratch: MakeRows) -> Iterator[tuple[Groups, Rows]]:
         """All groups, with the rows that are no groups yet, in pieces of hash order."""
         if self._rows is None:
             groups = self._open_groups()

@@ -20,7 +20,7 @@ from millpond.layout import HASH, META, Rows
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.windowed import WindowedAggregate, in_windows
 from millpond.operators.columns.encode import portions
-from millpond.operators.event_time_slices import Sliced, times_of
+from millpond.operators.event_time_slices import SlicedState, times_of
 from millpond.operators.hash_ranges import key_groups
 from millpond.operators.protocol import MAIN, MakeTable, Times, scratch
 from millpond.operators.tables.input_rows import StoredRows

@@ -18,7 +18,7 @@ from millpond.kernels.ranking.changes import DELETE, INSERT, UPDATE_AFTER, UPDAT
 from millpond.layout import Column, Rows
 from millpond.operators.columns.decode import ints
 from millpond.operators.columns.encode import ALL, Place
-from millpond.operators.retraction import never_there
+from millpond.operators.retraction import unknown_retraction
 from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.operators import OP
 

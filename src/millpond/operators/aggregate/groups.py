@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import distinct_hash, numeric
 from millpond.layout import HashRange, Rows
-from millpond.operators.aggregate.tables import Distinct, before_images, distincts, images, main_table
+from millpond.operators.aggregate.tables import Distinct, accumulators_before, distincts, images, main_table
 from millpond.operators.columns.encode import (
     ALL,
     NO_HEAP,

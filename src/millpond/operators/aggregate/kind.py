@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from millpond.layout import Rows
-from millpond.operators.aggregate.tables import MOVED, SAMPLE, distincts, images, main_table, moved_table, sample_table
+from millpond.operators.aggregate.tables import (
+    BACKFILLED,
+    SAMPLE,
+    backfill_table,
+    distincts,
+    images,
+    main_table,
+    sample_table,
+)
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, ROWS, Operator, StateTable
 from millpond.operators.tables.input_rows import StoredRows
@@ -31,7 +39,7 @@ def _tables(spec: AggregateSpec) -> dict[str, StateTable]:
     for distinct, table, _ in distincts(spec):
         tables[distinct.table] = table.state._replace(mixed=True, shown=False)
     if spec.observed:
-        about = {SAMPLE: sample_table(), MOVED: moved_table()}
+        about = {SAMPLE: sample_table(), BACKFILLED: backfill_table()}
         for name, table in about.items():
             tables[name] = table.state._replace(mixed=True, shown=False, counted=False)
         tables[ROWS] = rows

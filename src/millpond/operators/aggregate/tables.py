@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.layout import Column
-from millpond.operators.aggregate.changelog import Images, image_columns
+from millpond.operators.aggregate.changelog import GroupChangelog, changelog_columns
 from millpond.operators.functions.accumulators import Accumulator
 from millpond.operators.tables.bound import accumulators, bind, state_columns
 from millpond.operators.tables.keyed import Keyed, keyed
@@ -16,7 +16,7 @@ from millpond.spec.operators import Field
 SAMPLE = "sample"
 """The name of the table of some of the distinct inputs of the rows that are kept beside groups."""
 
-MOVED = "moved"
+BACKFILLED = "moved"
 """The name of the table that says up to which hash such rows have become groups."""
 
 
@@ -33,20 +33,20 @@ def main_table(spec: AggregateSpec, *, whole: bool = False) -> tuple[Keyed, list
     """The main table and the accumulators, bound to its columns; `whole`: the rows of each group are all there."""
     made = accumulators(spec.calls, spec.inputs, whole=whole, retracts=spec.retracts)
     columns = state_columns(made)
-    columns += image_columns(columns, retracts=spec.retracts, changes=spec.changes)
+    columns += changelog_columns(columns, retracts=spec.retracts, changes=spec.changes)
     table = keyed(spec.key_fields, columns)
     bind(made, table.values)
     return table, made
 
 
-def images(spec: AggregateSpec, table: Keyed) -> Images | None:
+def images(spec: AggregateSpec, table: Keyed) -> GroupChangelog | None:
     """What the main table holds of groups that come and go; None where they only come."""
     if not spec.retracts and not spec.changes:
         return None
-    return Images(spec, table.values, [column.kind for column in table.layout.schema.values])
+    return GroupChangelog(spec, table.values, [column.kind for column in table.layout.schema.values])
 
 
-def before_images(spec: AggregateSpec, found: Images) -> list[Accumulator]:
+def accumulators_before(spec: AggregateSpec, found: GroupChangelog) -> list[Accumulator]:
     """Accumulators that read how groups stood before the batch."""
     made = accumulators(spec.calls, spec.inputs, retracts=spec.retracts)
     bind(made, found.before)
@@ -82,6 +82,6 @@ def sample_table() -> Keyed:
     return keyed([Field("entry", "bigint")], [])
 
 
-def moved_table() -> Keyed:
+def backfill_table() -> Keyed:
     """How it is known up to which hash appended rows have become groups: in a table of one row."""
     return keyed([], [(Column("until", "word"), False)])

@@ -13,7 +13,7 @@ from millpond.layout import HashRange, Rows
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.panes import combined, spread_by
 from millpond.operators.columns.encode import hashes_of
-from millpond.operators.event_time_slices import Sliced, times_of
+from millpond.operators.event_time_slices import SlicedState, times_of
 from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
 from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.aggregate import AggregateSpec

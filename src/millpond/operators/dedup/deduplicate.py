@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.layout import HashRange, Rows
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.dedup.tables import seen_table
-from millpond.operators.event_time_slices import Sliced, Whole, times_of
+from millpond.operators.event_time_slices import SlicedState, UnslicedState, times_of
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.spec.deduplicate import DeduplicateSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond.operators.dedup.deduplicate import DeduplicateOperator
-from millpond.operators.dedup.within_watermark import WithinOperator
+from millpond.operators.dedup.within_watermark import WithinWatermarkOperator
 from millpond.operators.kind import Opening
 from millpond.operators.protocol import Operator
 from millpond.spec.deduplicate import DeduplicateSpec
@@ -17,4 +17,4 @@ def open_deduplication(spec: DeduplicateSpec, opening: Opening) -> Operator:
 
 def open_within(spec: WithinSpec, opening: Opening) -> Operator:
     """Open the operator that keeps keys for some time after their first row."""
-    return WithinOperator(spec, opening.make_table)
+    return WithinWatermarkOperator(spec, opening.make_table)

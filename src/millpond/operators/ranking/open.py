@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpond.operators.kind import Opening
 from millpond.operators.protocol import Operator
-from millpond.operators.ranking.over_changelog import OverChangesOperator
+from millpond.operators.ranking.over_changelog import OverChangelogOperator
 from millpond.operators.ranking.over_rows import OverRowsOperator
 from millpond.operators.ranking.top_n import TopNOperator
 from millpond.spec.over import OverSpec
@@ -18,4 +18,4 @@ def open_rank(spec: RankSpec, opening: Opening) -> Operator:
 
 def open_over(spec: OverSpec, opening: Opening) -> Operator:
     """Open the operator that keeps the last rows of each key, or all where rows go again."""
-    return (OverChangesOperator if spec.retracts else OverRowsOperator)(spec, opening.make_table)
+    return (OverChangelogOperator if spec.retracts else OverRowsOperator)(spec, opening.make_table)

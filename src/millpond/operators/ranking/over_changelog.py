@@ -39,7 +39,7 @@ class OverChangelogOperator(TopNOperator):
         self._over = spec
         self._frames = Frames(spec)
         width = len(spec.columns)
-        self._results = RankedRows(spec.output_fields[width : width + len(spec.calls)], ())
+        self._results = PackedRows(spec.output_fields[width : width + len(spec.calls)], ())
         # Where the inputs, which are atomic, stand in a slot.
         parts = [sum(1 for _ in leaves(dtype)) for dtype in self._slots.types]
         firsts = np.concatenate([[0], np.cumsum(parts)])

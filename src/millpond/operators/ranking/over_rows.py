@@ -20,7 +20,7 @@ from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import NO_HEAP, Operand, flatten, hashes_of, key_rows, operand
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.operators.ranking.frames import Frames
-from millpond.operators.ranking.packed_rows import RankedRows
+from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rows_table
 from millpond.spec.operators import Order
 from millpond.spec.over import OverSpec

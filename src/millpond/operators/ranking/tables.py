@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond.layout import Column
-from millpond.operators.ranking.packed_rows import RankedRows
+from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.tables.keyed import Keyed, keyed
 from millpond.spec.over import OverSpec
 from millpond.spec.rank import RankSpec
@@ -12,7 +12,7 @@ from millpond.spec.rank import RankSpec
 def rank_table(spec: RankSpec) -> Keyed:
     """How the first rows of each key are stored: the one row itself, or all of them in one value."""
     if spec.single:
-        return keyed(spec.key_fields, [(column, False) for column in RankedRows(spec.columns, spec.order).columns()])
+        return keyed(spec.key_fields, [(column, False) for column in PackedRows(spec.columns, spec.order).columns()])
     return rows_table(spec)
 
 

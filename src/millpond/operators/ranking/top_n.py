@@ -22,9 +22,9 @@ from millpond.kernels.ranking.packed_rows import BORN, long_slots, read_slots, w
 from millpond.layout import HashRange, Rows
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
-from millpond.operators.ranking.packed_rows import RankedRows
+from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rank_table
-from millpond.operators.retraction import never_there
+from millpond.operators.retraction import unknown_retraction
 from millpond.spec.rank import RankSpec
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from millpond.operators.kind import Opening
 from millpond.operators.protocol import Operator
-from millpond.operators.sessions.buffered import HolisticSessions
+from millpond.operators.sessions.buffered import BufferedSessions
 from millpond.operators.sessions.operator import SessionOperator
 from millpond.spec.session import SessionSpec
 
 
 def open_sessions(spec: SessionSpec, opening: Opening) -> Operator:
     """Open the operator that a spec describes."""
-    return (HolisticSessions if spec.keeps_rows else SessionOperator)(spec, opening.make_table)
+    return (BufferedSessions if spec.keeps_rows else SessionOperator)(spec, opening.make_table)

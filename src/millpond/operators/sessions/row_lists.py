@@ -18,7 +18,7 @@ from millpond.operators.columns.decode import ints, to_arrow
 from millpond.operators.columns.encode import ALL, Mask, Operand
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
-from millpond.operators.functions.collect import Blobs
+from millpond.operators.functions.collect import GrowingBytes
 from millpond.spec.operators import AggregateCall
 from millpond.spec.session import KEPT
 

@@ -124,7 +124,7 @@ class Tables:
     def _open_aligned(self, wanted: _Wanted) -> AlignedTable:
         name = wanted.name
         deltas = self._states[name].deltas if name in self._states else ()
-        at = [Slice(ref.commit, ref.offset, ref.length) for ref in deltas if ref.length]
+        at = [ByteRange(ref.commit, ref.offset, ref.length) for ref in deltas if ref.length]
         return self._appends(wanted.schema).open(name, self._runs(name), at, layout=RowLayout(wanted.schema))
 
     def _open_scratch(self, wanted: _Wanted) -> RmwTable:
