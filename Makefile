@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
 SMOKES := smoke-4.1 smoke-4.2
 
-.PHONY: setup check-java demo test wheel chaos $(SMOKES) lint format docs bench engines clean
+.PHONY: setup check-java demo test wheel chaos $(SMOKES) lint format docs site bench engines clean
 
 setup: $(STAMP)
 
@@ -57,9 +57,20 @@ format: setup
 bench: check-java setup
 	@$(BIN)/python -m benchmarks $(or $(ARGS),rmw --engines millpond,spark --seconds 30)
 
+# The pages that are made from the code.
 docs: setup
 	@$(BIN)/python -m docs.compatibility
 	@$(BIN)/python -m docs.architecture_graph
+	@$(BIN)/python -m docs.settings
+	@$(BIN)/python -m docs.command_line
+
+# All pages as a site, in site/: any warning (a link that leads nowhere, say) is an error.
+site: $(VENV)/.site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
+
+$(VENV)/.site: $(STAMP)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]'
+	@touch $@
 
 # Flink, for side-by-side figures; its Java functions need a JDK (javac).
 engines: setup
@@ -68,4 +79,4 @@ engines: setup
 	@$(BIN)/python -m benchmarks.flink_jar
 
 clean:
-	rm -rf $(VENV) .venv-flink .venv-spark-* build dist src/*.egg-info
+	rm -rf $(VENV) .venv-flink .venv-spark-* build dist site src/*.egg-info

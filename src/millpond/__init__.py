@@ -9,7 +9,19 @@ if TYPE_CHECKING:
 
     from millpond.query.writer import StreamWriter
 
-__all__ = ["explain", "install", "read_state", "writeStream"]
+__all__ = ["__version__", "explain", "install", "read_state", "writeStream"]
+
+__version__: str
+"""The version of the installed package."""
+
+
+def __getattr__(name: str) -> str:
+    """Look `__version__` up when it is asked for: Spark's Python workers import this package, and never ask."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version
+
+    return version("millpond")
 
 
 def writeStream(df: DataFrame) -> StreamWriter:

@@ -14,7 +14,7 @@ from rich.table import Table
 from millpond.errors import MillpondError, StateDamagedError, UsageError
 from millpond.words import counted
 
-app = typer.Typer(help="A state engine for PySpark Structured Streaming.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 state = typer.Typer(help="Look at the state of a query, without Spark.", no_args_is_help=True)
 app.add_typer(state, name="state")
 
@@ -25,6 +25,23 @@ Operator = Annotated[int, typer.Option(help="Which operator of the query.")]
 Version = Annotated[int | None, typer.Option(help="The state after batch VERSION-1; the newest by default.")]
 
 _out = Console()
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from millpond import __version__
+
+        _out.print(f"millpond {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A state engine for PySpark Structured Streaming."""
 
 
 @state.command("ls")

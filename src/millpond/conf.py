@@ -6,9 +6,9 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from millpond.errors import SettingError
 
@@ -22,34 +22,9 @@ _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of one query.
+    """All settings of one query: a field for each of `SETTINGS`, which say what they mean.
 
-    Attributes:
-        enabled: whether Millpond runs anything at all.
-        state_location: URL below which state lives; None for the query's checkpoint.
-        partitions: number of state partitions; None for `spark.sql.shuffle.partitions`.
-        slots: slots per host; None for one per core.
-        slot_memory: bytes that each slot may hold (outside the executors' memory).
-        cache_disk: bytes of local disk for cached state files, per slot; 0 for as much as there is.
-        read_batch_ratio: of the sessions whose rows are kept until they close, the share that is read ahead with those
-            that close.
-        max_space_amplification: rows on disk per row of an open session from which they are compacted.
-        commit_mode: `async` lets a commit lag by one batch, `sync` waits for it; None lets the query decide.
-        compaction: `local` merges state files beside the query, `off` does not.
-        on_unsupported: `spark` leaves unsupported operators to Spark with a warning, `error` refuses the query.
-        on_changed_replay: after a crash, when the last batch has to run once more and the query computes something else
-            up to its operators than the run that crashed: `error` refuses the start, `run` runs it so.
-        explain: what to print at start: `none`, `fallback` (operators that stay on Spark) or `all`.
-        key_groups: always 2¹⁵.
-        batch_rows: rows of one Arrow batch between Spark and the pipe.
-        exchange: how rows reach their partition: `spark` through its shuffle, `local` through files of the host where
-            all tasks run, `auto` as the master's URL says.
-        changes: what update mode shows of rows that change: `upsert` their new images, `all` also rows that are gone,
-            and a column `_op` that tells them apart.
-        store_pattern: how groups that are shown once, when their window closes, are kept where there is a choice: as
-            rows (`append`), as partial results (`rmw`), or as the functions suggest (`auto`).
-        map_groups: what `applyInPandas` and `applyInArrow` are called with: a group's rows in a micro-batch (`batch`),
-            as by Spark, or all of its rows, once its window has closed (`window`).
+    Sizes are in bytes; None is what the user has left open.
     """
 
     enabled: bool = True
@@ -153,27 +128,121 @@ def _key_groups(text: str) -> int:
     return int(text)
 
 
-_KNOWN: dict[str, tuple[str, Any]] = {
-    "enabled": ("enabled", _boolean),
-    "state.location": ("state_location", _location),
-    "partitions": ("partitions", _partitions),
-    "slots": ("slots", _positive),
-    "slot.memory": ("slot_memory", _memory),
-    "cache.disk": ("cache_disk", parse_size),
-    "store.readBatchRatio": ("read_batch_ratio", _share),
-    "store.maxSpaceAmplification": ("max_space_amplification", _amplification),
-    "store.pattern": ("store_pattern", _one_of("auto", "append", "rmw")),
-    "commit.mode": ("commit_mode", _one_of("async", "sync")),
-    "compaction": ("compaction", _one_of("local", "off")),
-    "onUnsupported": ("on_unsupported", _one_of("spark", "error")),
-    "onChangedReplay": ("on_changed_replay", _one_of("error", "run")),
-    "explain": ("explain", _one_of("none", "fallback", "all")),
-    "keyGroups": ("key_groups", _key_groups),
-    "batch.rows": ("batch_rows", _positive),
-    "changes": ("changes", _one_of("upsert", "all")),
-    "mapGroups": ("map_groups", _one_of("batch", "window")),
-    "exchange": ("exchange", _one_of("auto", "local", "spark")),
+class Setting(NamedTuple):
+    """What is known of one setting.
+
+    Attributes:
+        field: the field of `Settings` that holds it.
+        parse: makes the value from the user's text; raises ValueError, saying what is wanted.
+        meaning: what it does, in Markdown, for docs/settings.md.
+        default: what holds where the field is None, likewise.
+    """
+
+    field: str
+    parse: Callable[[str], Any]
+    meaning: str
+    default: str = ""
+
+
+SETTINGS = {
+    "enabled": Setting("enabled", _boolean, "`false` leaves every query to Spark"),
+    "state.location": Setting(
+        "state_location",
+        _location,
+        "URL below which state lies, in a folder called after the id of each query (`query.id`): `file:`, `s3:`, "
+        "`gs:`, `az:`, or a path",
+        default="the checkpoint",
+    ),
+    "partitions": Setting(
+        "partitions",
+        _partitions,
+        "partitions of the state, 1 to 32768; a few per core are enough. Another number at a later start is an error",
+        default="`spark.sql.shuffle.partitions` at the first start",
+    ),
+    "slots": Setting("slots", _positive, "slots per host", default="cores of a host"),
+    "slot.memory": Setting(
+        "slot_memory",
+        _memory,
+        "memory of one slot, at least `16m`, for tables, caches and what works on them, above what an idle slot "
+        "takes; the first query of an application sets it for all, others that differ are told so; it lies outside "
+        "executor memory, so leave room for it (YARN, Kubernetes: memory overhead)",
+    ),
+    "cache.disk": Setting(
+        "cache_disk", parse_size, "local disk for copies of runs, per slot (`10g`); 0 for as much as there is"
+    ),
+    "store.readBatchRatio": Setting(
+        "read_batch_ratio",
+        _share,
+        "where rows are kept until their session closes: of the open sessions, the share whose rows are read "
+        "ahead, those first that are expected to close next, when rows on disk have to be read at all (0 to 1); 0 "
+        "reads nothing ahead",
+    ),
+    "store.maxSpaceAmplification": Setting(
+        "max_space_amplification",
+        _amplification,
+        "likewise: rows on disk per row of an open session from which they are compacted (1.1 to 100)",
+    ),
+    "store.pattern": Setting(
+        "store_pattern",
+        _one_of("auto", "append", "rmw"),
+        "how aggregates over windows and sessions in append mode keep what is shown once, where their functions "
+        "leave a choice: `append`: all rows, until their window closes; `rmw` (read-modify-write): partial "
+        "results, changed by each row; `auto`: as the functions suggest, which `explain` tells, or, for distinct "
+        "inputs of tumbling windows, as the data suggest while the query runs. The first start of a query fixes it",
+    ),
+    "commit.mode": Setting(
+        "commit_mode",
+        _one_of("async", "sync"),
+        "`async`: commits lag by at most one batch; `sync`: each batch waits for its own. Chosen `sync` where the "
+        "input cannot be repeated",
+        default="by query",
+    ),
+    "compaction": Setting("compaction", _one_of("local", "off"), "`local` merges runs in the slots, `off` does not"),
+    "onUnsupported": Setting(
+        "on_unsupported",
+        _one_of("spark", "error"),
+        "`spark` leaves unsupported operators to Spark with a warning, `error` refuses the query",
+    ),
+    "onChangedReplay": Setting(
+        "on_changed_replay",
+        _one_of("error", "run"),
+        "after a crash, when the last batch has to run once more and the query has changed up to its stateful "
+        "operators: `error` refuses the start, `run` makes the state from the query as it is now "
+        "([operations](operations.md))",
+    ),
+    "explain": Setting(
+        "explain",
+        _one_of("none", "fallback", "all"),
+        "what is logged at start: `none`, `fallback` (operators that stay on Spark), `all`",
+    ),
+    "keyGroups": Setting("key_groups", _key_groups, "fixed in this version"),
+    "batch.rows": Setting(
+        "batch_rows",
+        _positive,
+        "rows of one Arrow batch between Spark and a pipe; at most 4096 where there are columns of variable "
+        "length. It holds for the whole query, your own Arrow and pandas functions included",
+    ),
+    "changes": Setting(
+        "changes",
+        _one_of("upsert", "all"),
+        "what update mode shows of rows that change: `upsert`: their new images; `all`: also rows that are gone, "
+        "and a column `_op` (see [changes](changes.md))",
+    ),
+    "mapGroups": Setting(
+        "map_groups",
+        _one_of("batch", "window"),
+        "what `applyInPandas` and `applyInArrow` on a stream are called with: `batch`: the rows that a micro-batch "
+        "has of a group, as by Spark; `window`: all rows of a group, once, when its window has closed (see "
+        "[functions](functions.md))",
+    ),
+    "exchange": Setting(
+        "exchange",
+        _one_of("auto", "local", "spark"),
+        "`spark`: rows reach their partition through Spark's shuffle; `local`: through files of the host, which "
+        "all tasks have to share; `auto`: `local` under a `local[…]` master, else `spark`",
+    ),
 }
+"""Every setting, by its name below `spark.millpond.`, in the order of docs/settings.md."""
 
 
 def read_settings(conf: Mapping[str, str]) -> Settings:
@@ -189,12 +258,11 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
     for name, text in conf.items():
         if not name.lower().startswith(PREFIX):
             continue
-        known = _KNOWN.get(name.removeprefix(PREFIX))
-        if known is None:
+        setting = SETTINGS.get(name.removeprefix(PREFIX))
+        if setting is None:
             raise _unknown(name)
-        field, parse = known
         try:
-            values[field] = parse(text)
+            values[setting.field] = setting.parse(text)
         except ValueError as error:
             raise SettingError(f"{name} is {text!r}, but has to be {error}.", action="See docs/settings.md.") from None
     return Settings(**values)
@@ -202,8 +270,8 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
 
 def _unknown(name: str) -> SettingError:
     """The error for a setting that does not exist: what may have been meant, then all there are, in short."""
-    lowered = {key.lower(): key for key in _KNOWN}
+    lowered = {key.lower(): key for key in SETTINGS}
     meant = difflib.get_close_matches(name[len(PREFIX) :].lower(), lowered, n=2, cutoff=0.6)
     question = f"Did you mean {' or '.join(PREFIX + lowered[key] for key in meant)}? " if meant else ""
-    listing = f"Known settings, all below {PREFIX}: {', '.join(sorted(_KNOWN))}."
+    listing = f"Known settings, all below {PREFIX}: {', '.join(sorted(SETTINGS))}."
     return SettingError(f"{name} is not a setting of Millpond.", action=question + listing)

@@ -125,8 +125,7 @@ def figures(progress: dict[str, Any], cores: int, rows_per_batch: int) -> Figure
 
 def about(spark: SparkSession, plan: Plan, results: DataFrame, mode: str) -> About:
     """Versions, and where the job's operators run."""
-    from importlib.metadata import version
-
+    from millpond import __version__
     from millpond.plan.decide import decide
     from millpond.plan.explain import as_text
 
@@ -134,7 +133,7 @@ def about(spark: SparkSession, plan: Plan, results: DataFrame, mode: str) -> Abo
     versions = f"Spark {spark.version} · Java {jvm.System.getProperty('java.version')}"
     if plan.engine != "millpond":
         return About(versions, "")
-    return About(f"{versions} · Millpond {version('millpond')}", as_text(decide(results, mode)))
+    return About(f"{versions} · Millpond {__version__}", as_text(decide(results, mode)))
 
 
 def run(plan: Plan) -> None:
