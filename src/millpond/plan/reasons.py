@@ -29,7 +29,6 @@ REASONS = {
     "MP-BETWEEN": "rows below it change, and when one is taken back {detail} may not be what it was",
     "MP-RETRACT": "rows below it change, and {detail} cannot take rows back",
     "MP-TRIGGER": "the trigger {detail} runs without micro-batch commits",
-    "MP-OFF": "spark.millpond.enabled is false",
 }
 
 

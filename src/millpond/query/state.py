@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
-from millpond.errors import UsageError
+from millpond.errors import SettingError, UsageError
+from millpond.files.filesystem import open_filesystem
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.workers import map_in_arrow
 from millpond.slot.reader import StateReader
@@ -60,7 +62,12 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
 
 
 def _qualified(spark: SparkSession, checkpoint: str) -> str:
-    """The location as Spark understands it; one with a scheme that only Millpond knows stays as it is."""
-    if "+" in checkpoint.partition(":")[0]:
+    """The location as Spark understands it; what Millpond opens by itself stays as it is: Spark may not know it."""
+    scheme, colon, _ = checkpoint.partition(":")
+    if "+" in scheme:
         return checkpoint
+    if colon and "/" not in scheme and scheme != "file":
+        with suppress(SettingError):
+            open_filesystem(checkpoint)
+            return checkpoint
     return Catalyst(spark).qualified(checkpoint)
