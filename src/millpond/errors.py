@@ -17,7 +17,11 @@ class MillpondError(Exception):
     Args:
         message: what happened, one sentence.
         action: what the reader should do next, one sentence.
-        query, operator, partition, version, file: where it happened, as far as known.
+        query: where it happened, as far as known: the id of the query's state;
+        operator: the number of the operator, as `explain` gives it;
+        partition: of the state;
+        version: of the state, which batch `version` reads and batch `version - 1` made;
+        file: as a full URL or path.
     """
 
     code: ClassVar[str] = "MILLPOND"
