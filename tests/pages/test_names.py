@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from docs import command_line, settings
 
 import millpond.files.filesystem  # noqa: F401 — for the errors in it
-from docs import command_line, settings
 from millpond.conf import PREFIX, SETTINGS, Settings
 from millpond.errors import MillpondError
 from millpond.plan.reasons import REASONS
