@@ -2,12 +2,15 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from docs import command_line, settings
+from typer.testing import CliRunner
 
-import millpond.files.filesystem  # noqa: F401 — for the errors in it
+import millpond.files.filesystem  # its errors are looked for
+from millpond.cli import app
 from millpond.conf import PREFIX, SETTINGS, Settings
 from millpond.errors import MillpondError
 from millpond.plan.reasons import REASONS
@@ -97,3 +100,10 @@ def test_figures_are_reported() -> None:
     named = {name for cell in told for name in re.findall(r"`(\w+)`", cell)}
     assert named
     assert named <= {*FIGURES, *READ_AHEAD, *OBSERVED}
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert millpond.__version__ == declared, "install the project anew (`make setup`)"
+    assert CliRunner().invoke(app, ["--version"]).output == f"millpond {declared}\n"
+    assert re.search(rf"^## (\[)?{re.escape(declared)}", (ROOT / "CHANGELOG.md").read_text(), re.M)
