@@ -34,7 +34,7 @@ class _PartitionReader:
 def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
-    Windows are shown by when they begin (see `state_fields`).
+    Windows are shown by when they begin (see `Spec.state_fields`).
 
     Args:
         spark: a classic session.
