@@ -139,6 +139,18 @@ def verify_state(location: Location, version: Version = None) -> None:
 
 
 @app.command()
+def top(
+    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.")],
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end; so it is without a terminal.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+) -> None:
+    """Show how a query gets on, from outside and without Spark: rows a second, batch time, state, commit lag."""
+    from millpond.top import watch
+
+    watch(checkpoint, _out, interval, once=once)
+
+
+@app.command()
 def demo(
     query: Annotated[str, typer.Option(help="`clicks`, or a NEXMark query as `q17`.")] = "clicks",
     report: Annotated[Path | None, typer.Option(help="The folder for the report; millpond-demo by default.")] = None,

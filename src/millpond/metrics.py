@@ -1,4 +1,4 @@
-"""The figures that slots report with each batch, and how they travel to Spark's listeners.
+"""The figures that slots report with each batch, how they travel to Spark's listeners, and what commits keep of them.
 
 A pipe ends its output with rows that are null but for one column, `__figure`; the transplanted plan observes that
 column and filters the rows out again. Packing a figure's number and value into one nullable bigint keeps the cost for
@@ -30,6 +30,10 @@ appended rows that the batch has made groups of; those that are still to become 
 
 FIGURES = SUMMED + GREATEST
 """What every operator reports."""
+
+DURABLE = ("late_rows", "state_rows", "memory_bytes", "cache_hits", "cache_misses", "process_ms")
+"""Figures that a partition's manifest keeps beside its input rows, for those who look from outside: `memory_bytes` of
+the state in memory; `process_ms`, how long the operator took over the batch."""
 
 _NUMBERED = FIGURES + READ_AHEAD + OBSERVED
 

@@ -56,6 +56,9 @@ class Echo:
     def trouble(self, query: str) -> str:
         return f"the store of {query} is full" if self.waiting else ""
 
+    def failed_commits(self, query: str) -> int:
+        return int(self.waiting)
+
     def close(self) -> None:
         (self.directory.path.parent / f"closed-{self.number}").touch()
 

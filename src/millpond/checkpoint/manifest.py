@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import xxhash
@@ -45,7 +44,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
             lineage are interchangeable, whoever computed them.
         input_checksum, input_rows: order-independent checksum and count of the rows of batch `version - 1`.
         tables: by name; the state at this version.
-        metrics: figures that the slot wants to keep.
+        metrics: figures of batch `version - 1`, by name (see `millpond.metrics.DURABLE`).
     """
 
     operator: int
@@ -57,7 +56,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
     input_checksum: int = 0
     input_rows: int = 0
     tables: dict[str, TableState] = {}
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, int] = {}
 
     @property
     def place(self) -> tuple[int, int]:
@@ -88,7 +87,7 @@ def seal(
     *,
     input_checksum: int,
     input_rows: int,
-    metrics: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, int] | None = None,
 ) -> Sealed:
     """The next version of a partition.
 
@@ -97,7 +96,7 @@ def seal(
             before. (The deltas of the parent are looked up at commit time; those in `parent` are not used.)
         tables: by name, the runs as of now and the pieces of the sealed delta, in order; they must not change any more.
         input_checksum, input_rows: order-independent checksum (unsigned 64 bits) and number of the batch's input rows.
-        metrics: plain values to keep in the manifest.
+        metrics: figures of the batch to keep in the manifest.
     """
     version = parent.version + 1
     manifest = PartitionManifest(

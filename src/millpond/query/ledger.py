@@ -66,6 +66,11 @@ class Ledger:
         names = (info.name.rpartition("/")[2] for info in self._files.list(f"{log}/"))
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
+    def written(self, log: Log) -> dict[int, float]:
+        """When each entry of a log was written, by batch: seconds since the epoch, by the store's clock."""
+        entries = ((info.name.rpartition("/")[2], info.modified) for info in self._files.list(f"{log}/"))
+        return {int(name): modified for name, modified in entries if name.isdigit()}
+
     def forget_interrupted_start(self) -> None:
         """Remove what a crash left of Spark's first entry, if there is no entry yet.
 

@@ -99,9 +99,18 @@ class StateReader:
         """Number of partitions."""
         return self.claim.partitions
 
+    def known(self) -> list[int]:
+        """The versions of which there is a commit, ascending."""
+        known = {base.version for base in self.base.versions if base.version > 0}
+        for info in self.files.list("commits/"):
+            version, generation = parse_commit_name(info.name)
+            if generation == self.claim.number:
+                known.add(version)
+        return sorted(known)
+
     def versions(self) -> list[int]:
         """The versions that every partition has, ascending."""
-        return [version for version in self._known() if len(self.manifests(version)) == self._places]
+        return [version for version in self.known() if len(self.manifests(version)) == self._places]
 
     def choose(self, version: int | None = None) -> int:
         """A version that every partition has: the one asked for, or the newest.
@@ -139,7 +148,7 @@ class StateReader:
         newest = max(self.versions(), default=0)
         return [
             error
-            for one in (self._known() if version is None else [version])
+            for one in (self.known() if version is None else [version])
             for error in self._read_commits(one).damage
             # What a run began from is collected some time after later versions have come.
             if one > newest or not isinstance(error, MissingFileError)
@@ -261,15 +270,6 @@ class StateReader:
                 yield from runs.scan()
             finally:
                 store.close()
-
-    def _known(self) -> list[int]:
-        """The versions of which there is a commit, ascending."""
-        known = {base.version for base in self.base.versions if base.version > 0}
-        for info in self.files.list("commits/"):
-            version, generation = parse_commit_name(info.name)
-            if generation == self.claim.number:
-                known.add(version)
-        return sorted(known)
 
     def _read_commits(self, version: int) -> _Commits:
         if version not in self._commits:

@@ -41,6 +41,7 @@ from millpond.plan.workers import load_ahead, on_one_host, run_this_python
 from millpond.query.commits import watch_commits
 from millpond.query.garbage import collect_garbage
 from millpond.query.ledger import Ledger, RollBack
+from millpond.query.running import note_while_running
 from millpond.query.starting.ownership import SOON, Ownership, state_of_last_run
 from millpond.query.starting.pinning import may_begin_anew, pinned_query
 from millpond.slot.pipe.client import drain, start_ahead
@@ -150,6 +151,8 @@ class Start:
                 recovery, task = self._claim(files, task, owner)
                 begin(recovery, ledger, plan)
         query = launch(self.transplant(self._tasks(task)))
+        if on_one_host(self.spark.sparkContext):
+            note_while_running(query, task, identify(catalyst.process_id))
         watch_commits(query, task)
         collect_garbage(query, files, task.generation, ledger, self._retained_batches())
         return query

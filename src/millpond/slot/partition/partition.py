@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import pyarrow as pa
 from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange
+from millpond.metrics import DURABLE
 from millpond.operators.kinds import open_operator
 from millpond.operators.protocol import Times
 from millpond.slot.offsets import check_time
@@ -30,6 +31,7 @@ from millpond.stores.aligned.table import AlignedTable
 
 if TYPE_CHECKING:
     from millpond.operators.protocol import Operator
+    from millpond.stores.protocol import TableDelta
 
 _SPOOL = 64 << 20
 """Bytes of a repeated attempt's input that are kept in memory."""
@@ -166,19 +168,18 @@ class Partition:
                     operator.narrow(range_)
                 operator.process(rows)
             sealing = time.perf_counter()
-            size = self._seal(operator, manifest, seen)
+            deltas = operator.finish()
+            figures = self._figures(operator) | {
+                "input_rows": float(seen.rows),
+                "late_rows": float(operator.late_rows),
+                "process_ms": (sealing - started) * 1000,
+            }
+            size = self._seal(operator, manifest, seen, deltas, figures)
         except BaseException:
             self._discard()  # half a batch is in the tables
             raise
-        now = time.perf_counter()
-        self._applied = Applied(batch, seen, self._epoch, self._figures(operator))
-        self._applied.metrics |= {
-            "input_rows": float(seen.rows),
-            "late_rows": float(operator.late_rows),
-            "process_ms": (sealing - started) * 1000,
-            "seal_ms": (now - sealing) * 1000,
-            "delta_bytes": float(size),
-        }
+        figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}
+        self._applied = Applied(batch, seen, self._epoch, figures)
         return self._applied
 
     def _passes(self, rows: int) -> int:
@@ -194,8 +195,14 @@ class Partition:
         before, now = self.query.planned(batch - 1), self.query.planned(batch)
         return Times(max(0, before.watermark - lag), max(0, now.watermark - lag), now.time)
 
-    def _seal(self, operator: Operator, parent: PartitionManifest, seen: InputChecksum) -> int:
-        deltas = operator.finish()
+    def _seal(
+        self,
+        operator: Operator,
+        parent: PartitionManifest,
+        seen: InputChecksum,
+        deltas: Mapping[str, TableDelta],
+        figures: Mapping[str, float],
+    ) -> int:
         sealed = seal(
             parent,
             {
@@ -204,6 +211,7 @@ class Partition:
             },
             input_checksum=seen.value,
             input_rows=seen.rows,
+            metrics={name: round(figures[name]) for name in DURABLE if name in figures},
         )
         sealed = self.query.sealed.write(sealed, self.task.generation)
         for name, table in operator.tables.items():
@@ -270,7 +278,11 @@ class Partition:
                 if counted or name != "keys":
                     figures[name] = figures.get(name, 0.0) + value
         figures |= operator.figures
-        return figures | {"state_rows": figures.get("keys", 0.0), "state_bytes": figures.get("bytes", 0.0)}
+        return figures | {
+            "state_rows": figures.get("keys", 0.0),
+            "state_bytes": figures.get("bytes", 0.0),
+            "memory_bytes": figures.get("hot_bytes", 0.0) + figures.get("buffer_bytes", 0.0),
+        }
 
     def _discard(self) -> None:
         with self._busy:

@@ -137,6 +137,11 @@ class PartitionServer:
         running = self._query(query).running
         return "" if running is None else running.committer.trouble()
 
+    def failed_commits(self, query: str) -> int:
+        """How many tries to commit have failed in a query's present run."""
+        running = self._query(query).running
+        return 0 if running is None else running.committer.stats.retries
+
     def close(self) -> None:
         """Finish pending commits, each query within its exit time-out, and let go of everything."""
         with self._lock:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from threading import Thread
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from millpond.errors import TransientError
 from millpond.slot.process.identity import NO_THREADS, Process, identify, owner
@@ -217,24 +217,47 @@ def drain(task: PipeTask, timeout: float) -> dict[tuple[int, int], int]:
     Raises:
         MillpondError: a slot could not make everything durable; the commit's own error.
     """
-    answers = _ask_all(task, Drain(task.query, timeout), Drained, timeout + task.settings.silence_timeout)
+    answers = _ask_all(
+        SlotDirectory.of(task), Drain(task.query, timeout), Drained, timeout + task.settings.silence_timeout
+    )
     return {(operator, partition): version for answer in answers for operator, partition, version in answer.versions}
 
 
 def answered_batches(task: PipeTask) -> dict[tuple[int, int], int]:
     """The batch that each of the query's partitions on this host has answered last, by (operator, partition)."""
-    answers = _ask_all(task, Status(task.query), Answered, task.settings.silence_timeout)
+    answers = _ask_all(SlotDirectory.of(task), Status(task.query), Answered, task.settings.silence_timeout)
     return {(operator, partition): batch for answer in answers for operator, partition, batch in answer.batches}
 
 
 def troubles(task: PipeTask) -> list[str]:
     """Why the query's commits fail, of each slot on this host where they have failed for some seconds."""
-    answers = _ask_all(task, Status(task.query), Answered, task.settings.silence_timeout)
-    return sorted({answer.trouble for answer in answers if answer.trouble})
+    return commit_health(SlotDirectory.of(task), task.query, task.settings.silence_timeout).troubles
 
 
-def _ask_all(task: PipeTask, message: Drain | Status, answer: type[_A], silence: float) -> list[_A]:
-    directory = SlotDirectory.of(task)
+class CommitHealth(NamedTuple):
+    """How a query's commits fare on this host: why they fail, if they do; tries that failed since it was started."""
+
+    troubles: list[str]
+    failed: int
+
+
+def commit_health(directory: SlotDirectory, query: str, silence: float) -> CommitHealth:
+    """Ask an application's slots on this host how the commits of a query fare.
+
+    Args:
+        directory: of the slots.
+        query: as slots know it (`PipeTask.query`).
+        silence: seconds that a slot may give no sign of life.
+
+    Raises:
+        TransientError: a slot does not answer.
+    """
+    answers = _ask_all(directory, Status(query), Answered, silence)
+    troubles = sorted({answer.trouble for answer in answers if answer.trouble})
+    return CommitHealth(troubles, sum(answer.failed_commits for answer in answers))
+
+
+def _ask_all(directory: SlotDirectory, message: Drain | Status, answer: type[_A], silence: float) -> list[_A]:
     asked: dict[str, Connection] = {}
     try:
         for name in sorted(directory.running()):
@@ -248,7 +271,7 @@ def _ask_all(task: PipeTask, message: Drain | Status, answer: type[_A], silence:
         return [connection.expect(answer) for connection in asked.values()]
     except OSError as error:
         raise TransientError(
-            f"A slot does not answer ({error}).", action=directory.last_words(), query=task.query
+            f"A slot does not answer ({error}).", action=directory.last_words(), query=message.query
         ) from error
     finally:
         for connection in asked.values():

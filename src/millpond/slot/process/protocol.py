@@ -110,11 +110,13 @@ class Status(msgspec.Struct, tag=True):
 class Answered(msgspec.Struct, tag=True):
     """From a slot: (operator, partition, batch) of each partition that it holds and has answered a batch of.
 
-    A batch is answered once what its output waits for is durable. `trouble` says why commits fail, if they do.
+    A batch is answered once what its output waits for is durable. `trouble` says why commits fail, if they do;
+    `failed_commits` counts the tries that failed in this run of the query.
     """
 
     batches: list[tuple[int, int, int]]
     trouble: str = ""
+    failed_commits: int = 0
 
 
 Message = Ask | Granted | Hello | Welcome | Run | Done | Drain | Drained | Status | Answered

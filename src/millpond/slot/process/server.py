@@ -51,6 +51,9 @@ class Work(Protocol):
     def trouble(self, query: str) -> str:
         """What holds a query's commits up, for the user to know; empty if nothing does."""
 
+    def failed_commits(self, query: str) -> int:
+        """How many tries to commit have failed in a query's present run."""
+
     def close(self) -> None:
         """Finish pending commits, bounded in time; nothing is called afterwards."""
 
@@ -143,7 +146,8 @@ class Slot:
             connection.send(Drained(self.work.drain(message.query, message.timeout)))
             connection.serving = None
         elif isinstance(message, Status):
-            connection.send(Answered(self.work.answered(message.query), self.work.trouble(message.query)))
+            work, query = self.work, message.query
+            connection.send(Answered(work.answered(query), work.trouble(query), work.failed_commits(query)))
         else:
             raise MillpondError(f"A slot cannot answer {type(message).__name__}.", action="Please report this.")
 

@@ -1,0 +1,150 @@
+"""`millpond top`: a running query in the terminal, seen from outside."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from millpond.errors import MillpondError, TransientError
+from millpond.query.progress import BatchProgress, Progress, ProgressReader
+from millpond.slot.pipe.client import CommitHealth, commit_health
+from millpond.slot.process.queries import find_query
+from millpond.words import counted
+
+_SILENCE_SECONDS = 3.0
+_BARS = "▁▂▃▄▅▆▇█"
+_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+_LENGTHS = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+def watch(checkpoint: str, console: Console, interval: float, *, once: bool) -> None:
+    """Show a query until the user interrupts; one frame where the output is no terminal, or `once` is set.
+
+    Args:
+        checkpoint: the query's checkpoint location.
+        console: where to.
+        interval: seconds between two looks.
+        once: whether to show one frame only.
+
+    Raises:
+        UsageError: there is no Millpond state.
+    """
+    reader = ProgressReader(checkpoint)
+    if once or not console.is_terminal:
+        console.print(picture(reader.look(), *_running(reader.state)))
+        return
+    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            try:
+                live.update(picture(reader.look(), *_running(reader.state)), refresh=True)
+            except TransientError as error:  # the store may answer next time
+                live.update(Text(str(error), style="red"), refresh=True)
+            time.sleep(interval)
+
+
+def _running(state: str) -> tuple[int | None, CommitHealth | None]:
+    """The process of the query's application, if it runs on this host, and what its slots say of commits."""
+    found = find_query(state)
+    if found is None:
+        return None, None
+    directory, note = found
+    try:
+        return note.process.pid, commit_health(directory, note.query, _SILENCE_SECONDS)
+    except MillpondError:  # a slot is busy, or gone; whoever needs it deals with that
+        return note.process.pid, None
+
+
+def picture(progress: Progress, process: int | None, health: CommitHealth | None) -> RenderableType:
+    """One frame.
+
+    Args:
+        progress: the query as its checkpoint tells.
+        process: of its application on this host; None if it does not run here.
+        health: what its slots say of commits; None if they do not.
+    """
+    parts: list[RenderableType] = [_head(progress, process)]
+    if health is not None and health.troubles:
+        parts += [Text(trouble, style="bold red") for trouble in health.troubles]
+    if not progress.batches:
+        return Group(*parts, Text("no durable version yet"))
+    timed = [batch for batch in progress.batches if batch.seconds]
+    parts.append(_batches(progress, timed, health))
+    parts.append(_operators(progress.batches[-1], timed[-1] if timed else None))
+    return Group(*parts)
+
+
+def _head(progress: Progress, process: int | None) -> Text:
+    head = Text(progress.state, style="bold")
+    head.append(f"  run {progress.generation}, {counted(progress.partitions, 'partition')}  ", style="not bold")
+    if process is None:
+        head.append("not running on this host", style="yellow")
+    else:
+        head.append(f"running (process {process})", style="green")
+    return head
+
+
+def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealth | None) -> Table:
+    last = timed[-1] if timed else None
+    since = "" if progress.last is None else f", last seen {_time(max(0.0, time.time() - progress.last))} ago"
+    working = f", batch {progress.planned} planned" if progress.planned > progress.committed else ""
+    recent = timed[-10:]
+    rates = [_per_second(batch.rows, batch) for batch in timed]
+    mean = sum(b.rows for b in recent) / sum(b.seconds or 0.0 for b in recent) if recent else None
+    table = Table.grid(padding=(0, 2))
+    table.add_row("batch", f"{progress.committed} committed{working}{since}")
+    table.add_row("batch time", "–" if last is None else _time(last.seconds or 0.0))
+    table.add_row(
+        "rows/s",
+        f"{_rate(rates[-1] if rates else None)}, {_rate(mean)} over {counted(len(recent), 'batch', 'batches')}",
+    )
+    if rates:
+        table.add_row("", "".join(_BARS[round(rate / (max(rates) or 1.0) * (len(_BARS) - 1))] for rate in rates))
+    failed = f", {counted(health.failed, 'failed try', 'failed tries')}" if health is not None else ""
+    table.add_row("commit lag", f"{counted(progress.commit_lag, 'version')}{failed}")
+    return table
+
+
+def _operators(last: BatchProgress, timed: BatchProgress | None) -> Table:
+    """The operators after the newest durable batch; rows a second in the last that has a time."""
+    table = Table(title=f"after batch {last.batch}", title_justify="left")
+    table.add_column("operator")
+    for name in ("rows/s", "rows", "late rows", "state rows", "in memory", "in files", "cache hits", "time"):
+        table.add_column(name, justify="right")
+    for index, one in enumerate(last.operators):
+        sought = one.cache_hits + one.cache_misses
+        rate = None if timed is None else _per_second(timed.operators[index].rows, timed)
+        table.add_row(
+            f"{index}: {one.title}",
+            _rate(rate),
+            f"{one.rows:,}",
+            f"{one.late_rows:,}",
+            f"{one.state_rows:,}",
+            _size(one.memory_bytes),
+            _size(one.file_bytes),
+            f"{one.cache_hits / sought:.1%}" if sought else "–",
+            _time(one.seconds),
+        )
+    return table
+
+
+def _per_second(rows: int, batch: BatchProgress) -> float:
+    return rows / batch.seconds if batch.seconds else 0.0
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _size(value: int) -> str:
+    return next((f"{value / unit:.1f} {name}" for name, unit in _UNITS if value >= unit), f"{value} B")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1.0:
+        return f"{seconds * 1000:.0f} ms"
+    return next((f"{seconds / unit:.1f} {name}" for name, unit in _LENGTHS if seconds >= unit), f"{seconds:.1f} s")

@@ -1,0 +1,139 @@
+"""`millpond top`: what it shows of a query that runs, and of one that does not."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from rich.console import Console
+
+import millpond
+from millpond.query.progress import BatchProgress, OperatorProgress, Progress, ProgressReader
+from millpond.slot.pipe.client import CommitHealth
+from millpond.slot.process.queries import find_query
+from millpond.top import picture
+
+TOP = "import sys; from millpond.cli import main; sys.argv = ['millpond', 'top', *sys.argv[1:]]; {}main()"
+NO_SPARK = "sys.modules['pyspark'] = sys.modules['py4j'] = None; "  # an import of either fails
+
+
+def top(*arguments: str) -> str:
+    command = [sys.executable, "-c", TOP.format(NO_SPARK), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\x1b" not in done.stdout
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def wait_for_commits(checkpoint: Path) -> Progress:
+    deadline, reader = time.monotonic() + 60, ProgressReader(str(checkpoint))
+    while (progress := reader.look()).commit_lag or progress.planned > progress.committed:
+        assert time.monotonic() < deadline, progress
+        time.sleep(0.1)
+    return progress
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_running_query_and_when_it_has_stopped(spark: SparkSession, tmp_path: Path, apart: bool) -> None:
+    session, source, checkpoint = spark.newSession(), tmp_path / "in", tmp_path / "checkpoint"
+    if apart:
+        session.conf.set("spark.millpond.state.location", str(tmp_path / "state"))
+    source.mkdir()
+    (source / "0.json").write_text('{"k": 1, "t": "2024-01-01 00:10:00"}\n{"k": 2, "t": "2024-01-01 00:10:00"}\n')
+    rows = session.readStream.schema("k int, t timestamp").json(str(source)).withWatermark("t", "1 minute")
+    counts = rows.groupBy("k", F.window("t", "1 minute")).count()
+    writer = millpond.writeStream(counts).outputMode("update").format("noop")
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        query.processAllAvailable()
+        (source / "1.json").write_text('{"k": 3, "t": "2024-01-01 00:10:30"}\n{"k": 4, "t": "2024-01-01 00:01:00"}\n')
+        query.processAllAvailable()
+        progress = wait_for_commits(checkpoint)
+        said = top(str(checkpoint), "--once")
+        found = find_query(progress.state)
+        assert found is not None
+        assert f"running (process {found[1].process.pid})" in said
+        assert "0 versions, 0 failed tries" in said
+    finally:
+        query.stop()
+    first = progress.batches[0]
+    assert first.batch == 0
+    assert first.seconds is not None
+    assert 0.0 < first.seconds < 300.0
+    figures = [batch.operators[0] for batch in progress.batches]
+    assert (figures[0].rows, figures[0].late_rows, figures[0].state_rows) == (2, 0, 2)
+    assert 0.0 < figures[0].seconds < first.seconds
+    assert figures[0].file_bytes > 0
+    assert figures[0].memory_bytes > 0
+    assert sum(one.rows for one in figures) == 4
+    assert sum(one.late_rows for one in figures) == 1
+    assert progress.durable == progress.committed + 1
+    deadline = time.monotonic() + 30
+    while find_query(progress.state) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    said = top(str(checkpoint))  # without a terminal it shows one frame
+    assert "not running on this host" in said
+    assert f"{progress.committed} committed" in said
+    assert "0: aggregate by k" in said
+    # What a start after a crash has put back into the ledger says nothing of when its batch was done.
+    os.utime(checkpoint / "offsets" / "0", (1, 1))
+    assert ProgressReader(str(checkpoint)).look().batches[0].seconds is None
+
+
+def test_no_state(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TOP.format(""), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=120, check=False)
+    assert done.returncode == 1
+    assert "no Millpond state" in done.stdout
+
+
+def shown(progress: Progress, health: CommitHealth | None = None) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(picture(progress, 7, health))
+    return console.export_text()
+
+
+def batch(number: int, seconds: float | None, rows: int) -> BatchProgress:
+    operators = (
+        OperatorProgress("dedup", rows=rows, cache_hits=3, cache_misses=1, file_bytes=2_500_000, memory_bytes=999),
+        OperatorProgress("count", rows=rows // 2, late_rows=1, state_rows=12_345, seconds=90.0),
+    )
+    return BatchProgress(number, seconds, operators)
+
+
+def progress_of(*batches: BatchProgress, committed: int = 8) -> Progress:
+    durable = batches[-1].batch + 1 if batches else 0
+    return Progress("s3://b/c", 3, 2, 9, committed, durable, time.time() - 7200, batches)
+
+
+def test_a_frame() -> None:
+    said = shown(progress_of(batch(5, 2.0, 1000), batch(6, 1.0, 2000), batch(7, None, 50), committed=8))
+    assert "8 committed, batch 9 planned, last seen 2.0 h ago" in said
+    assert "2,000, 1,000 over 2 batches" in said
+    assert "1 version" in said
+    assert "▃█" in said
+    lines = [line for line in said.splitlines() if ": dedup" in line or ": count" in line]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    assert cells == [
+        ["0: dedup", "2,000", "50", "0", "0", "999 B", "2.5 MB", "75.0%", "0 ms"],
+        ["1: count", "1,000", "25", "1", "12,345", "0 B", "0 B", "–", "1.5 min"],
+    ]
+
+
+def test_a_frame_of_a_query_in_trouble_and_of_one_that_has_just_begun() -> None:
+    assert "no durable version yet" in shown(progress_of(committed=-1))
+    said = shown(progress_of(batch(5, None, 10)), CommitHealth(["the store is full"], 4))
+    assert "the store is full" in said
+    assert "3 versions, 4 failed tries" in said
