@@ -46,6 +46,8 @@ class Settings:
     changes: Literal["upsert", "all"] = "upsert"
     store_pattern: Literal["auto", "append", "rmw"] = "auto"
     map_groups: Literal["batch", "window"] = "batch"
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
 
 
 def parse_size(text: str) -> int:
@@ -77,6 +79,18 @@ def _partitions(text: str) -> int:
     if number > 1 << KEY_GROUP_BITS:
         raise ValueError(f"a whole number from 1 to {1 << KEY_GROUP_BITS}, the number of key groups")
     return number
+
+
+def _port(text: str) -> int:
+    if not text.strip().isdigit() or not 1 <= int(text) <= 65535:
+        raise ValueError("a port, from 1 to 65535")
+    return int(text)
+
+
+def _host(text: str) -> str:
+    if not text.strip():
+        raise ValueError("an address of this host, as 127.0.0.1 or 0.0.0.0")
+    return text.strip()
 
 
 def _memory(text: str) -> int:
@@ -240,6 +254,16 @@ SETTINGS = {
         _one_of("auto", "local", "spark"),
         "`spark`: rows reach their partition through Spark's shuffle; `local`: through files of the host, which "
         "all tasks have to share; `auto`: `local` under a `local[…]` master, else `spark`",
+    ),
+    "metrics.port": Setting(
+        "metrics_port",
+        _port,
+        "a port of the driver's on which Prometheus finds the query's figures ([operations](operations.md)); needs the "
+        "extra `prometheus`",
+        default="not set",
+    ),
+    "metrics.host": Setting(
+        "metrics_host", _host, "the address to listen on: others than the driver's host reach it on `0.0.0.0`"
     ),
 }
 """Every setting, by its name below `spark.millpond.`, in the order of docs/settings.md."""

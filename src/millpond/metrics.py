@@ -28,6 +28,9 @@ OBSERVED = ("appending", "moved_rows", "left_rows")
 """Figures added up likewise, of operators whose store is chosen while they run: partitions whose rows are appended;
 appended rows that the batch has made groups of; those that are still to become groups."""
 
+COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses")
+"""Of the figures, those that count what happened in a batch: they add up over batches."""
+
 FIGURES = SUMMED + GREATEST
 """What every operator reports."""
 
@@ -36,6 +39,11 @@ DURABLE = ("late_rows", "state_rows", "memory_bytes", "cache_hits", "cache_misse
 the state in memory; `process_ms`, how long the operator took over the batch."""
 
 _NUMBERED = FIGURES + READ_AHEAD + OBSERVED
+
+
+def observation(operator: int) -> str:
+    """Under which name Spark's `observedMetrics` have an operator's figures."""
+    return f"millpond-{operator}" if operator else "millpond"
 
 
 def pack(metrics: Mapping[str, float]) -> list[int]:

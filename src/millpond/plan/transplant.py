@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.metrics import FIGURE_COLUMN, FIGURES, unpacking
+from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
 from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.changelog.changes import filtered
 from millpond.plan.ddl import quoted
@@ -178,7 +178,7 @@ class _Surgeon:
         if operator.spec is not None:
             figures += operator.spec.figures
         watched = piped.observe(
-            "millpond" if operator.index == 0 else f"millpond-{operator.index}",
+            observation(operator.index),
             *(F.expr(unpacking(figure)).alias(figure) for figure in figures),
         )
         results = watched.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)

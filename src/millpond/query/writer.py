@@ -26,6 +26,7 @@ from millpond.plan.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
+from millpond.query.prometheus.endpoint import endpoint_of
 from millpond.query.session import outside, running_settings, starting
 from millpond.query.starting.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
 from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
@@ -192,7 +193,11 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         start = Start(
             self._spark, decision, settings, checkpoint.path, needs_sync(decision), rewritten, around, planned
         )
-        query = start.run(begin)
+        with endpoint_of(settings) as endpoint:
+            query = start.run(begin)
+            if endpoint is not None:
+                titles = [operator.title for operator in decision.ours]
+                endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
         return query

@@ -1,0 +1,1 @@
+"""Figures of running queries for Prometheus."""

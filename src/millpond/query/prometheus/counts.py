@@ -1,0 +1,77 @@
+"""What a query has done since its start, counted from Spark's progress events: one for each batch, none is missed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from millpond.metrics import COUNTED, observation
+
+
+@dataclass
+class Counts:
+    """Batches and figures of one run of a query. Thread-safe: whoever reads holds `lock`.
+
+    Attributes:
+        operators: how many the query has.
+        batches: how many have ended. seconds: that they took. last_seconds: the last one.
+        totals: of each operator, figures added up over batches. last: the figures of the last batch.
+    """
+
+    operators: int
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    batches: int = 0
+    seconds: float = 0.0
+    last_seconds: float = 0.0
+    totals: list[dict[str, float]] = field(init=False)
+    last: list[dict[str, float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.totals = [dict.fromkeys(COUNTED, 0.0) for _ in range(self.operators)]
+        self.last = [{} for _ in range(self.operators)]
+        self._counted = -1
+
+    def add(self, progress: Any) -> None:
+        """Count a batch (a `StreamingQueryProgress`), unless it has been counted or nothing ran in it."""
+        with self.lock:
+            if progress.batchId <= self._counted or observation(0) not in progress.observedMetrics:
+                return
+            self._counted = progress.batchId
+            self.batches += 1
+            self.last_seconds = progress.durationMs["triggerExecution"] / 1000
+            self.seconds += self.last_seconds
+            for index, totals in enumerate(self.totals):
+                row = progress.observedMetrics.get(observation(index))
+                figures = {} if row is None else {name: float(value or 0) for name, value in row.asDict().items()}
+                self.last[index] = figures
+                for name in COUNTED:
+                    totals[name] += figures.get(name, 0.0)
+
+
+class CountingListener(StreamingQueryListener):  # type: ignore[misc]
+    """Counts the batches of one query.
+
+    Args:
+        query: its id. counts: where to.
+    """
+
+    def __init__(self, query: str, counts: Counts) -> None:
+        self._query = query
+        self._counts = counts
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Nothing is counted."""
+
+    def onQueryProgress(self, event: Any) -> None:
+        """A batch of some query has ended."""
+        if str(event.progress.id) == self._query:
+            self._counts.add(event.progress)
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Nothing is counted."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Nothing is counted: whoever waits for the query's end takes it off the endpoint."""

@@ -1,0 +1,173 @@
+"""HTTP endpoints in the driver that Prometheus scrapes: one for each port that queries ask for.
+
+An endpoint listens as long as there is a query that wants it. At a scrape it looks at checkpoints and asks slots; in
+between it costs a query one progress event for each batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpond.conf import Settings
+from millpond.errors import MillpondError, SettingError
+from millpond.query.progress import Progress, ProgressReader
+from millpond.query.prometheus.counts import CountingListener, Counts
+from millpond.slot.pipe.client import CommitHealth, commit_health
+from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.task import PipeTask
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+log = logging.getLogger("millpond")
+
+_SILENCE_SECONDS = 3.0
+
+_endpoints: dict[tuple[str, int], Endpoint] = {}
+_guard = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Query:
+    """A query that an endpoint shows."""
+
+    labels: tuple[str, str]
+    titles: Sequence[str]
+    counts: Counts
+    task: PipeTask
+    reader: ProgressReader
+
+    def progress(self) -> Progress | None:
+        with suppress(MillpondError, OSError):
+            return self.reader.look()
+        return None
+
+    def health(self) -> CommitHealth | None:
+        with suppress(MillpondError):
+            return commit_health(SlotDirectory.of(self.task), self.task.query, _SILENCE_SECONDS)
+        return None
+
+
+class Endpoint:
+    """One HTTP server, and the queries that it shows. Made by `endpoint_of`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self.users = 0
+        self._queries: list[_Query] = []
+        self._scraping = threading.Lock()
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, self._thread = start_http_server(port, host, registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing, before a scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics now, as prometheus-client asks for them."""
+        from millpond.query.prometheus.families import Shown, families
+
+        with self._scraping:
+            queries = [Shown(q.labels, q.titles, q.counts, q.progress(), q.health()) for q in tuple(self._queries)]
+        return families(queries)
+
+    def show(
+        self,
+        query: StreamingQuery,
+        spark: SparkSession,
+        checkpoint: str,
+        tasks: Sequence[PipeTask],
+        titles: Sequence[str],
+    ) -> None:
+        """Show a query until it ends.
+
+        Args:
+            query: the running query. spark: its session.
+            checkpoint: URL of its checkpoint.
+            tasks: its operators. titles: what they are, in order.
+        """
+        counts = Counts(len(tasks))
+        listener = CountingListener(str(query.id), counts)
+        with counts.lock:  # what the listener hears meanwhile comes after what was before it
+            spark.streams.addListener(listener)
+            for progress in query.recentProgress:
+                counts.add(progress)
+        shown = _Query((str(query.id), query.name or ""), titles, counts, tasks[0], ProgressReader(checkpoint))
+        self._queries.append(shown)
+        with _guard:
+            self.users += 1
+        threading.Thread(
+            target=self._until_its_end, args=(query, spark, shown, listener), name="millpond-prometheus", daemon=True
+        ).start()
+
+    def _until_its_end(self, query: StreamingQuery, spark: SparkSession, shown: _Query, listener: Any) -> None:
+        try:
+            query.awaitTermination()
+            spark.streams.removeListener(listener)
+        except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
+            log.debug("a query that Prometheus was shown has ended: %s", error)
+        self._queries.remove(shown)
+        _release(self)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextmanager
+def endpoint_of(settings: Settings) -> Iterator[Endpoint | None]:
+    """The endpoint that the settings ask for, None if they ask for none; after this context it stays for what it shows.
+
+    Raises:
+        SettingError: prometheus-client is not installed, or nobody can listen there.
+    """
+    if settings.metrics_port is None:
+        yield None
+        return
+    endpoint = _acquire(settings.metrics_host, settings.metrics_port)
+    try:
+        yield endpoint
+    finally:
+        _release(endpoint)
+
+
+def _acquire(host: str, port: int) -> Endpoint:
+    with _guard:
+        endpoint = _endpoints.get((host, port))
+        if endpoint is None:
+            try:
+                endpoint = _endpoints[host, port] = Endpoint(host, port)
+            except ImportError as error:
+                raise SettingError(
+                    "spark.millpond.metrics.port needs the package prometheus-client.",
+                    action="Install it: pip install 'millpond[prometheus]'.",
+                ) from error
+            except OSError as error:
+                raise SettingError(
+                    f"Metrics cannot be shown on {host}:{port}: {error.strerror or error}.",
+                    action="Set spark.millpond.metrics.port to a free port, or leave it out.",
+                ) from error
+        endpoint.users += 1
+        return endpoint
+
+
+def _release(endpoint: Endpoint) -> None:
+    with _guard:
+        endpoint.users -= 1
+        if endpoint.users:
+            return
+        for address in [address for address, one in _endpoints.items() if one is endpoint]:
+            del _endpoints[address]
+        endpoint.close()
