@@ -19,6 +19,8 @@ from millpond.query.progress import BatchProgress, OperatorProgress, Progress, P
 from millpond.slot.pipe.client import CommitHealth
 from millpond.slot.process.queries import find_query
 from millpond.top import picture
+from tests.s3 import s3
+from tests.slot.test_damage import Counts, rows_of
 
 TOP = "import sys; from millpond.cli import main; sys.argv = ['millpond', 'top', *sys.argv[1:]]; {}main()"
 NO_SPARK = "sys.modules['pyspark'] = sys.modules['py4j'] = None; "  # an import of either fails
@@ -97,6 +99,22 @@ def test_no_state(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=120, check=False)
     assert done.returncode == 1
     assert "no Millpond state" in done.stdout
+
+
+def test_a_query_on_an_object_store(tmp_path: Path) -> None:
+    with s3() as bucket:
+        Counts(tmp_path, bucket).through(2)
+        reader = ProgressReader(f"{bucket}{tmp_path}", batches=1)
+        before = reader.look()
+        Counts(tmp_path, bucket).through(3)
+        progress = reader.look()
+    assert (before.durable, progress.durable) == (2, 3)
+    assert progress.generation > before.generation
+    (last,) = progress.batches
+    assert last.batch == 2
+    assert last.operators[0].rows == len(rows_of(2))
+    assert last.operators[0].state_rows == len({*rows_of(0), *rows_of(1), *rows_of(2)})
+    assert last.operators[0].file_bytes > 0
 
 
 def shown(progress: Progress, health: CommitHealth | None = None) -> str:

@@ -152,7 +152,7 @@ def _acquire(host: str, port: int) -> Endpoint:
             except ImportError as error:
                 raise SettingError(
                     "spark.millpond.metrics.port needs the package prometheus-client.",
-                    action="Install it: pip install 'millpond[prometheus]'.",
+                    action="Install it: pip install prometheus-client (or Millpond with its extra `prometheus`).",
                 ) from error
             except OSError as error:
                 raise SettingError(
