@@ -9,6 +9,14 @@ from millpond.plan.reasons import REASONS
 from millpond.spec.functions import FUNCTIONS, MAX_KEY_COLUMNS, ROWS, key_supported, supported
 from millpond.spec.operators import AggregateCall
 
+NOTES = {
+    "1": "strings that differ in their bytes may be equal in this collation, and have another order, which only Spark "
+    "knows.",
+    "2": "Spark groups maps by their sorted entries. It sorts them only in its optimiser, when operators have been "
+    "taken over, and its hash, by which rows find their group, does not take them.",
+}
+"""Why types that Spark compares are not compared here."""
+
 PAGE = Path(__file__).with_name("compatibility.md")
 
 TYPES = {
@@ -33,15 +41,29 @@ TYPES = {
 """Column headings and a type of each kind, as DDL."""
 
 
-def runs(function: str, ddl: str, *, distinct: bool = False) -> bool:
-    """Whether a function over values of a type (all arguments, where it has several) runs on Millpond."""
+ORDERED_BY = ("min_by", "max_by")
+"""Functions of a value and of what it is ordered by."""
+
+COMPARING = ("min", "max", "mode", "approx_count_distinct")
+"""Functions that Spark computes of strings of any collation, too."""
+
+
+def runs(function: str, ddl: str, *, distinct: bool = False, ordering: bool = False) -> bool:
+    """Whether a function over values of a type runs on Millpond.
+
+    Args:
+        function: its name. ddl: the type of its first argument.
+        distinct: with DISTINCT.
+        ordering: the type is that of the last argument, by which values are ordered.
+    """
     if function == "count" and not distinct:
         return True  # only nulls count: the plan sends a flag
     if function == "approx_count_distinct":
         return key_supported(ddl) is None  # the plan sends Spark's hash of the value
     arguments = len(FUNCTIONS[function].arguments) - FUNCTIONS[function].optional
+    types = ["int", ddl] if ordering else [ddl, "int"]
     call = AggregateCall(function, tuple(range(arguments)), ddl, distinct=distinct)
-    return supported(call, [ddl] * arguments) is None
+    return supported(call, types[:arguments]) is None
 
 
 def page() -> str:
@@ -57,30 +79,39 @@ def _lines() -> Iterator[str]:
     yield "## Functions by the type of their arguments"
     yield ""
     yield "Each runs in update and in complete mode, with `FILTER (WHERE …)`, by any key of the last line. **D**: with"
-    yield "`DISTINCT` too. A dot: stays on Spark, and its whole operator with it."
+    yield "`DISTINCT` too. A dot: Spark has no such function either, or casts its argument to a type that runs. What"
+    yield "has a number stays on Spark, and its whole operator with it:"
     whole = " and ".join(f"`{name}`" for name, function in FUNCTIONS.items() if function.whole and name != ROWS)
     yield f"{whole} run in append mode by event time or session only. So do your own pandas and Arrow functions"
     yield "([how](functions.md)), beside any others, but without `FILTER` and `DISTINCT`, and `applyInPandas` and"
     yield "`applyInArrow`, by windows: for them the types are those of all columns. What they return may be of any"
     yield "type that Spark takes from such functions."
     yield ""
+    for number, reason in NOTES.items():
+        yield f"- {number}: {reason}"
+    yield ""
     yield from _row("", *TYPES)
     yield "|---" * (len(TYPES) + 1) + "|"
     for function in FUNCTIONS:
         names = [function, *FUNCTIONS[function].also]
         name = "your functions" if function == ROWS else ", ".join(f"`{one}`" for one in names)
-        yield from _row(name, *(_cell(function, ddl) for ddl in TYPES.values()))
-    keys = ["yes" if key_supported(ddl) is None else "·" for ddl in TYPES.values()]
+        yield from _row(name, *(_cell(function, kind) for kind in TYPES))
+    by = ["yes" if runs("min_by", ddl, ordering=True) else _stays("min", kind) for kind, ddl in TYPES.items()]
+    yield from _row(f"… by, of {' and '.join(f'`{name}`' for name in ORDERED_BY)}", *by)
+    keys = ["yes" if key_supported(ddl) is None else _note(kind) for kind, ddl in TYPES.items()]
     yield from _row("**key**, also of `dropDuplicates`", *keys)
     yield ""
-    yield f"A key has at most {MAX_KEY_COLUMNS} columns, the fields of structs counted. Structs may be nested."
+    yield "Structs, arrays and maps may be of any depth; what holds a string of another collation, or a map, stands"
+    yield "as these do. Values of other types (intervals, `variant`, `time`, `void`), or of structs with two fields"
+    yield "of one name, stay on Spark (`MP-INPUT-TYPE`, `MP-KEY-TYPE`): they are counted only."
+    yield f"A key has at most {MAX_KEY_COLUMNS} columns, the fields of structs counted, an array as one."
     yield "`dropDuplicates` runs in append and in update mode."
     yield ""
     yield "## Joins of two streams"
     yield ""
     yield "Inner, left, right and full outer, and left semi joins, by equal keys (of any type of the last line"
     yield "above) and whatever else the condition says, in the output modes in which Spark runs them. Columns of"
-    yield "both sides are of types that can be keys. What is left of an inner join's condition beside keys and"
+    yield "both sides are of any type above. What is left of an inner join's condition beside keys and"
     yield "ranges of time is evaluated by Spark above the join; in other joins it may be any predicates on one"
     yield "side, and comparisons (`=`, `<=>`, `<`, `<=`, `>`, `>=`, `<>`) of an expression over one side with one"
     yield "over the other, joined by `AND`, `OR` and `NOT`."
@@ -93,10 +124,24 @@ def _lines() -> Iterator[str]:
         yield from _row(f"`{code}`", text.replace("{detail}", "…"))
 
 
-def _cell(function: str, ddl: str) -> str:
+def _cell(function: str, kind: str) -> str:
+    ddl = TYPES[kind]
     if FUNCTIONS[function].distinct and runs(function, ddl, distinct=True):
         return "D" if runs(function, ddl) else "D only"
-    return "yes" if runs(function, ddl) else "·"
+    if not runs(function, ddl):
+        return _stays(function, kind)
+    distinct = FUNCTIONS[function].distinct and _note(kind) != "·"
+    return f"yes, D: {_note(kind)}" if distinct else "yes"
+
+
+def _stays(function: str, kind: str) -> str:
+    """Why a function of Spark's over a type stays there."""
+    ordered = function in ("min", "max") and kind == "map"  # maps have no order
+    return _note(kind) if function in COMPARING and not ordered else "·"
+
+
+def _note(kind: str) -> str:
+    return "2" if kind == "map" else "1" if kind == "string, other collation" else "·"
 
 
 def _row(*cells: str) -> Iterator[str]:

@@ -267,7 +267,7 @@ def test_as_spark_unless_asked_for(spark: SparkSession, tmp_path: Path) -> None:
     for wrong, mode, why in (
         (mapped(df), "update", "append mode"),
         (mapped(stream(marked_, tmp_path / "in", DDL)), "append", "watermark"),
-        (mapped(df.withColumn("list", F.array("v"))), "append", "MP-INPUT-TYPE"),
+        (mapped(df.withColumn("long", F.expr("make_dt_interval(v)"))), "append", "MP-INPUT-TYPE"),
         (
             df.groupBy(F.session_window("ts", "1 minute")).applyInArrow(lambda t: t, "k int"),
             "append",

@@ -56,6 +56,8 @@ def normal(value: Any) -> Any:
         return "NaN" if value != value else value + 0.0
     if isinstance(value, dict):
         return tuple(normal(part) for part in value.values())
+    if isinstance(value, list):
+        return ("list", *(normal(part) for part in value))
     if isinstance(value, bool):
         return ("bool", value)
     return value

@@ -50,18 +50,33 @@ def test_a_class_of_catalyst_means_one_function() -> None:
         (call("percentile", 2), ["double", "int"], None),
         (call("percentile", 3), ["double", "int", "int"], FUNCTION),
         (call("percentile"), ["date"], INPUT_TYPE),
-        (call("mode"), ["struct<a:int>"], INPUT_TYPE),
+        (call("mode"), ["struct<a:array<int>>"], None),
+        (call("mode"), ["map<int,int>"], INPUT_TYPE),
         (call("sum", 2), ["int", "int"], FUNCTION),
         (call("min"), ["string collate UNICODE"], INPUT_TYPE),
-        (call("min"), ["struct<a:int>"], INPUT_TYPE),
+        (call("min"), ["struct<a:int,b:array<struct<c:string>>>"], None),
+        (call("min"), ["struct<a:map<int,int>>"], INPUT_TYPE),
+        (call("max"), ["array<string collate UNICODE>"], INPUT_TYPE),
+        (call("first"), ["map<string,array<struct<a:string collate UNICODE>>>"], None),
+        (call("first"), ["struct<a:int,a:int>"], INPUT_TYPE),
+        (call("first"), ["array<interval day to second>"], INPUT_TYPE),
+        (call("last"), ["variant"], INPUT_TYPE),
+        (call("min_by", 2), ["map<int,int>", "array<date>"], None),
+        (call("min_by", 2), ["int", "map<int,int>"], INPUT_TYPE),
         (call("count", 2, distinct=True), ["struct<a:int>", "date"], None),
-        (call("count", distinct=True), ["array<int>"], KEY_TYPE),
+        (call("count", distinct=True), ["array<int>"], None),
+        (call("count", distinct=True), ["map<int,int>"], KEY_TYPE),
+        (call("collect_list"), ["map<int,int>"], None),
+        (call("collect_list", distinct=True), ["map<int,int>"], KEY_TYPE),
+        (call("collect_set"), ["array<double>"], None),
+        (call("sum"), ["array<int>"], INPUT_TYPE),
         (call("sum", options={"eval_mode": "try"}), ["int"], FUNCTION),
         (call("sum", options={"eval_mode": "try"}), ["double"], None),
         (call("collect_list", options={"ignore_nulls": False}), ["int"], FUNCTION),
         (call("count", 0), [], None),
         (call("rows", 3), ["int", "struct<a:int>", "date"], None),
-        (call("rows", 2), ["int", "array<int>"], INPUT_TYPE),
+        (call("rows", 2), ["int", "map<int,array<int>>"], None),
+        (call("rows", 2), ["int", "interval day"], INPUT_TYPE),
     ],
 )
 def test_supported(made: AggregateCall, types: list[str], reason: str | None) -> None:
@@ -70,7 +85,8 @@ def test_supported(made: AggregateCall, types: list[str], reason: str | None) ->
 
 def test_keys() -> None:
     assert key_supported("struct<a:int,b:struct<c:decimal(38,2)>>") is None
-    assert key_supported("struct<a:array<int>>") == KEY_TYPE
+    assert key_supported("struct<a:array<struct<b:int>>>") is None
+    assert key_supported("struct<a:map<int,int>>") == KEY_TYPE
     assert key_supported("string collate UTF8_LCASE") == KEY_TYPE
 
 

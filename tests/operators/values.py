@@ -57,6 +57,13 @@ def some(dtype: DataType) -> st.SearchStrategy[Any]:
     if dtype.name in ("timestamp", "timestamp_ntz"):
         zone = dt.UTC if dtype.name == "timestamp" else None
         return st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31)).map(lambda t: t.replace(tzinfo=zone))
+    if dtype.name == "struct":
+        return st.fixed_dictionaries({name: st.none() | some(inner) for name, inner in dtype.fields})
+    if dtype.name == "array":
+        return st.lists(st.none() | some(dtype.fields[0][1]), max_size=4)
+    if dtype.name == "map":
+        (_, key), (_, value) = dtype.fields
+        return st.dictionaries(some(key), st.none() | some(value), max_size=3).map(lambda d: list(d.items()))
     common = st.sampled_from(["", "a", "ab\0", "abcd", "abcde", "x" * 12, "x" * 13, "x" * 13 + "é", "x" * 40, "€uro"])
     texts = common | st.text(max_size=30).filter(lambda s: s.encode("utf-8", "replace").decode() == s)
     return texts if dtype.name == "string" else texts.map(str.encode) | st.binary(max_size=20)

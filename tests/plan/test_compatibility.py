@@ -1,7 +1,7 @@
 """The compatibility page says what is decided."""
 
 import pytest
-from docs.compatibility import PAGE, TYPES, page, runs
+from docs.compatibility import ORDERED_BY, PAGE, TYPES, page, runs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.functions import PandasUDFType, pandas_udf
@@ -23,8 +23,10 @@ def typed(stream: DataFrame) -> DataFrame:
 
 @pytest.mark.parametrize("function", [name for name, function in FUNCTIONS.items() if not function.whole])
 def test_what_it_promises_is_decided_so(typed: DataFrame, function: str) -> None:
-    both = 2 if function.endswith("_by") else 1
-    calls = [f"{function}({', '.join([f'`{name}`'] * both)})" for name, ddl in TYPES.items() if runs(function, ddl)]
+    by = ", group" if function in ORDERED_BY else ""
+    calls = [f"{function}(`{name}`{by})" for name, ddl in TYPES.items() if runs(function, ddl)]
+    if by:
+        calls += [f"{function}(group, `{name}`)" for name, ddl in TYPES.items() if runs(function, ddl, ordering=True)]
     (operator,) = decide(typed.groupBy("group").agg(*map(F.expr, calls)), "update").operators
     assert operator.spec is not None, operator.reason
 

@@ -212,14 +212,16 @@ STAY = {
         "append",
         "MP-INPUT-TYPE",
     ),
-    "array key": (lambda df, _: df.groupBy("arr").count(), "update", "MP-KEY-TYPE"),
+    "interval key": (lambda df, _: df.groupBy(F.expr("make_dt_interval(k)")).count(), "update", "MP-KEY-TYPE"),
     "map key": (lambda df, _: df.groupBy("m").count(), "update", "MP-KEY-TYPE"),
     "collation": (
         lambda df, _: df.groupBy(F.expr("s collate UTF8_LCASE")).count(),
         "update",
         "MP-KEY-TYPE",
     ),
-    "input": (lambda df, _: df.groupBy("k").agg(F.max("arr")), "update", "MP-INPUT-TYPE"),
+    "input": (lambda df, _: df.groupBy("k").agg(F.max(F.expr("s collate UNICODE"))), "update", "MP-INPUT-TYPE"),
+    "interval": (lambda df, _: df.groupBy("k").agg(F.first(F.expr("make_dt_interval(k)"))), "update", "MP-INPUT-TYPE"),
+    "variant": (lambda df, _: df.groupBy("k").agg(F.last(F.parse_json("s"))), "update", "MP-INPUT-TYPE"),
     "limit": (lambda df, _: df.limit(3), "append", "MP-OPERATOR"),
     "intersect": (lambda df, _: df.select("k").intersect(df.select("k")), "append", "MP-OPERATOR"),
     "except": (lambda df, _: df.select("k").exceptAll(df.select("k")), "append", "MP-OPERATOR"),
@@ -376,10 +378,11 @@ def test_a_window_carries_the_columns_that_are_read(stream: DataFrame, name: str
 
 
 def test_a_window_whose_columns_are_all_read_is_refused_for_their_types(stream: DataFrame) -> None:
+    stream = stream.withColumn("long", F.expr("make_dt_interval(k)"))
     for df in (
         ranked(stream),
-        ranked(stream).select("k", "r", "arr"),
-        ranked(stream).filter("size(arr) > 1").select("k"),
+        ranked(stream).select("k", "r", "long"),
+        ranked(stream).filter("long > interval '1' day").select("k"),
     ):
         (operator,) = decide(df, "update").operators
         assert operator.reason is not None

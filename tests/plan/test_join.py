@@ -132,7 +132,10 @@ STAY = {
         "select lk from l left join r on lk = rk and lts >= rts and concat(ls, rs) = 'x'",
         "MP-CONDITION",
     ),
-    "arrays": ("select * from l join r on lk = rk", "MP-INPUT-TYPE"),
+    "intervals": (
+        "select lk, long from l join (select *, make_dt_interval(rk) long from r) on lk = rk",
+        "MP-INPUT-TYPE",
+    ),
     "collated key": (
         "select lk from l join r on ls collate UTF8_LCASE = rs collate UTF8_LCASE",
         "MP-KEY-TYPE",

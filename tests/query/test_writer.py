@@ -280,7 +280,7 @@ def test_unsupported_operators_stay_on_spark_with_one_line(
     assert "percentile" in line
 
 
-TAGGED = "select *, row_number() over (partition by k order by ts) r from (select *, array(k) tags from {df})"
+TAGGED = "select *, row_number() over (partition by k order by ts) r from (select *, make_dt_interval(k) d from {df})"
 NOWHERE = {
     "a type": (f"select * from ({TAGGED}) where r <= 3", "update", "MP-INPUT-TYPE", "Select the columns"),
     "no bound": (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from millpond.spec.operators import AggregateCall, Field
-from millpond.spec.types import has_twins, leaves, parse_type
+from millpond.spec.types import DataType, has_twins, leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
 """Reason code: no such function here, or not with these arguments or options."""
@@ -31,6 +31,11 @@ FLOATS = ("float", "double")
 NUMBERS = (*INTEGERS, *FLOATS, "decimal")
 ATOMIC = (*NUMBERS, "string", "binary", "boolean", "date", "timestamp", "timestamp_ntz")
 """The atomic types, by Spark's names; strings only of the binary collation."""
+COMPARED = (*ATOMIC, "struct", "array")
+"""The types whose values are compared: structs and arrays of such."""
+COLLATED = "collated string"
+KEPT = (*COMPARED, COLLATED, "map")
+"""The types whose values are kept and given back."""
 
 
 class Function(NamedTuple):
@@ -46,7 +51,6 @@ class Function(NamedTuple):
         variadic: takes any number of arguments, all as the first.
         distinct: whether DISTINCT changes the result (otherwise it is ignored).
         optional: how many of the last arguments may be left out.
-        structs: takes structs of atomic types as well.
         whole: needs all values of a group at once.
         ordered: its result depends on the order in which rows come.
         collects: its result is as long as its input, which is kept as it is.
@@ -61,7 +65,6 @@ class Function(NamedTuple):
     variadic: bool = False
     distinct: bool = True
     optional: int = 0
-    structs: bool = False
     whole: bool = False
     ordered: bool = False
     collects: bool = False
@@ -75,16 +78,16 @@ ROWS = "rows"
 
 _MOMENTS = Function(((*INTEGERS, *FLOATS),))
 _BOOLEAN = Function((("boolean",),), distinct=False, over=True)
-_KEPT = Function((ATOMIC,), distinct=False, ordered=True)
-_BY = Function((ATOMIC, ATOMIC), distinct=False, ordered=True)
+_KEPT = Function((KEPT,), distinct=False, ordered=True)
+_BY = Function((KEPT, COMPARED), distinct=False, ordered=True)
 
 FUNCTIONS: dict[str, Function] = {
-    "count": Function((ATOMIC,), ("Count",), variadic=True, retractable=True, over=True),
+    "count": Function((KEPT,), ("Count",), variadic=True, retractable=True, over=True),
     "count_if": Function((("boolean",),), ("CountIf",), retractable=True, over=True),
     "sum": Function((NUMBERS,), ("Sum",), retractable=True, over=True),
     "avg": Function((NUMBERS,), ("Average",), ("mean",), retractable=True, over=True),
-    "min": Function((ATOMIC,), ("Min",), distinct=False, over=True),
-    "max": Function((ATOMIC,), ("Max",), distinct=False, over=True),
+    "min": Function((COMPARED,), ("Min",), distinct=False, over=True),
+    "max": Function((COMPARED,), ("Max",), distinct=False, over=True),
     "first": _KEPT._replace(catalyst=("First",), also=("first_value",)),
     "last": _KEPT._replace(catalyst=("Last",), also=("last_value",)),
     "any_value": _KEPT._replace(catalyst=("AnyValue",)),
@@ -97,8 +100,8 @@ FUNCTIONS: dict[str, Function] = {
     "var_samp": _MOMENTS._replace(catalyst=("VarianceSamp",), also=("variance",)),
     "var_pop": _MOMENTS._replace(catalyst=("VariancePop",)),
     "approx_count_distinct": Function((("bigint",),), ("HyperLogLogPlusPlus",), distinct=False),
-    "collect_list": Function((ATOMIC,), ("CollectList",), ("array_agg",), structs=True, ordered=True, collects=True),
-    "collect_set": Function((ATOMIC,), ("CollectSet",), collects=True, sets=True),
+    "collect_list": Function((KEPT,), ("CollectList",), ("array_agg",), ordered=True, collects=True),
+    "collect_set": Function((COMPARED,), ("CollectSet",), collects=True, sets=True),
     "percentile": Function(
         (NUMBERS, INTEGERS),
         ("Median", "Percentile", "PercentileCont", "PercentileDisc"),
@@ -106,8 +109,8 @@ FUNCTIONS: dict[str, Function] = {
         optional=1,
         whole=True,
     ),
-    "mode": Function((ATOMIC,), ("Mode",), whole=True),
-    ROWS: Function((ATOMIC,), variadic=True, distinct=False, structs=True, whole=True, ordered=True),
+    "mode": Function((COMPARED,), ("Mode",), whole=True),
+    ROWS: Function((KEPT,), variadic=True, distinct=False, whole=True, ordered=True),
 }
 
 BY_CATALYST = {kind: name for name, function in FUNCTIONS.items() for kind in function.catalyst}
@@ -127,15 +130,18 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
     if function.collects and call.options.get("ignore_nulls") is False:
         return FUNCTION
     for accepted, ddl in zip(arguments[: len(inputs)], inputs, strict=True):
-        dtype = parse_type(ddl)
-        distinct = is_distinct(call)
-        reason = key_supported(ddl) if distinct else None
+        reason = key_supported(ddl) if is_distinct(call) else None
         if reason:
             return reason
-        whole = function.structs and dtype.name == "struct" and key_supported(ddl) is None
-        if not (dtype.atomic and dtype.name in accepted) and not (distinct and function.variadic) and not whole:
+        if not takes(accepted, parse_type(ddl)):
             return INPUT_TYPE
     return None
+
+
+def takes(accepted: Sequence[str], dtype: DataType) -> bool:
+    """Whether a type, with all that it is made of, is among these names of types."""
+    name = COLLATED if dtype.collation else dtype.name
+    return name in accepted and not has_twins(dtype) and all(takes(accepted, inner) for _, inner in dtype.fields)
 
 
 def is_distinct(call: AggregateCall) -> bool:
@@ -144,9 +150,10 @@ def is_distinct(call: AggregateCall) -> bool:
     return function.sets or (call.distinct and bool(call.inputs) and function.distinct)
 
 
-def elements(calls: Iterable[AggregateCall]) -> set[int]:
-    """The inputs that are collected into lists."""
-    return {position for call in calls if FUNCTIONS[call.function].collects for position in call.inputs}
+def counted(calls: Sequence[AggregateCall]) -> set[int]:
+    """The inputs of which it is asked only whether they are null."""
+    used = {position for call in calls for position in call.inputs}
+    return used - {position for call in calls if call.function != "count" for position in call.inputs}
 
 
 def sketch_precision(options: Mapping[str, Any]) -> int:
@@ -156,8 +163,12 @@ def sketch_precision(options: Mapping[str, Any]) -> int:
 
 def key_supported(ddl: str) -> str | None:
     """Why values of this type (DDL) cannot be keys, as a reason code; None if they can."""
-    dtype = parse_type(ddl)
-    return KEY_TYPE if has_twins(dtype) or not all(leaf.atomic for leaf in leaves(dtype)) else None
+    return None if takes(COMPARED, parse_type(ddl)) else KEY_TYPE
+
+
+def value_supported(ddl: str) -> str | None:
+    """Why values of this type (DDL) cannot be kept, as a reason code; None if they can."""
+    return None if takes(KEPT, parse_type(ddl)) else INPUT_TYPE
 
 
 def key_width(fields: Sequence[Field]) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import msgspec
 
 from millpond.spec.calls import ONCE
-from millpond.spec.functions import INPUT_TYPE, key_supported
+from millpond.spec.functions import INPUT_TYPE, value_supported
 from millpond.spec.operators import Field
 from millpond.spec.protocol import AccessPattern, Spec
 
@@ -170,4 +170,4 @@ class JoinSpec(Spec, frozen=True, tag="join"):
     def unsupported_values(self) -> str | None:
         """Why rows of a side cannot be kept here, as a reason code; None if they can."""
         values = self.left.values + self.right.values
-        return INPUT_TYPE if any(key_supported(field.type) for field in values) else None
+        return INPUT_TYPE if any(value_supported(field.type) for field in values) else None

@@ -90,10 +90,15 @@ class DataType(msgspec.Struct, frozen=True):
         return _MACHINE.get(self.name)
 
     @property
+    def nested(self) -> bool:
+        """Whether values are made of others: as one column of state they are byte strings (`columns.nested`)."""
+        return self.name in ("struct", "array", "map")
+
+    @property
     def kind(self) -> Kind:
-        """The state column that holds an atomic value of this type."""
+        """The state column that holds a value of this type."""
         machine = self.machine
-        return "wide" if machine == "wide" else "bytes" if machine == "bytes" else "word"
+        return "wide" if machine == "wide" else "bytes" if machine == "bytes" or self.nested else "word"
 
     @property
     def atomic(self) -> bool:
@@ -119,13 +124,21 @@ class DataType(msgspec.Struct, frozen=True):
 
 
 def leaves(dtype: DataType) -> Iterator[DataType]:
-    """Yield the stored columns of a key of this type: itself, or for a struct a null flag and its fields' leaves."""
+    """Yield the stored columns of a key of this type: itself, or for a struct a null flag and its fields' leaves.
+
+    An array or a map is one column.
+    """
     if dtype.name == "struct":
         yield DataType("boolean")
         for _, inner in dtype.fields:
             yield from leaves(inner)
     else:
         yield dtype
+
+
+def holds_floats(dtype: DataType) -> bool:
+    """Whether values of this type may hold floats, of which different ones may be equal as keys."""
+    return dtype.machine == "float" or any(holds_floats(inner) for _, inner in dtype.fields)
 
 
 def has_twins(dtype: DataType) -> bool:

@@ -25,14 +25,13 @@ from millpond.operators.columns.encode import (
     operand,
     portions,
 )
-from millpond.operators.columns.structs import element
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.functions.retractable import Count, Retractable
 from millpond.operators.functions.whole_groups import Gathered
 from millpond.operators.protocol import MAIN, MakeRows
 from millpond.operators.tables.keyed import Keyed
 from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.functions import elements
+from millpond.spec.functions import counted
 from millpond.spec.operators import GLOBAL_HASH
 from millpond.spec.types import parse_type
 
@@ -79,7 +78,7 @@ class Groups:
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         loaded = [call for call, made in zip(spec.calls, self.calls, strict=True) if not isinstance(made, Gathered)]
         self._used = {position for call in loaded for position in call.inputs}
-        self._elements = elements(loaded)
+        self._counted = counted(loaded)
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
         # Partial states that are put together only when they are shown are not final when a batch ends.
         windows = None if spec.time is None else spec.time.windows
@@ -122,7 +121,7 @@ class Groups:
         ]
         first += len(self.main.types)
         operands = {
-            p: (element if p in self._elements else operand)(batch.column(first + p), self._input_types[p])
+            p: operand(batch.column(first + p), self._input_types[p], counted=p in self._counted)
             for p in self._used | self._filters
         }
         filters = {p: both(operands[p].valid, operands[p].values.astype(np.uint8)) for p in self._filters}
@@ -140,7 +139,7 @@ class Groups:
             inputs = [operands[position] for position in spec.inputs]
             if number in self._mask_of:  # the side table has looked at the filter and the nulls
                 counts = self._mask_of[number].mask
-                inputs = [normalised(column) for column in inputs]
+                inputs = [normalised(column, dtype) for column, dtype in zip(inputs, call.inputs, strict=True)]
             if isinstance(call, Retractable):
                 call.signs = signs
             call.load(inputs, counts)

@@ -10,21 +10,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels.columns import arrow_words
-from millpond.layout import Rows
+from millpond.layout import Bytes, Ints, Rows
+from millpond.operators.columns.buffers import NUMPY, bitmap
 from millpond.operators.columns.encode import ALL, Mask, Place
+from millpond.operators.columns.nested import unpack
 from millpond.spec.types import DataType
-
-_NUMPY = {
-    "tinyint": np.int8,
-    "smallint": np.int16,
-    "int": np.int32,
-    "bigint": np.int64,
-    "date": np.int32,
-    "timestamp": np.int64,
-    "timestamp_ntz": np.int64,
-    "float": np.float32,
-    "double": np.float64,
-}
 
 LIMIT = 2**31 - 1
 """Arrow's 32-bit offsets end here."""
@@ -38,11 +28,6 @@ def not_null(rows: Rows, place: Place) -> Mask:
     """The rows whose column at `place` is not null."""
     bits = rows.words[:, place.null_word] & place.null_bit
     return (bits == 0).view(np.uint8) if bits.any() else ALL
-
-
-def bitmap(valid: Mask) -> pa.Buffer | None:
-    """An Arrow validity bitmap; None if all rows are valid."""
-    return pa.py_buffer(np.packbits(valid, bitorder="little")) if valid.size and not valid.all() else None
 
 
 def ints(rows: Rows, offset: int) -> NDArray[np.int64]:
@@ -68,7 +53,7 @@ def to_arrow(values: NDArray[Any], valid: Mask, dtype: DataType) -> pa.Array:
     elif dtype.name == "decimal":
         data = np.ascontiguousarray(widen(values) if values.ndim == 1 else values)
     else:
-        data = np.ascontiguousarray(values.astype(_NUMPY[dtype.name], copy=False))
+        data = np.ascontiguousarray(values.astype(NUMPY[dtype.name], copy=False))
     return pa.Array.from_buffers(dtype.arrow, count, [bitmap(valid), pa.py_buffer(data)])
 
 
@@ -86,6 +71,17 @@ def bytes_column(rows: Rows, offset: int, valid: Mask, dtype: DataType) -> pa.Ar
     Raises:
         OversizeError: the values take more than 2 GiB.
     """
+    offsets, data = byte_strings(rows, offset)
+    buffers = [bitmap(valid), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(dtype.arrow, rows.count, buffers)
+
+
+def byte_strings(rows: Rows, offset: int) -> tuple[Ints, Bytes]:
+    """A bytes column as byte strings that lie one after the other: where they begin and end, and their bytes.
+
+    Raises:
+        OversizeError: they take more than 2 GiB.
+    """
     offsets = np.empty(rows.count + 1, dtype=np.int64)
     arrow_words.byte_offsets(rows.words, offset, offsets)
     total = int(offsets[-1])
@@ -93,14 +89,29 @@ def bytes_column(rows: Rows, offset: int, valid: Mask, dtype: DataType) -> pa.Ar
         raise OversizeError
     data = np.empty(total + 8, dtype=np.uint8)
     arrow_words.unpack_bytes(rows.words, offset, rows.heap, offsets, data)
-    buffers = [bitmap(valid), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data[:total])]
-    return pa.Array.from_buffers(dtype.arrow, rows.count, buffers)
+    return offsets, data[:total]
+
+
+def nested_column(rows: Rows, offset: int, valid: Mask, dtype: DataType) -> pa.Array:
+    """A bytes column that holds nested values, as Arrow.
+
+    Raises:
+        OversizeError: the values take more than 2 GiB.
+    """
+    ends, data = byte_strings(rows, offset)
+    if not valid.size or valid.all():
+        return unpack(data, ends, dtype)
+    there = np.flatnonzero(valid)  # a null has no bytes
+    values = unpack(data, ends[np.append(there, rows.count)], dtype)
+    return values.take(pa.array(np.cumsum(valid, dtype=np.int64) - 1, mask=valid == 0))
 
 
 def atom(rows: Rows, place: Place, dtype: DataType) -> pa.Array:
-    """One stored atomic column as Arrow."""
+    """One stored column as Arrow."""
     valid = not_null(rows, place)
     machine = dtype.machine
+    if dtype.nested:
+        return nested_column(rows, place.offset, valid, dtype)
     if machine == "bytes":
         return bytes_column(rows, place.offset, valid, dtype)
     if machine == "wide":

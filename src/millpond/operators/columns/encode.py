@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from millpond.errors import UsageError
 from millpond.kernels.columns import arrow_words
-from millpond.layout import NULLS, Bytes, Rows, Words
+from millpond.layout import NULLS, Bytes, Ints, Rows, Words
+from millpond.operators.columns.buffers import NUMPY, bits, fixed
+from millpond.operators.columns.nested import pack
+from millpond.operators.columns.order_keys import ORDER_KEY, order_keys
 from millpond.spec.types import DataType
 
 Mask = NDArray[np.uint8]
@@ -23,18 +26,6 @@ NO_HEAP: Bytes = np.empty(0, dtype=np.uint8)
 
 _LEAST_ROWS = 4096
 
-_NUMPY = {
-    "tinyint": np.int8,
-    "smallint": np.int16,
-    "int": np.int32,
-    "bigint": np.int64,
-    "date": np.int32,
-    "timestamp": np.int64,
-    "timestamp_ntz": np.int64,
-    "float": np.float32,
-    "double": np.float64,
-}
-
 
 class Operand(NamedTuple):
     """A column in machine form.
@@ -43,11 +34,13 @@ class Operand(NamedTuple):
         values: int64[n], float64[n], or uint64[n, 2] (128-bit decimals; byte strings as the row layout packs them).
         valid: the rows that are not null.
         heap: what long byte strings point into.
+        array: of a nested type, the Arrow array that the byte strings were made of.
     """
 
     values: NDArray[Any]
     valid: Mask
     heap: Bytes = NO_HEAP
+    array: pa.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -103,13 +96,7 @@ def validity(array: pa.Array) -> Mask:
     bitmap = array.buffers()[0]
     if bitmap is None:  # the null type has no bitmap
         return np.zeros(len(array), dtype=np.uint8)
-    return _bits(bitmap, array.offset, len(array))
-
-
-def _bits(bitmap: pa.Buffer, offset: int, length: int) -> Mask:
-    packed = np.frombuffer(bitmap, dtype=np.uint8)[offset // 8 : (offset + length + 7) // 8]
-    start = offset % 8
-    return np.unpackbits(packed, bitorder="little")[start : start + length]
+    return bits(bitmap, array.offset, len(array))
 
 
 def plain(array: pa.Array) -> pa.Array:
@@ -126,23 +113,16 @@ def plain(array: pa.Array) -> pa.Array:
     return array
 
 
-def _fixed(array: pa.Array, dtype: Any, width: int = 1) -> NDArray[Any]:
-    buffer = array.buffers()[1]
-    start, stop = array.offset * width, (array.offset + len(array)) * width
-    values = np.frombuffer(buffer, dtype=dtype)[start:stop]
-    return values if values.flags.aligned else values.copy()
-
-
 def numbers(array: pa.Array, dtype: DataType) -> NDArray[Any]:
     """The values of a fixed-width column as int64[n], float64[n] or uint64[n, 2]; nulls hold anything."""
     if dtype.name == "boolean":
-        return _bits(array.buffers()[1], array.offset, len(array)).astype(np.int64)
+        return bits(array.buffers()[1], array.offset, len(array)).astype(np.int64)
     if dtype.name == "decimal":
         if not pa.types.is_decimal128(array.type):
             array = array.cast(dtype.arrow)
-        pairs = _fixed(array, np.uint64, 2).reshape(-1, 2)
+        pairs = fixed(array, np.uint64, 2).reshape(-1, 2)
         return np.ascontiguousarray(pairs[:, 0]).view(np.int64) if dtype.machine == "int" else pairs
-    values = _fixed(array, _NUMPY[dtype.name])
+    values = fixed(array, NUMPY[dtype.name])
     return values.astype(np.float64 if dtype.machine == "float" else np.int64, copy=False)
 
 
@@ -156,22 +136,40 @@ def byte_offsets(array: pa.Array) -> tuple[NDArray[Any], Bytes]:
     return offsets, data[: int(offsets[-1])]
 
 
-def operand(array: pa.Array, dtype: DataType) -> Operand:
-    """Bring one input column of at least one row into machine form."""
+def operand(array: pa.Array, dtype: DataType, *, counted: bool = False) -> Operand:
+    """Bring one input column of at least one row into machine form; nested values as byte strings.
+
+    Args:
+        array: the column. dtype: its type.
+        counted: of nested values, only whether they are null is ever asked.
+    """
     array = plain(array)
     valid = validity(array)
+    if dtype.nested and not counted:
+        return strings(*pack(array, dtype), valid)._replace(array=array)
     if dtype.machine is None:  # only whether it is null is ever asked
         return Operand(np.empty(0, dtype=np.int64), valid)
     if dtype.machine != "bytes":
         return Operand(numbers(array, dtype), valid)
-    offsets, data = byte_offsets(array)
-    values = np.empty((len(array), 2), dtype=np.uint64)
+    return strings(*byte_offsets(array), valid)
+
+
+def strings(offsets: NDArray[Any], data: Bytes, valid: Mask) -> Operand:
+    """Byte strings that lie one after the other, in machine form."""
+    values = np.empty((len(offsets) - 1, 2), dtype=np.uint64)
     arrow_words.pack_bytes(values, 0, 0, np.uint64(0), offsets, data, 0, valid)
     return Operand(values, valid, data)
 
 
-def normalised(column: Operand) -> Operand:
+def ordering(column: Operand, dtype: DataType) -> Operand:
+    """Keys, as byte strings, that order as the values of a column of a nested type do."""
+    return strings(*order_keys(column.array, dtype), column.valid)
+
+
+def normalised(column: Operand, dtype: DataType) -> Operand:
     """The values of a column as grouping shows them (no −0.0, one NaN), without regard to nulls."""
+    if column.array is not None:
+        return strings(*pack(column.array, dtype, normal=True), column.valid)._replace(valid=ALL)
     values = column.values
     if values.dtype == np.float64:
         values = np.where(np.isnan(values), np.nan, values + 0.0)
@@ -179,7 +177,10 @@ def normalised(column: Operand) -> Operand:
 
 
 def flatten(array: pa.Array, dtype: DataType, outer: Mask = ALL) -> list[Leaf]:
-    """The stored columns of a key: the array itself, or for a struct a null flag and its fields, recursively."""
+    """The stored columns of a key: the array itself, or for a struct a null flag and its fields, recursively.
+
+    Arrays and maps are not flattened.
+    """
     array = plain(array)
     valid = both(outer, validity(array))
     if dtype.name != "struct":
@@ -190,9 +191,29 @@ def flatten(array: pa.Array, dtype: DataType, outer: Mask = ALL) -> list[Leaf]:
     return flat
 
 
+def leaf_bytes(leaf: Leaf, *, normal: bool = False) -> tuple[NDArray[Any], Bytes]:
+    """The offsets and the bytes of a column of byte strings, arrays or maps; `normal` as for `nested.pack`."""
+    return pack(leaf.array, leaf.dtype, normal=normal) if leaf.dtype.nested else byte_offsets(leaf.array)
+
+
+def _binary(ends: Ints, data: Bytes) -> pa.Array:
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, buffers)
+
+
+def order_leaf(array: pa.Array, dtype: DataType) -> Leaf:
+    """A column of keys that order as the values of a nested type do."""
+    array = plain(array)
+    return Leaf(_binary(*order_keys(array, dtype)), ORDER_KEY, validity(array))
+
+
 def as_it_is(leaf: Leaf) -> Leaf:
     """A column such that its values are not normalised as those of keys are."""
-    if leaf.array is None or leaf.dtype.machine != "float":
+    if leaf.array is None:
+        return leaf
+    if leaf.dtype.nested:
+        return Leaf(_binary(*pack(leaf.array, leaf.dtype)), DataType("binary"), leaf.valid)
+    if leaf.dtype.machine != "float":
         return leaf
     bits = np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64)
     return Leaf(pa.array(bits), DataType("bigint"), leaf.valid)
@@ -241,8 +262,8 @@ def put_columns(
             arrow_words.put_ints(*at, numbers(leaf.array, leaf.dtype).view(np.int64), leaf.valid)
         elif machine == "wide":
             arrow_words.put_pairs(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
-        elif machine == "bytes":
-            offsets, data = byte_offsets(leaf.array)
+        elif machine == "bytes" or leaf.dtype.nested:
+            offsets, data = leaf_bytes(leaf, normal=normal)
             arrow_words.pack_bytes(*at, offsets, data, base, leaf.valid)
             heaps.append(data)
             base += len(data)
@@ -256,4 +277,4 @@ def put_columns(
 def hashes_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
     """The `__hash` column."""
     array = plain(batch.column("__hash"))
-    return _fixed(array, np.int64)
+    return fixed(array, np.int64)

@@ -15,7 +15,7 @@ from millpond.kernels.aggregate import collect as kernels
 from millpond.layout import Bytes, Rows, Words
 from millpond.operators.columns.decode import LIMIT, OversizeError, ints, to_arrow
 from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
-from millpond.operators.columns.structs import unpacked
+from millpond.operators.columns.nested import unpack
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
 from millpond.spec.functions import sketch_precision
 from millpond.spec.operators import AggregateCall
@@ -78,8 +78,7 @@ class Collect(Accumulator):
         super().__init__(call, inputs)
         self._bytes = GrowingBytes()
         self._element = inputs[0]
-        self._struct = self._element.name == "struct"
-        self._width = 0 if self._struct or self._element.machine == "bytes" else _element_width(self._element)
+        self._width = 0 if self._element.kind == "bytes" else _element_width(self._element)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         column = operands[0]
@@ -121,8 +120,8 @@ class Collect(Accumulator):
             data = np.empty(total, dtype=np.uint8)
             kernels.read_bytes(rows.words, rows.heap, offset, ends, data)
             buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
-        if self._struct:
-            values = unpacked(data, ends, self._element)
+        if self._element.nested:
+            values = unpack(data, ends, self._element)
         else:
             values = pa.Array.from_buffers(self._element.arrow, count, buffers)
         offsets_buffer = pa.py_buffer(offsets.astype(np.int32))

@@ -24,8 +24,9 @@ from millpond.errors import NumericRangeError
 from millpond.kernels.aggregate import order_statistics as kernels
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import INLINE, LENGTH, Rows
-from millpond.operators.columns.decode import bytes_column, to_arrow
-from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both, one_after_other
+from millpond.operators.columns.decode import bytes_column, nested_column, to_arrow
+from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both, one_after_other, ordering
+from millpond.operators.columns.order_keys import ORDER_KEY
 from millpond.operators.functions.whole_groups import WholeGroups
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
@@ -147,9 +148,10 @@ class Mode(OrderStatistic):
         there = (rows >= 0).view(np.uint8)
         if not len(order):
             return pa.nulls(count, self.type.arrow)
-        if self.inputs[0].machine == "bytes":
+        if self.inputs[0].kind == "bytes":
             pairs = np.ascontiguousarray(np.where(there[:, None], values.values[picked], np.uint64(0)))
-            return bytes_column(Rows(pairs, values.heap), 0, there, self.type)
+            column = nested_column if self.type.nested else bytes_column
+            return column(Rows(pairs, values.heap), 0, there, self.type)
         return to_arrow(values.values[picked], there, self.type)
 
 
@@ -172,7 +174,8 @@ def _joined(parts: Sequence[Operand]) -> Operand:
         shift = np.repeat(shifts, [len(part.values) for part in parts])
         long = (values[:, 0] & LENGTH) > INLINE
         values[long, 1] += shift[long]
-    return Operand(values, valid, heap)
+    arrays = [part.array for part in parts]
+    return Operand(values, valid, heap, None if arrays[0] is None else pa.concat_arrays(arrays))
 
 
 def sort_values(
@@ -185,7 +188,7 @@ def sort_values(
         equals NaN and is greater than all); and where each group begins, with the number of rows at the end.
     """
     rows = np.flatnonzero(counts) if counts.size else np.arange(len(groups))
-    ranks = _ranks(values, dtype)
+    ranks = _ranks(ordering(values, dtype), ORDER_KEY) if dtype.nested else _ranks(values, dtype)
     for rank in ranks:  # the least significant part first
         _, order = order_by_hash(rank[rows])
         rows = rows[order]

@@ -43,13 +43,17 @@ def _average(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
     return (AverageDecimals if inputs[0].name == "decimal" else Average)(call, inputs)
 
 
+def _extreme(call: AggregateCall, inputs: Sequence[DataType], *, greatest: bool) -> Accumulator:
+    return (ExtremeBy if inputs[0].nested else Extreme)(call, inputs, greatest=greatest)
+
+
 FOLDED: dict[str, Folded] = {
     "count": Folded(Count, retracting=retractable.Count),
     "count_if": Folded(CountIf, retracting=retractable.CountIf),
     "sum": Folded(_sum, retracting=retractable.summing),
     "avg": Folded(_average, retracting=retractable.averaging),
-    "min": Folded(partial(Extreme, greatest=False)),
-    "max": Folded(partial(Extreme, greatest=True)),
+    "min": Folded(partial(_extreme, greatest=False)),
+    "max": Folded(partial(_extreme, greatest=True)),
     "first": Folded(First),
     "last": Folded(Last),
     "any_value": Folded(First),

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate import byte_values, decimals, numeric
 from millpond.layout import Rows
 from millpond.operators.columns.decode import atom, floats, ints, not_null, wide
-from millpond.operators.columns.encode import ALL, Mask, Operand, Place, both
+from millpond.operators.columns.encode import ALL, Mask, Operand, Place, both, ordering
+from millpond.operators.columns.order_keys import ORDER_KEY
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class ValueColumn:
-    """A state column that holds a value of any atomic type."""
+    """A state column that holds a value of any type; nested ones, as byte strings, are kept but not compared."""
 
     def __init__(self, dtype: DataType) -> None:
-        self.dtype = dtype
         self.state = StateColumn(dtype.kind, null=True)
         self.place: Place
-        if dtype.machine == "bytes":
+        self._machine = "bytes" if dtype.nested else dtype.machine
+        if self._machine == "bytes":
             self._scratch = np.empty(2 * byte_values.SCRATCH, dtype=np.int64)
             self._rows = np.empty(BLOCK, dtype=np.int64)
             self._positions = np.empty(BLOCK, dtype=np.int64)
@@ -51,7 +52,7 @@ class ValueColumn:
         """Keep the least or greatest of the block's values; see `kernels.aggregate.extreme_ints`."""
         place, values = self.place, column.values
         at = (place.offset, place.null_word, place.null_bit, values)
-        machine = self.dtype.machine
+        machine = self._machine
         if machine == "bytes":
             count = byte_values.extreme_bytes(
                 *(table.words, table.heap.data, rows, start, *at, column.heap, valid, greatest, ties, won),
@@ -64,7 +65,7 @@ class ValueColumn:
 
     def assign(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, won: Mask) -> None:
         """Take over the value, or null, of the last row of each key that has won."""
-        place, machine = self.place, self.dtype.machine
+        place, machine = self.place, self._machine
         if machine == "bytes":
             count = byte_values.assign_bytes(
                 *(table.words, rows, start, place.null_word, place.null_bit, column.valid, won),
@@ -79,7 +80,7 @@ class ValueColumn:
 
     def column(self, source: Rows) -> Operand:
         """The column in rows of the table's layout."""
-        offset, machine = self.place.offset, self.dtype.machine
+        offset, machine = self.place.offset, self._machine
         valid = not_null(source, self.place)
         if machine in ("bytes", "wide"):
             return Operand(wide(source, offset), valid, source.heap)
@@ -122,13 +123,18 @@ class Extreme(Accumulator):
 
 
 class ExtremeBy(Accumulator):
-    """`min_by`, `max_by`: the value beside the least or greatest ordering; of equal orderings the last."""
+    """`min_by`, `max_by`: the value beside the least or greatest ordering; of equal orderings the last.
+
+    With one input, `min` and `max` of nested values, ordered by keys made of them: of equal ones the first.
+    """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, greatest: bool) -> None:
         super().__init__(call, inputs)
         self._greatest = greatest
+        self._ties = len(inputs) > 1
+        self._by_keys = inputs[-1].nested
         self._value = ValueColumn(inputs[0])
-        self._ordering = ValueColumn(inputs[1])
+        self._ordering = ValueColumn(ORDER_KEY if self._by_keys else inputs[-1])
         self._won = np.empty(BLOCK, dtype=np.uint8)
         self.columns = (self._value.state, self._ordering.state)
 
@@ -137,7 +143,8 @@ class ExtremeBy(Accumulator):
         self._value.place, self._ordering.place = places
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        self._column, self._by = operands
+        self._column, by = operands[0], operands[-1]
+        self._by = ordering(by, self.inputs[-1]) if self._by_keys else by
         self._valid = both(counts, self._by.valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
@@ -150,7 +157,9 @@ class ExtremeBy(Accumulator):
     def _keep(
         self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, by: Operand, valid: Mask
     ) -> None:
-        self._ordering.keep_extreme(table, rows, start, by, valid, greatest=self._greatest, ties=True, won=self._won)
+        self._ordering.keep_extreme(
+            table, rows, start, by, valid, greatest=self._greatest, ties=self._ties, won=self._won
+        )
         self._value.assign(table, rows, start, column, self._won)
 
     def result(self, rows: Rows) -> pa.Array:

@@ -91,7 +91,7 @@ class OverRowsOperator:
         starts = np.empty(batch.num_rows + 1, dtype=np.int64)
         at = (address(rows.words), self._rows.stride, address(rows.heap))
         descriptor = self._rows.descriptor
-        found = order_rows(hashes.view(np.int64), positions, *at, descriptor, len(self._main.keys), starts)
+        found = order_rows(hashes.view(np.int64), positions, *at, descriptor, len(self.spec.keys), starts)
         ordered = batch.take(pa.array(positions))
         first = 0
         while first < found:  # whole keys at a time

@@ -13,7 +13,8 @@ from millpond.kernels.pointers import address
 from millpond.kernels.ranking import compare
 from millpond.layout import Bytes, Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.columns.decode import OversizeError, key_columns
-from millpond.operators.columns.encode import NO_HEAP, Leaf, Place, byte_offsets, flatten, numbers
+from millpond.operators.columns.encode import NO_HEAP, Leaf, Place, flatten, leaf_bytes, numbers, order_leaf
+from millpond.operators.columns.order_keys import ORDER_KEY
 from millpond.spec.operators import Field, Order
 from millpond.spec.types import DataType, leaves, parse_type
 
@@ -24,7 +25,7 @@ class PackedRows:
     """The layout of rows with these columns, and their order.
 
     The first two words of a row are its own (see `kernels.ranking.packed_rows`), then come its nulls and columns,
-    structs flattened, floats as they are.
+    structs flattened, floats as they are; last, of each nested column of the order, a key that orders as its values do.
 
     Args:
         fields: the columns.
@@ -42,13 +43,17 @@ class PackedRows:
         self.types = [parse_type(field.type) for field in fields]
         flat = [list(leaves(dtype)) for dtype in self.types]
         firsts = np.cumsum([0, *(len(part) for part in flat)])
-        stored = [leaf for part in flat for leaf in part]
+        self._keyed = [each.column for each in order if self.types[each.column].nested]
+        stored = [leaf for part in flat for leaf in part] + [ORDER_KEY] * len(self._keyed)
+        shown = len(stored) - len(self._keyed)
         columns = tuple(Column(str(number), leaf.kind) for number, leaf in enumerate(stored))
         self.layout = RowLayout(TableSchema(columns, ()))
         self.places = [Place.of(offset, index) for index, offset in enumerate(self.layout.offsets)]
         self.blobs: NDArray[np.int64] = np.array(self.layout.bytes_columns, dtype=np.int64)
-        first = [(place, each) for each in order for place in range(firsts[each.column], firsts[each.column + 1])]
-        named = {position for position, _ in first}
+        keys = {column: shown + number for number, column in enumerate(self._keyed)}
+        first = [(keys.get(each.column, firsts[each.column]), each) for each in order]
+        named = {place for each in order for place in range(firsts[each.column], firsts[each.column + 1])}
+        named |= set(keys.values())
         rest = [(position, Order(0)) for position in range(len(stored)) if position not in named]
         described = [self._describe(position, stored[position], each) for position, each in first + rest]
         self.descriptor = np.array(described, dtype=np.int64).reshape(len(described), compare.COLUMN)
@@ -67,7 +72,8 @@ class PackedRows:
     def _describe(self, position: int, leaf: DataType, order: Order) -> list[int]:
         place = self.places[position]
         flags = compare.DESCENDING * order.descending | compare.NULLS_LAST * order.nulls_last
-        return [_KINDS[leaf.machine or "int"], place.offset, place.null_word, position % 64, flags]
+        kind = _KINDS["bytes" if leaf.nested else leaf.machine or "int"]
+        return [kind, place.offset, place.null_word, position % 64, flags]
 
     def columns(self) -> list[Column]:
         """Columns of a table that hold one row word for word, from the first word on."""
@@ -82,6 +88,7 @@ class PackedRows:
         heaps: list[Bytes] = []
         base = 0
         flat = [leaf for array, dtype in zip(arrays, self.types, strict=True) for leaf in flatten(array, dtype)]
+        flat += [order_leaf(arrays[column], self.types[column]) for column in self._keyed]
         for leaf, place in zip(flat, self.places, strict=True):
             base += self._put(words, leaf, place, heaps, base)
         return Rows(words, NO_HEAP if not heaps else heaps[0] if len(heaps) == 1 else np.concatenate(heaps))
@@ -94,8 +101,8 @@ class PackedRows:
             arrow_words.put_ints(*at, np.zeros(len(words), dtype=np.int64), leaf.valid)
         elif machine == "wide":
             arrow_words.put_pairs(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
-        elif machine == "bytes":
-            offsets, data = byte_offsets(leaf.array)
+        elif leaf.dtype.kind == "bytes":
+            offsets, data = leaf_bytes(leaf)
             first = int(offsets[0])
             arrow_words.pack_bytes(*at, offsets, data, base - first, leaf.valid)
             heaps.append(data[first:])

@@ -20,13 +20,12 @@ from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HashRange, Ints, Rows
 from millpond.operators.columns.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions
 from millpond.operators.columns.offsets import bounds_of
-from millpond.operators.columns.structs import element
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeTable, Times
 from millpond.operators.sessions.pieces import Pieces, own_windows
 from millpond.operators.sessions.tables import main_table
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.functions import elements
+from millpond.spec.functions import counted
 from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
 from millpond.stores.memory.spooled import spooled
@@ -59,7 +58,7 @@ class SessionOperator:
         self._bounds = len(spec.window_bounds)
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         self._used = {position for call in spec.calls for position in call.inputs}
-        self._elements = elements(spec.calls)
+        self._counted = counted(spec.calls)
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
         self._version = 0
         self._times = Times()
@@ -209,8 +208,7 @@ class SessionOperator:
         places = pa.array(order)
         columns = {p: batch.column(first + p).take(places) for p in self._used | self._filters}
         operands = {
-            p: (element if p in self._elements else operand)(column, self._input_types[p])
-            for p, column in columns.items()
+            p: operand(column, self._input_types[p], counted=p in self._counted) for p, column in columns.items()
         }
         for call, spec in zip(self._calls, self.spec.calls, strict=True):
             counts = ALL

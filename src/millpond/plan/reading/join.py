@@ -12,10 +12,10 @@ from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, 
 from millpond.plan.reading.aggregate import unique
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reasons import Reason, Unsupported
-from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width
+from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width, value_supported
 from millpond.spec.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
-from millpond.spec.types import leaves, parse_type
+from millpond.spec.types import holds_floats, parse_type
 
 _KINDS = {
     "Inner": "inner",
@@ -61,8 +61,9 @@ class SideReading:
         for number, known in enumerate(self.values):
             if known.means(expression):
                 return number
-        if not all(leaf.atomic for leaf in leaves(parse_type(expression.type))):
-            raise Unsupported(Reason("MP-INPUT-TYPE", f"{expression.name} ({expression.type})"))
+        reason = value_supported(expression.type)
+        if reason is not None:
+            raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
         self.values.append(expression)
         return len(self.values) - 1
 
@@ -227,7 +228,7 @@ def _set_columns(reading: SideReading, attributes: Sequence[Expression], names: 
         key = next((n for n, key in enumerate(reading.keys) if _is(key, attribute)), None)
         if reading.time is not None and _is(reading.time, attribute) and attribute.type == "timestamp":
             reading.places.append(FROM_TIME)
-        elif key is not None and not any(leaf.machine == "float" for leaf in leaves(parse_type(attribute.type))):
+        elif key is not None and not holds_floats(parse_type(attribute.type)):
             reading.places.append(-1 - key)
         else:
             reading.places.append(reading.value(attribute))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millpond.errors import UsageError
 from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.catalyst.windows import Needed
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, unique
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reasons import Reason, Unsupported
-from millpond.spec.functions import FUNCTIONS
+from millpond.spec.functions import FUNCTIONS, key_supported, value_supported
 from millpond.spec.operators import AggregateCall, Field, Order
 from millpond.spec.over import OverSpec
 from millpond.spec.rank import RankSpec
-from millpond.spec.types import leaves, parse_type
+from millpond.spec.types import parse_type
 
 RANKS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 """Catalyst's class of each ranking function → its name."""
@@ -142,7 +141,7 @@ def read_over(catalyst: Catalyst, node: Node, needed: Needed) -> tuple[Reading, 
             raise Unsupported(Reason("MP-WINDOW", window.name))
         call = read_function(reading, aggregate)
         types = [parse_type(reading.inputs[position].field.type) for position in call.inputs]
-        if call.distinct or not FUNCTIONS[call.function].over or any(dtype.machine == "bytes" for dtype in types):
+        if call.distinct or not FUNCTIONS[call.function].over or any(dtype.kind == "bytes" for dtype in types):
             raise Unsupported(Reason("MP-FUNCTION", f"{call.function} over rows"))
         calls.append(call)
         reading.aggregates.append(aggregate)
@@ -188,7 +187,7 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
         by = each.children[0]
         if by.foldable:  # no row comes before another by it
             continue
-        if not parse_type(by.type).atomic:
+        if key_supported(by.type):
             raise Unsupported(Reason("MP-INPUT-TYPE", f"{by.name} ({by.type})"))
         descending = str(each.get("direction").toString()) == "Descending"
         nulls_last = str(each.get("nullOrdering").toString()) == "NullsLast"
@@ -225,8 +224,6 @@ def _position(columns: Sequence[Expression], column: Expression) -> int:
 
 def check_travels(attribute: Expression) -> None:
     """Refuse a column of a row that cannot be kept as state."""
-    try:
-        if not all(leaf.atomic for leaf in leaves(parse_type(attribute.type))):
-            raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})"))
-    except UsageError:
-        raise Unsupported(Reason("MP-INPUT-TYPE", f"{attribute.name} ({attribute.type})")) from None
+    reason = value_supported(attribute.type)
+    if reason:
+        raise Unsupported(Reason(reason, f"{attribute.name} ({attribute.type})"))

@@ -1,0 +1,188 @@
+"""Nested values as byte strings that hold them whole: structs, arrays and maps of any depth.
+
+A byte string holds what its value has of each type, one type after the other, as Arrow would: of what may be null first
+a byte each that says whether it is there; then the values, if they are of fixed width, or their lengths (32 bits), and
+after these all bytes or elements. So columns are packed and unpacked without looking at single values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.columns import byte_strings
+from millpond.layout import Bytes, Ints
+from millpond.operators.columns.buffers import NUMPY, bitmap, bits, byte_ranges, cleared, fixed, list_ranges, there
+from millpond.spec.types import DataType
+
+Valid = NDArray[np.uint8]
+"""One byte per value: 0 where it is null."""
+
+
+class Column(NamedTuple):
+    """What rows have of one type: the bytes of row `i` are those from `bounds[i]` to `bounds[i + 1]`."""
+
+    data: Bytes
+    bounds: Ints
+
+
+def pack(array: pa.Array, dtype: DataType, *, normal: bool = False) -> tuple[Ints, Bytes]:
+    """The values of an array as byte strings, one after the other; nulls as any.
+
+    Args:
+        array: the values. dtype: their type.
+        normal: write floats as grouping shows them (no −0.0, one NaN) instead of bit by bit. Then values that group
+            together, and only these, are the same byte string.
+
+    Returns:
+        Where they end (`ends[i + 1]`), and their bytes.
+    """
+    array = exact(array, dtype)
+    count = len(array)
+    return joined(list(_values(array, dtype, np.arange(count + 1), there(array), normal)), count)
+
+
+def exact(array: pa.Array, dtype: DataType) -> pa.Array:
+    """The array with the Arrow type of `dtype`: Spark names fields otherwise where they are never null."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array if array.type == dtype.arrow else array.cast(dtype.arrow)
+
+
+def joined(columns: list[Column], count: int) -> tuple[Ints, Bytes]:
+    """The bytes of `count` rows, each with its part of every column in turn: where they end, and what they are."""
+    ends = np.zeros(count + 1, np.int64)
+    for column in columns:
+        ends += column.bounds
+        ends -= column.bounds[0]
+    out = np.empty(int(ends[-1]), np.uint8)
+    at = ends[:-1].copy()
+    for column in columns:
+        byte_strings.spread(*column, at, out)
+    return ends, out
+
+
+def _nullable(array: pa.Array, dtype: DataType, bounds: Ints, outer: Valid, normal: bool) -> Iterator[Column]:
+    """What rows have of values that may be null; those of row `i` are numbers `bounds[i]` to `bounds[i + 1]`."""
+    valid = there(array) & outer
+    yield Column(valid, bounds)
+    yield from _values(array, dtype, bounds, valid, normal)
+
+
+def _values(array: pa.Array, dtype: DataType, bounds: Ints, valid: Valid, normal: bool) -> Iterator[Column]:
+    if dtype.name == "struct":
+        for number, (_, inner) in enumerate(dtype.fields):
+            yield from _nullable(array.field(number), inner, bounds, valid, normal)
+    elif dtype.machine == "bytes":
+        offsets, data = byte_ranges(array)
+        offsets, data = byte_ranges(cleared(array, valid, offsets))
+        yield _lengths(offsets, bounds)
+        yield Column(data, offsets[bounds])
+    elif dtype.nested:
+        array = cleared(array, valid, list_ranges(array))
+        offsets = list_ranges(array)
+        yield _lengths(offsets, bounds)
+        inside = offsets[bounds] - offsets[0]
+        parts = [array.values] if dtype.name == "array" else [array.keys, array.items]
+        for part, (_, inner) in zip(parts, dtype.fields, strict=True):
+            part = part.slice(offsets[0], offsets[-1] - offsets[0])
+            yield from _nullable(part, inner, inside, np.ones(len(part), np.uint8), normal)
+    else:
+        yield Column(_fixed(array, dtype, valid, normal), bounds * width(dtype))
+
+
+def _lengths(offsets: Ints, bounds: Ints) -> Column:
+    return Column(np.diff(offsets).astype(np.uint32).view(np.uint8), bounds * 4)
+
+
+def width(dtype: DataType) -> int:
+    """Bytes of a value of a type of fixed width."""
+    return 1 if dtype.name == "boolean" else int(dtype.arrow.bit_width) // 8
+
+
+def fixed_values(array: pa.Array, dtype: DataType, valid: Valid) -> NDArray[Any]:
+    """The values of a type of fixed width, zero where they are null; decimals as pairs of words."""
+    if not len(array):
+        shape, kind = ((0, 2), np.uint64) if dtype.name == "decimal" else ((0,), NUMPY.get(dtype.name, np.uint8))
+        return np.empty(shape, kind)
+    if dtype.name == "boolean":
+        values = bits(array.buffers()[1], array.offset, len(array))
+    elif dtype.name == "decimal":
+        values = fixed(array, np.uint64, 2).reshape(-1, 2)
+    else:
+        values = fixed(array, NUMPY[dtype.name])
+    if valid.all():
+        return values
+    values = values.copy()
+    values[valid == 0] = 0
+    return values
+
+
+def normalised(values: NDArray[Any]) -> NDArray[Any]:
+    """Floats as grouping shows them: no −0.0, one NaN."""
+    return np.where(np.isnan(values), np.array(np.nan, values.dtype), values + values.dtype.type(0))
+
+
+def _fixed(array: pa.Array, dtype: DataType, valid: Valid, normal: bool) -> Bytes:
+    values = fixed_values(array, dtype, valid)
+    if normal and dtype.machine == "float":
+        values = normalised(values)
+    return np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+
+
+def unpack(data: Bytes, ends: Ints, dtype: DataType) -> pa.Array:
+    """The values of byte strings that lie one after the other (`ends[i + 1]`: where string i ends)."""
+    strings = _Strings(data, ends[:-1].copy())
+    count = len(ends) - 1
+    return strings.values(dtype, np.arange(count + 1), np.ones(count, np.uint8))
+
+
+class _Strings(NamedTuple):
+    """Byte strings that are read from front to back: up to `at`, so far."""
+
+    data: Bytes
+    at: Ints
+
+    def values(self, dtype: DataType, bounds: Ints, valid: Valid) -> pa.Array:
+        """Read what rows have of a type; the values of row `i` are numbers `bounds[i]` to `bounds[i + 1]`."""
+        if dtype.name == "struct":
+            fields = [self._nullable(inner, bounds) for _, inner in dtype.fields]
+            return pa.Array.from_buffers(dtype.arrow, len(valid), [bitmap(valid)], children=fields)
+        if dtype.machine == "bytes":
+            offsets = self._offsets(bounds)
+            data = self._take(offsets[bounds])
+            return pa.Array.from_buffers(
+                dtype.arrow, len(valid), [bitmap(valid), _buffer32(offsets), pa.py_buffer(data)]
+            )
+        if dtype.nested:
+            offsets = self._offsets(bounds)
+            parts = [self._nullable(inner, offsets[bounds]) for _, inner in dtype.fields]
+            kind = dtype.arrow
+            if dtype.name == "map":
+                entries = pa.struct([kind.key_field, kind.item_field])
+                parts = [pa.Array.from_buffers(entries, len(parts[0]), [None], children=parts)]
+            return pa.Array.from_buffers(kind, len(valid), [bitmap(valid), _buffer32(offsets)], children=parts)
+        data = self._take(bounds * width(dtype))
+        if dtype.name == "boolean":
+            data = np.packbits(data, bitorder="little")
+        return pa.Array.from_buffers(dtype.arrow, len(valid), [bitmap(valid), pa.py_buffer(data)])
+
+    def _nullable(self, dtype: DataType, bounds: Ints) -> pa.Array:
+        return self.values(dtype, bounds, self._take(bounds))
+
+    def _offsets(self, bounds: Ints) -> Ints:
+        lengths = self._take(bounds * 4).view(np.uint32)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+    def _take(self, bounds: Ints) -> Bytes:
+        out: Bytes = np.empty(int(bounds[-1]), np.uint8)
+        byte_strings.collect(self.data, self.at, bounds, out)
+        return out
+
+
+def _buffer32(offsets: Ints) -> pa.Buffer:
+    return pa.py_buffer(offsets.astype(np.int32))

@@ -1,0 +1,93 @@
+"""Values as byte strings that compare, byte by byte, as Spark orders the values.
+
+Structs are ordered field by field, arrays element by element and then by length; within them null comes before all, NaN
+after all numbers, and −0.0 is 0.0. Values that Spark takes for equal have the same byte string.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.kernels.columns import byte_strings
+from millpond.layout import Bytes, Ints
+from millpond.operators.columns.buffers import byte_ranges, cleared, list_ranges, there
+from millpond.operators.columns.nested import Column, Valid, exact, fixed_values, joined, normalised
+from millpond.spec.types import DataType
+
+ORDER_KEY = DataType("binary")
+"""The type of the byte strings."""
+
+_END, _NULL, _VALUE = 0, 1, 2
+"""What stands before an element of an array, or a field: there is none, it is null, it follows."""
+
+_SIGNED = ("tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz")
+
+
+def order_keys(array: pa.Array, dtype: DataType) -> tuple[Ints, Bytes]:
+    """The values of an array, each as a byte string; nulls as any.
+
+    Returns:
+        Where the byte strings end (`ends[i + 1]`), one after the other, and their bytes.
+    """
+    array = exact(array, dtype)
+    return _values(array, dtype, there(array))
+
+
+def _nullable(array: pa.Array, dtype: DataType, outer: Valid) -> tuple[Ints, Bytes]:
+    valid = there(array) & outer
+    count = len(array)
+    marks = Column(np.where(valid != 0, np.uint8(_VALUE), np.uint8(_NULL)), np.arange(count + 1))
+    return joined([marks, _column(_values(array, dtype, valid))], count)
+
+
+def _values(array: pa.Array, dtype: DataType, valid: Valid) -> tuple[Ints, Bytes]:
+    """The byte strings of values, of nulls all the same one."""
+    count = len(array)
+    if dtype.name == "struct":
+        fields = [_nullable(array.field(number), inner, valid) for number, (_, inner) in enumerate(dtype.fields)]
+        return joined([_column(field) for field in fields], count)
+    if dtype.name == "array":
+        array = cleared(array, valid, list_ranges(array))
+        offsets = list_ranges(array)
+        part = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        ends, data = _nullable(part, dtype.fields[0][1], np.ones(len(part), np.uint8))
+        stops = Column(np.full(count, _END, np.uint8), np.arange(count + 1))
+        return joined([Column(data, ends[offsets - offsets[0]]), stops], count)
+    if dtype.machine == "bytes":
+        offsets, _ = byte_ranges(array)
+        offsets, data = byte_ranges(cleared(array, valid, offsets))
+        ends = np.empty(count + 1, np.int64)
+        byte_strings.escaped_ends(offsets, data, ends)
+        out: Bytes = np.empty(int(ends[-1]), np.uint8)
+        byte_strings.escape(offsets, data, ends, out)
+        return ends, out
+    words = _unsigned(fixed_values(array, dtype, valid), dtype)
+    data = np.ascontiguousarray(words.astype(words.dtype.newbyteorder(">"))).view(np.uint8).reshape(-1)
+    return np.arange(count + 1) * (data.size // count if count else 1), data
+
+
+def _column(strings: tuple[Ints, Bytes]) -> Column:
+    ends, data = strings
+    return Column(data, ends)
+
+
+def _unsigned(values: NDArray[Any], dtype: DataType) -> NDArray[Any]:
+    """Unsigned numbers that order as the values do: one each, or of decimals the more significant word first."""
+    if dtype.name == "boolean":
+        return values
+    if dtype.name == "decimal":
+        high = values[:, 1] ^ np.uint64(1 << 63)
+        return np.stack([high, values[:, 0]], 1)
+    size = 8 * values.dtype.itemsize
+    kind = np.dtype(f"u{values.dtype.itemsize}")
+    sign = kind.type(1 << (size - 1))
+    if dtype.name in _SIGNED:
+        signed: NDArray[Any] = values.view(kind) ^ sign
+        return signed
+    plain = np.ascontiguousarray(normalised(values)).view(kind)
+    flipped: NDArray[Any] = np.where(plain & sign != 0, ~plain, plain | sign)
+    return flipped
