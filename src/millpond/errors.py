@@ -118,3 +118,9 @@ class NumericRangeError(ArithmeticOverflowError):
     """A decimal result does not fit its type in ANSI mode."""
 
     code = "NUMERIC_VALUE_OUT_OF_RANGE.WITH_SUGGESTION"
+
+
+class DivideByZeroError(UsageError):
+    """A result is divided by zero in ANSI mode."""
+
+    code = "DIVIDE_BY_ZERO"

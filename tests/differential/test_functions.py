@@ -47,6 +47,7 @@ CASES = {
     ],
     "variance": [*each("variance({})", INTEGERS), *each("var_samp({})", FLOATS), *each("var_pop({})", ["i32", "f64"])],
     "stddev decimals": ["stddev(dec9)", "var_pop(dec18)"],
+    "shape": [*each("skewness({})", INTEGERS + FLOATS), *each("kurtosis({})", INTEGERS + FLOATS)],
     "min_by": [*each("min_by({}, i64)", ATOMIC), *each("min_by(s, {})", ATOMIC)],
     "max_by": [*each("max_by({}, i64)", ATOMIC), *each("max_by(s, {})", ATOMIC)],
     "approx_count_distinct": [*each("approx_count_distinct({})", ATOMIC), "approx_count_distinct(i64, 0.1)"],

@@ -137,6 +137,28 @@ def _moments(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any,
     return math.sqrt(variance) if call.function.startswith("std") else float(variance)
 
 
+def _shape(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    """Skewness or kurtosis, one value after the other as Spark does: they are as good as their rounding only."""
+    count = mean = squares = cubes = fourths = 0.0
+    for value in map(float, _values(inputs)):
+        count += 1.0
+        delta = value - mean
+        step = delta / count
+        mean += step
+        squares += delta * (delta - step)
+        cubes = cubes - 3 * step * squares + delta * (delta * delta - step * step)
+        fourths = fourths - 4 * step * cubes - 6 * (step * step) * squares
+        fourths += delta * (delta * (delta * delta) - step * (step * step))
+    if call.function == "skewness":
+        return _quotient(math.sqrt(count) * cubes, math.sqrt(squares * squares * squares))
+    kurtosis = _quotient(count * fourths, squares * squares)
+    return None if kurtosis is None else kurtosis - 3
+
+
+def _quotient(dividend: float, divisor: float) -> float | None:
+    return None if divisor == 0 else dividend / divisor
+
+
 def _collect(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> list[Any]:
     return _values(inputs)
 
@@ -155,4 +177,5 @@ FUNCTIONS: dict[str, Callable[[AggregateCall, list[DataType], list[tuple[Any, ..
     "collect_set": _collect,
     **dict.fromkeys(["min", "max", "bool_and", "bool_or"], _extreme),
     **dict.fromkeys(["stddev_samp", "stddev_pop", "var_samp", "var_pop"], _moments),
+    **dict.fromkeys(["skewness", "kurtosis"], _shape),
 }

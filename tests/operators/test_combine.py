@@ -1,5 +1,6 @@
 """Partial states combined equal the state of all rows, for every function over every type."""
 
+import math
 import random
 from collections.abc import Sequence
 from decimal import Decimal
@@ -73,7 +74,12 @@ def check(shape: AggregateSpec, parts: Sequence[Sequence[Row]], bits: int = 8) -
 
 
 def small(value: Any, ddl: str) -> Any:
-    """A value such that sums of some neither overflow nor cancel out, which depends on their order."""
+    """A value such that sums of some neither overflow nor cancel out, which depends on their order.
+
+    Nor are any so close together that what tells them apart is lost beside their mean.
+    """
+    if isinstance(value, float) and math.isfinite(value):
+        return round(value, 2)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >> 50:
         return value % 1000
     if isinstance(value, Decimal) and parse_type(ddl).precision > 28:

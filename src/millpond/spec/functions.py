@@ -76,7 +76,7 @@ class Function(NamedTuple):
 ROWS = "rows"
 """All rows of a group, as a list of structs: what the user's own functions are called with."""
 
-_MOMENTS = Function(((*INTEGERS, *FLOATS),))
+_MOMENTS = Function(((*INTEGERS, *FLOATS),), over=True)
 _BOOLEAN = Function((("boolean",),), distinct=False, over=True)
 _KEPT = Function((KEPT,), distinct=False, ordered=True)
 _BY = Function((KEPT, COMPARED), distinct=False, ordered=True)
@@ -95,10 +95,12 @@ FUNCTIONS: dict[str, Function] = {
     "bool_or": _BOOLEAN._replace(catalyst=("BoolOr",), also=("some",)),
     "min_by": _BY._replace(catalyst=("MinBy",)),
     "max_by": _BY._replace(catalyst=("MaxBy",)),
-    "stddev_samp": _MOMENTS._replace(catalyst=("StddevSamp",), also=("stddev", "std"), over=True),
-    "stddev_pop": _MOMENTS._replace(catalyst=("StddevPop",), over=True),
+    "stddev_samp": _MOMENTS._replace(catalyst=("StddevSamp",), also=("stddev", "std")),
+    "stddev_pop": _MOMENTS._replace(catalyst=("StddevPop",)),
     "var_samp": _MOMENTS._replace(catalyst=("VarianceSamp",), also=("variance",)),
     "var_pop": _MOMENTS._replace(catalyst=("VariancePop",)),
+    "skewness": _MOMENTS._replace(catalyst=("Skewness",)),
+    "kurtosis": _MOMENTS._replace(catalyst=("Kurtosis",)),
     "approx_count_distinct": Function((("bigint",),), ("HyperLogLogPlusPlus",), distinct=False),
     "collect_list": Function((KEPT,), ("CollectList",), ("array_agg",), ordered=True, collects=True),
     "collect_set": Function((COMPARED,), ("CollectSet",), collects=True, sets=True),

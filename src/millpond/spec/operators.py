@@ -24,9 +24,10 @@ class AggregateCall(msgspec.Struct, frozen=True):
         filter: position of the boolean column of `FILTER (WHERE …)`.
         distinct: whether only distinct, non-null inputs count.
         options: what else the function's semantics depend on: `ignore_nulls` (first, last, any_value); `eval_mode` =
-            legacy | ansi | try (sum, avg); `null_on_divide_by_zero` (sample variance of one value; true unless Spark's
-            legacy flag asks for NaN); `relative_sd`, `raw_estimates`, `biases`, `threshold` (approx_count_distinct: the
-            last three are Spark's tables for the precision, see `catalogue.sketch_precision`).
+            legacy | ansi | try (sum, avg, and what divides); `null_on_divide_by_zero` (statistics of one value, or of
+            equal ones; true unless Spark's legacy flag asks for NaN); `relative_sd`, `raw_estimates`, `biases`,
+            `threshold` (approx_count_distinct: the last three are Spark's tables for the precision, see
+            `catalogue.sketch_precision`).
     """
 
     function: str

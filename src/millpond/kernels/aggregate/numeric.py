@@ -89,46 +89,6 @@ def sum_floats(
         words[row, null_word] &= keep
 
 
-@kernel(types.void(*_BLOCK, FLOATS_IN, BYTES_IN))
-def moments(words: Array, rows: Array, start: int, offset: int, values: Array, valid: Array) -> None:
-    """Count, mean and sum of squared deviations, in three consecutive words, updated one value at a time.
-
-    Welford's recurrence as Chan, Golub and LeVeque state it, in the order of operations that Spark uses.
-    """
-    nullable = valid.size != 0
-    for i in range(rows.size):
-        if nullable and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        value = values[start + i]
-        count = bits_float(words[row, offset]) + 1.0
-        mean = bits_float(words[row, offset + 1])
-        squares = bits_float(words[row, offset + 2])
-        delta = value - mean
-        step = delta / count
-        words[row, offset] = float_bits(count)
-        words[row, offset + 1] = float_bits(mean + step)
-        words[row, offset + 2] = float_bits(squares + delta * (delta - step))
-
-
-@kernel(types.void(WORDS, INTS_IN, I64, FLOATS_IN, FLOATS_IN, FLOATS_IN))
-def combine_moments(words: Array, rows: Array, offset: int, counts: Array, means: Array, squares: Array) -> None:
-    """Combine `moments` of two sets: Chan, Golub and LeVeque's formula in the order of operations that Spark uses."""
-    for i in range(rows.size):
-        if counts[i] == 0.0:
-            continue
-        row = rows[i]
-        count = bits_float(words[row, offset])
-        mean = bits_float(words[row, offset + 1])
-        total = count + counts[i]
-        delta = means[i] - mean
-        step = delta / total
-        words[row, offset] = float_bits(total)
-        words[row, offset + 1] = float_bits(mean + step * counts[i])
-        squared = bits_float(words[row, offset + 2])
-        words[row, offset + 2] = float_bits(squared + squares[i] + delta * step * count * counts[i])
-
-
 @kernel(types.void(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, boolean, boolean, BYTES))
 def extreme_ints(
     words: Array,

@@ -1,4 +1,4 @@
-"""Accumulators over integers and doubles: count, sum, average, variance. Each call keeps a few words per key.
+"""Accumulators over integers and doubles: count, sum, average. Each call keeps a few words per key.
 
 The life of an `Accumulator`: made from the call, told where its state columns stand (`bind`) and when a batch begins
 (`begin`), then for every Arrow batch `load` followed by `update` for each block of rows just located, and `result` for
@@ -199,42 +199,6 @@ class Average(SumFloats):
         with np.errstate(divide="ignore", invalid="ignore"):
             quotients = floats(rows, self.places[0].offset) / counts
         return to_arrow(quotients, (counts != 0).view(np.uint8), self.type)
-
-
-class Moments(Accumulator):
-    """`stddev` and `variance`, of the sample or the population: count, mean and squared deviations, all doubles."""
-
-    columns = (StateColumn("word"), StateColumn("word"), StateColumn("word"))
-
-    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, sample: bool, root: bool = False) -> None:
-        super().__init__(call, inputs)
-        self._sample = sample
-        self._root = root
-
-    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        self._values = operands[0].values.astype(np.float64, copy=False)
-        self._valid = both(counts, operands[0].valid)
-
-    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        numeric.moments(table.words, rows, start, self.places[0].offset, self._values, self._valid)
-
-    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        moments = (floats(source, place.offset) for place in self.places)
-        numeric.combine_moments(table.words, rows, self.places[0].offset, *moments)
-
-    def result(self, rows: Rows) -> pa.Array:
-        counts, _, squares = (floats(rows, place.offset) for place in self.places)
-        valid = counts > 0.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values = squares / (counts - 1.0 if self._sample else counts)
-            if self._root:
-                values = np.sqrt(values)
-        if self._sample:  # one value has no sample variance: null, formerly NaN
-            if self.call.options.get("null_on_divide_by_zero", True):
-                valid &= counts != 1.0
-            else:
-                values = np.where(counts == 1.0, np.nan, values)
-        return to_arrow(values, valid.view(np.uint8), self.type)
 
 
 def overflow_in_integers() -> ArithmeticOverflowError:

@@ -7,9 +7,10 @@ from functools import partial
 from typing import NamedTuple
 
 from millpond.operators.functions import retractable
-from millpond.operators.functions.accumulators import Accumulator, Average, Count, CountIf, Moments, SumFloats, SumInts
+from millpond.operators.functions.accumulators import Accumulator, Average, Count, CountIf, SumFloats, SumInts
 from millpond.operators.functions.collect import ApproxCountDistinct, Collect
 from millpond.operators.functions.decimal_sums import AverageDecimals, SumDecimals
+from millpond.operators.functions.moments import Kurtosis, Skewness, Variance
 from millpond.operators.functions.order_statistics import Mode, Percentile
 from millpond.operators.functions.retractable import Retractable
 from millpond.operators.functions.selecting import Extreme, ExtremeBy, First, Last
@@ -61,10 +62,12 @@ FOLDED: dict[str, Folded] = {
     "bool_or": Folded(partial(Extreme, greatest=True)),
     "min_by": Folded(partial(ExtremeBy, greatest=False)),
     "max_by": Folded(partial(ExtremeBy, greatest=True)),
-    "stddev_samp": Folded(partial(Moments, sample=True, root=True)),
-    "stddev_pop": Folded(partial(Moments, sample=False, root=True)),
-    "var_samp": Folded(partial(Moments, sample=True)),
-    "var_pop": Folded(partial(Moments, sample=False)),
+    "stddev_samp": Folded(partial(Variance, sample=True, root=True)),
+    "stddev_pop": Folded(partial(Variance, sample=False, root=True)),
+    "var_samp": Folded(partial(Variance, sample=True)),
+    "var_pop": Folded(partial(Variance, sample=False)),
+    "skewness": Folded(Skewness),
+    "kurtosis": Folded(Kurtosis),
     "approx_count_distinct": Folded(ApproxCountDistinct),
     "collect_list": Folded(Collect, of_group=Gathered),
     "collect_set": Folded(Collect),

@@ -114,6 +114,14 @@ def _of_sample(aggregate: Expression) -> dict[str, Any]:
     return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False}
 
 
+def _quotient(aggregate: Expression) -> dict[str, Any]:
+    """What a division by zero gives, told by the division in which Spark's function ends."""
+    result = aggregate.expression("evaluateExpression")
+    assert result is not None
+    division = next(part for part in result.walk() if part.kind == "Divide")
+    return _of_sample(aggregate) | _eval_mode(division)
+
+
 def _most_frequent(aggregate: Expression) -> dict[str, Any]:
     """Of `mode`: Spark reverses the order of values so that its maximum is the least one."""
     return {"greatest": aggregate.get("reverseOpt") is False}
@@ -135,6 +143,8 @@ READERS: dict[str, Reader] = {
     "any_value": Reader(options=_ignoring_nulls),
     "stddev_samp": Reader(options=_of_sample),
     "var_samp": Reader(options=_of_sample),
+    "skewness": Reader(options=_quotient),
+    "kurtosis": Reader(options=_quotient),
     "approx_count_distinct": Reader(inputs=_hashed, options=_sketch),
     "collect_list": Reader(options=_collecting),
     "collect_set": Reader(options=_collecting),

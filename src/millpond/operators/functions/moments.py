@@ -1,0 +1,135 @@
+"""Accumulators of central moments: variance, skewness, kurtosis. All that they keep are doubles."""
+
+# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import DivideByZeroError
+from millpond.kernels.aggregate import moments
+from millpond.layout import Rows
+from millpond.operators.columns.decode import floats, to_arrow
+from millpond.operators.columns.encode import Mask, Operand, both
+from millpond.operators.functions.accumulators import Accumulator, StateColumn
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Writable
+
+Doubles = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+class Statistic(Accumulator):
+    """A number computed from doubles in consecutive words, the first of which counts values; null without any."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], width: int) -> None:
+        super().__init__(call, inputs)
+        self.columns = (StateColumn("word"),) * width
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = [operand.values.astype(np.float64, copy=False) for operand in operands]
+        for operand in operands:
+            counts = both(counts, operand.valid)
+        self._valid = counts
+
+    def result(self, rows: Rows) -> pa.Array:
+        state = [floats(rows, place.offset) for place in self.places]
+        with np.errstate(all="ignore"):
+            values, valid = self._shown(*state)
+        return to_arrow(values, (valid & (state[0] != 0.0)).view(np.uint8), self.type)
+
+    @abstractmethod
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        """The result of every row, and which of them there are; those without any value are not asked for."""
+
+    def _where(self, defined: Flags, values: Doubles) -> tuple[Doubles, Flags]:
+        """Results where they are defined; elsewhere null, or NaN as formerly."""
+        if self.call.options.get("null_on_divide_by_zero", True):
+            return values, defined
+        return np.where(defined, values, np.nan), np.ones(len(values), dtype=np.bool_)
+
+    def _quotients(self, wanted: Flags, dividends: Doubles, divisors: Doubles) -> tuple[Doubles, Flags]:
+        """Quotients as Spark divides: by zero they are null, or an error in ANSI mode.
+
+        What is divided by can be zero though no deviation is: where its square or cube is less than any double.
+
+        Raises:
+            DivideByZeroError: a wanted one is divided by zero, in ANSI mode.
+        """
+        divided = divisors != 0.0
+        if self.ansi and (wanted & ~divided).any():
+            raise DivideByZeroError(
+                f"division by zero in {self.call.function}: the values deviate by too little.",
+                action="Set spark.sql.ansi.enabled to false (it is then null) and start again. SQLSTATE: 22012",
+            )
+        return dividends / divisors, divided
+
+
+class Moments(Statistic):
+    """What central moments up to an order give."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, order: int) -> None:
+        super().__init__(call, inputs, order + 1)
+        self._order = order
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        (values,) = self._values
+        moments.moments(table.words, rows, start, self.places[0].offset, self._order, values, self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        offset = self.places[0].offset
+        others = np.ascontiguousarray(source.words[:, offset : offset + self._order + 1])
+        moments.combine_moments(table.words, rows, offset, self._order, others)
+
+
+class Variance(Moments):
+    """`stddev` and `variance`, of the sample or the population."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, sample: bool, root: bool = False) -> None:
+        super().__init__(call, inputs, order=2)
+        self._sample = sample
+        self._root = root
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        _, squares = state
+        values = squares / (count - 1.0 if self._sample else count)
+        if self._root:
+            values = np.sqrt(values)
+        return self._where(count != 1.0, values) if self._sample else (values, count != 0.0)
+
+
+class Skewness(Moments):
+    """`skewness`."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, order=3)
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        _, squares, cubes = state
+        spread = squares != 0.0
+        values, divided = self._quotients(spread, np.sqrt(count) * cubes, np.sqrt(squares * squares * squares))
+        values, defined = self._where(spread, values)
+        return values, defined & (divided | ~spread)
+
+
+class Kurtosis(Moments):
+    """`kurtosis`, in excess of a normal distribution's."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, order=4)
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        _, squares, _, fourths = state
+        spread = squares != 0.0
+        values, divided = self._quotients(spread, count * fourths, squares * squares)
+        values, defined = self._where(spread, values - 3.0)
+        return values, defined & (divided | ~spread)

@@ -1,0 +1,73 @@
+"""Statistics of one and two arguments against native Spark, in windows and at their edges."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.differential.harness import compare
+
+DDL = "ts timestamp, k int, x double, y double"
+NAN, INF = float("nan"), float("inf")
+
+CALLS = ["skewness(x)", "kurtosis(x)", "var_samp(x)"]
+
+
+def table(*rows: tuple[int, Any, Any, Any]) -> pa.Table:
+    """Rows of seconds, key, x and y."""
+    times = [dt.datetime(2024, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=row[0]) for row in rows]
+    columns = [[row[at] for row in rows] for at in (1, 2, 3)]
+    types = [pa.int32(), pa.float64(), pa.float64()]
+    arrays = [pa.array(times, pa.timestamp("us", "UTC")), *map(pa.array, columns, types)]
+    return pa.Table.from_arrays(arrays, names=["ts", "k", "x", "y"])
+
+
+# Keys: 1 ordinary, 2 nulls only, 3 one value, 4 equal values, 5 NaN, 6 infinite, 7 large, 8 tiny, 9 one side null.
+ROWS = [
+    [
+        table((1, 1, 1.0, 2.0), (2, 1, 4.0, -3.0), (3, 1, 9.0, 1.5), (1, 2, None, None), (2, 3, 0.5, 0.25)),
+        table((4, 4, 0.1, 0.3), (5, 4, 0.1, 0.3), (6, 5, NAN, 1.0), (7, 5, 2.0, 3.0), (8, 6, INF, 1.0)),
+        table(),
+        table((9, 7, 1e200, 1e200), (9, 8, 1e-120, 3e-120), (9, 8, 2e-120, 1e-120), (9, 9, 1.0, None)),
+    ],
+    [
+        table((3, 1, -2.5, 7.0), (12, 1, 3.25, 1.0), (5, 4, 0.1, 0.3), (2, 2, None, 1.0), (4, 9, None, 5.0)),
+        table((31, 1, 1.0, 1.0), (31, 7, 1e200, 1e200), (31, 6, 1.0, -INF)),
+        table((2, 1, 100.0, 100.0), (32, 1, 2.0, 5.0), (33, 1, 4.0, 4.5)),  # the first is late
+        table((90, 1, 1.0, 1.0)),
+        table((91, 1, 2.0, None)),
+    ],
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"spark.sql.legacy.statisticalAggregate": "true"}], ids=["", "legacy"])
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_groups(spark: SparkSession, tmp_path: Path, mode: str, settings: dict[str, str]) -> None:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        for name, value in {"spark.sql.ansi.enabled": "false", **settings}.items():
+            session.conf.set(name, value)
+        return session.sql(f"select k, {', '.join(CALLS)} from {{rows}} group by k", rows=df)
+
+    compare(spark, tmp_path, query, mode, ROWS, ddl=DDL)
+
+
+@pytest.mark.parametrize("keys", ["window(ts, '10 seconds')", "window(ts, '20 seconds', '10 seconds')", ""])
+def test_windows_sessions_and_all_rows(spark: SparkSession, tmp_path: Path, keys: str) -> None:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        df = df.where("k not in (7, 8)").withWatermark("ts", "5 seconds")
+        grouping = keys or "session_window(ts, '5 seconds')"
+        return session.sql(f"select {grouping} as w, {', '.join(CALLS)} from {{rows}} group by {grouping}", rows=df)
+
+    compare(spark, tmp_path, query, "append", ROWS, ddl=DDL)
+
+
+def test_without_keys(spark: SparkSession, tmp_path: Path) -> None:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        return session.sql(f"select {', '.join(CALLS)} from {{rows}} where k < 5", rows=df)
+
+    compare(spark, tmp_path, query, "update", ROWS, ddl=DDL)
