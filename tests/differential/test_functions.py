@@ -48,6 +48,25 @@ CASES = {
     "variance": [*each("variance({})", INTEGERS), *each("var_samp({})", FLOATS), *each("var_pop({})", ["i32", "f64"])],
     "stddev decimals": ["stddev(dec9)", "var_pop(dec18)"],
     "shape": [*each("skewness({})", INTEGERS + FLOATS), *each("kurtosis({})", INTEGERS + FLOATS)],
+    "pairs": [
+        *(
+            f"{name}({x}, {y})"
+            for name in ("corr", "covar_pop", "covar_samp")
+            for x, y in (("f64", "i32"), ("i8", "f32"))
+        ),
+        "corr(dec9, i64)",
+    ],
+    "regression": [
+        *(
+            f"{name}(f64, i16)"
+            for name in ("regr_slope", "regr_intercept", "regr_r2", "regr_sxx", "regr_syy", "regr_sxy")
+        ),
+        *(
+            f"{name}({y}, {x})"
+            for name in ("regr_count", "regr_avgx", "regr_avgy")
+            for y, x in (("f64", "dec18"), ("i8", "i64"))
+        ),
+    ],
     "min_by": [*each("min_by({}, i64)", ATOMIC), *each("min_by(s, {})", ATOMIC)],
     "max_by": [*each("max_by({}, i64)", ATOMIC), *each("max_by(s, {})", ATOMIC)],
     "approx_count_distinct": [*each("approx_count_distinct({})", ATOMIC), "approx_count_distinct(i64, 0.1)"],

@@ -15,7 +15,8 @@ from tests.differential.harness import compare
 DDL = "ts timestamp, k int, x double, y double"
 NAN, INF = float("nan"), float("inf")
 
-CALLS = ["skewness(x)", "kurtosis(x)", "var_samp(x)"]
+CALLS = ["skewness(x)", "kurtosis(x)", "var_samp(x)", "corr(x, y)", "covar_pop(x, y)", "covar_samp(y, x)"]
+CALLS += [f"regr_{name}(y, x)" for name in ("count", "avgx", "avgy", "sxx", "syy", "sxy", "slope", "intercept", "r2")]
 
 
 def table(*rows: tuple[int, Any, Any, Any]) -> pa.Table:
@@ -60,8 +61,8 @@ def test_groups(spark: SparkSession, tmp_path: Path, mode: str, settings: dict[s
 def test_windows_sessions_and_all_rows(spark: SparkSession, tmp_path: Path, keys: str) -> None:
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
         df = df.where("k not in (7, 8)").withWatermark("ts", "5 seconds")
-        grouping = keys or "session_window(ts, '5 seconds')"
-        return session.sql(f"select {grouping} as w, {', '.join(CALLS)} from {{rows}} group by {grouping}", rows=df)
+        grouping = keys or "session_window(ts, '5 seconds'), k"
+        return session.sql(f"select {grouping}, {', '.join(CALLS)} from {{rows}} group by {grouping}", rows=df)
 
     compare(spark, tmp_path, query, "append", ROWS, ddl=DDL)
 

@@ -126,14 +126,17 @@ def _first(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, .
 
 def _moments(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
     values = [float(value) for value in _values(inputs)]
-    population = call.function.endswith("_pop")
+    population = call.function.endswith("_pop") or call.function == "regr_sxx"
     if not values or (len(values) == 1 and not population):
         return None
     if not all(math.isfinite(value) for value in values):
         return math.nan
     exact = [Fraction(value) for value in values]
     mean = sum(exact) / len(exact)
-    variance = sum((value - mean) ** 2 for value in exact) / (len(exact) - (not population))
+    squares = sum((value - mean) ** 2 for value in exact)
+    if call.function == "regr_sxx":
+        return float(squares)
+    variance = squares / (len(exact) - (not population))
     return math.sqrt(variance) if call.function.startswith("std") else float(variance)
 
 
@@ -153,6 +156,38 @@ def _shape(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, .
         return _quotient(math.sqrt(count) * cubes, math.sqrt(squares * squares * squares))
     kurtosis = _quotient(count * fourths, squares * squares)
     return None if kurtosis is None else kurtosis - 3
+
+
+def _pair(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    """Statistics of two arguments, one pair after the other as Spark does."""
+    count = mean_x = mean_y = products = squares_x = squares_y = 0.0
+    regression = call.function in ("regr_slope", "regr_intercept")
+    for pair in inputs:
+        if None in pair:
+            continue
+        x, y = map(float, reversed(pair) if regression else pair)
+        count += 1.0
+        dx, dy = x - mean_x, y - mean_y
+        mean_x, mean_y = mean_x + dx / count, mean_y + dy / count
+        products += dx * (y - mean_y)
+        squares_x += dx * (dx - dx / count if regression else x - mean_x)
+        squares_y += dy * (y - mean_y)
+    if count == 0:
+        return None
+    if call.function == "regr_sxy":
+        return products
+    if call.function.startswith("covar_"):
+        return _quotient(products, count - (call.function == "covar_samp"))
+    if regression:
+        slope = _quotient(products, squares_x)
+        return slope if slope is None or call.function == "regr_slope" else mean_y - slope * mean_x
+    if call.function == "regr_r2":
+        if 0 in (squares_x, squares_y):
+            return 1.0 if squares_y != 0 else None
+        correlation = _quotient(products, math.sqrt(squares_x * squares_y))
+        return None if correlation is None else correlation * correlation
+    flat = count == 1 or 0 in (squares_x, squares_y)
+    return None if flat else _quotient(products, math.sqrt(squares_x * squares_y))
 
 
 def _quotient(dividend: float, divisor: float) -> float | None:
@@ -176,6 +211,8 @@ FUNCTIONS: dict[str, Callable[[AggregateCall, list[DataType], list[tuple[Any, ..
     "collect_list": _collect,
     "collect_set": _collect,
     **dict.fromkeys(["min", "max", "bool_and", "bool_or"], _extreme),
-    **dict.fromkeys(["stddev_samp", "stddev_pop", "var_samp", "var_pop"], _moments),
+    **dict.fromkeys(["stddev_samp", "stddev_pop", "var_samp", "var_pop", "regr_sxx"], _moments),
     **dict.fromkeys(["skewness", "kurtosis"], _shape),
+    **dict.fromkeys(["corr", "covar_pop", "covar_samp"], _pair),
+    **dict.fromkeys(["regr_sxy", "regr_slope", "regr_intercept", "regr_r2"], _pair),
 }

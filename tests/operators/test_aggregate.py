@@ -19,7 +19,7 @@ from tests.operators.rig import Rig, Row, as_rows, normal, record_batch, spec
 from tests.operators.values import TYPES, values
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-DISTINCT = ("count", "sum", "avg", "collect_list", "stddev_pop", "kurtosis")
+DISTINCT = ("count", "sum", "avg", "collect_list", "stddev_pop", "kurtosis", "corr")
 
 
 def calls_over(ddl: str) -> list[AggregateCall]:
@@ -55,7 +55,7 @@ def result_type(function: str, ddl: str) -> str:
         return f"decimal({min(38, dtype.precision + 4)},{min(38, dtype.scale + 4)})"
     if function == "sum":
         return "double" if dtype.machine == "float" else "bigint"
-    if function in ("avg", "skewness", "kurtosis") or "_samp" in function or "_pop" in function:
+    if function in ("avg", "skewness", "kurtosis", "corr") or function.startswith(("stddev", "var_", "covar", "regr_")):
         return "double"
     return f"array<{ddl}>" if function.startswith("collect_") else ddl
 

@@ -77,6 +77,7 @@ ROWS = "rows"
 """All rows of a group, as a list of structs: what the user's own functions are called with."""
 
 _MOMENTS = Function(((*INTEGERS, *FLOATS),), over=True)
+_PAIRS = Function(((*INTEGERS, *FLOATS), (*INTEGERS, *FLOATS)), over=True)
 _BOOLEAN = Function((("boolean",),), distinct=False, over=True)
 _KEPT = Function((KEPT,), distinct=False, ordered=True)
 _BY = Function((KEPT, COMPARED), distinct=False, ordered=True)
@@ -101,6 +102,14 @@ FUNCTIONS: dict[str, Function] = {
     "var_pop": _MOMENTS._replace(catalyst=("VariancePop",)),
     "skewness": _MOMENTS._replace(catalyst=("Skewness",)),
     "kurtosis": _MOMENTS._replace(catalyst=("Kurtosis",)),
+    "corr": _PAIRS._replace(catalyst=("Corr",)),
+    "covar_pop": _PAIRS._replace(catalyst=("CovPopulation",)),
+    "covar_samp": _PAIRS._replace(catalyst=("CovSample",)),
+    "regr_sxx": _MOMENTS._replace(catalyst=("RegrReplacement",), also=("regr_syy",)),
+    "regr_sxy": _PAIRS._replace(catalyst=("RegrSXY",)),
+    "regr_slope": _PAIRS._replace(catalyst=("RegrSlope",)),
+    "regr_intercept": _PAIRS._replace(catalyst=("RegrIntercept",)),
+    "regr_r2": _PAIRS._replace(catalyst=("RegrR2",)),
     "approx_count_distinct": Function((("bigint",),), ("HyperLogLogPlusPlus",), distinct=False),
     "collect_list": Function((KEPT,), ("CollectList",), ("array_agg",), ordered=True, collects=True),
     "collect_set": Function((COMPARED,), ("CollectSet",), collects=True, sets=True),

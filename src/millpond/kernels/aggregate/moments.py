@@ -1,4 +1,4 @@
-"""Central moments: sums of powers of deviations from a mean that moves as values come.
+"""Central moments, of one argument and of two: sums of powers of deviations from a mean that moves as values come.
 
 A row's state is consecutive doubles: how many values, their mean, and the sums of the second, third and fourth powers
 of their deviations, up to the *order* asked for. Formulas and the order of their operations are Spark's: Meng, "Simpler
@@ -88,3 +88,70 @@ def combine_moments(words: Array, rows: Array, offset: int, order: int, others: 
         fourths += step * step * step * delta * n1 * n2 * (n1 * n1 - n1 * n2 + n2 * n2)
         fourths += 6.0 * step * step * (n1 * n1 * squares2 + n2 * n2 * squares1)
         words[row, offset + 4] = float_bits(fourths + 4.0 * step * (n1 * cubes2 - n2 * cubes1))
+
+
+@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, FLOATS_IN, FLOATS_IN, BYTES_IN))
+def comoments(
+    words: Array, rows: Array, start: int, offset: int, width: int, xs: Array, ys: Array, valid: Array
+) -> None:
+    """Take up the pairs of a block, one after the other.
+
+    The state: how many pairs, the means of x and y, the sum of the products of their deviations; of five words then
+    the sum of squared deviations of x, as `moments` has it; of six those of x and of y.
+
+    Args:
+        words, rows, start, offset, valid: as for `moments`. width: how many words, 4 to 6.
+        xs, ys: of the whole batch.
+    """
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        count = bits_float(words[row, offset]) + 1.0
+        x = xs[start + i]
+        y = ys[start + i]
+        dx = x - bits_float(words[row, offset + 1])
+        dy = y - bits_float(words[row, offset + 2])
+        mean_x = bits_float(words[row, offset + 1]) + dx / count
+        mean_y = bits_float(words[row, offset + 2]) + dy / count
+        words[row, offset] = float_bits(count)
+        words[row, offset + 1] = float_bits(mean_x)
+        words[row, offset + 2] = float_bits(mean_y)
+        words[row, offset + 3] = float_bits(bits_float(words[row, offset + 3]) + dx * (y - mean_y))
+        if width == 5:
+            words[row, offset + 4] = float_bits(bits_float(words[row, offset + 4]) + dx * (dx - dx / count))
+        elif width == 6:
+            words[row, offset + 4] = float_bits(bits_float(words[row, offset + 4]) + dx * (x - mean_x))
+            words[row, offset + 5] = float_bits(bits_float(words[row, offset + 5]) + dy * (y - mean_y))
+
+
+@kernel(types.void(WORDS, INTS_IN, I64, I64, WORDS_IN))
+def combine_comoments(words: Array, rows: Array, offset: int, width: int, others: Array) -> None:
+    """Combine the states of rows with others, of as many words."""
+    for i in range(rows.size):
+        row = rows[i]
+        n1 = bits_float(words[row, offset])
+        n2 = bits_float(others[i, 0])
+        if n2 == 0.0:
+            continue
+        if n1 == 0.0:
+            for k in range(width):
+                words[row, offset + k] = others[i, k]
+            continue
+        dx = bits_float(others[i, 1]) - bits_float(words[row, offset + 1])
+        dy = bits_float(others[i, 2]) - bits_float(words[row, offset + 2])
+        step_x = dx / (n1 + n2)
+        step_y = dy / (n1 + n2)
+        words[row, offset] = float_bits(n1 + n2)
+        words[row, offset + 1] = float_bits(bits_float(words[row, offset + 1]) + step_x * n2)
+        words[row, offset + 2] = float_bits(bits_float(words[row, offset + 2]) + step_y * n2)
+        for k in range(3, width):
+            both = bits_float(words[row, offset + k]) + bits_float(others[i, k])
+            if k == 3:
+                between = dx * step_y
+            elif k == 4:
+                between = dx * step_x
+            else:
+                between = dy * step_y
+            words[row, offset + k] = float_bits(both + between * n1 * n2)

@@ -1,4 +1,4 @@
-"""Accumulators of central moments: variance, skewness, kurtosis. All that they keep are doubles."""
+"""Accumulators of central moments, of one argument and of two: variance, skewness, covariance, regression and so on."""
 
 # ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
 
@@ -133,3 +133,99 @@ class Kurtosis(Moments):
         values, divided = self._quotients(spread, count * fourths, squares * squares)
         values, defined = self._where(spread, values - 3.0)
         return values, defined & (divided | ~spread)
+
+
+class SquaredDeviations(Moments):
+    """`regr_sxx`, `regr_syy`: of one side of pairs, the sum of squared deviations."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, order=2)
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        return state[1], count != 0.0
+
+
+class CoMoments(Statistic):
+    """What central moments of two arguments give; pairs with a null do not count."""
+
+    width: int
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs, self.width)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        moments.comoments(table.words, rows, start, self.places[0].offset, self.width, *self._values, self._valid)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        offset = self.places[0].offset
+        others = np.ascontiguousarray(source.words[:, offset : offset + self.width])
+        moments.combine_comoments(table.words, rows, offset, self.width, others)
+
+
+class Covariance(CoMoments):
+    """`covar_pop`, `covar_samp`."""
+
+    width = 4
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, sample: bool) -> None:
+        super().__init__(call, inputs)
+        self._sample = sample
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        products = state[2]
+        if self._sample:
+            return self._where(count != 1.0, products / (count - 1.0))
+        return products / count, count != 0.0
+
+
+class ProductDeviations(CoMoments):
+    """`regr_sxy`: the sum of the products of deviations."""
+
+    width = 4
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        return state[2], count != 0.0
+
+
+class Correlation(CoMoments):
+    """`corr`: Pearson's coefficient; where one side does not vary, null."""
+
+    width = 6
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        _, _, products, squares_x, squares_y = state
+        vary = (squares_x != 0.0) & (squares_y != 0.0)
+        values, divided = self._quotients(vary, products, np.sqrt(squares_x * squares_y))
+        values, defined = self._where(count != 1.0, values)
+        return values, defined & ((vary & divided) | (count == 1.0))
+
+
+class Determination(CoMoments):
+    """`regr_r2(y, x)`: the square of the correlation; null where x does not vary, 1 where only y does not."""
+
+    width = 6
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        _, _, products, squares_y, squares_x = state
+        vary = (squares_x != 0.0) & (squares_y != 0.0)
+        values, divided = self._quotients(vary, products, np.sqrt(squares_y * squares_x))
+        flat = squares_y == 0.0
+        return np.where(flat, 1.0, values * values), (squares_x != 0.0) & (divided | flat)
+
+
+class Regression(CoMoments):
+    """`regr_slope(y, x)`, `regr_intercept(y, x)`: null where x does not vary."""
+
+    width = 5
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, intercept: bool) -> None:
+        super().__init__(call, inputs)
+        self._intercept = intercept
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        super().load(operands[::-1], counts)
+
+    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+        mean_x, mean_y, products, squares = state
+        slopes = products / squares
+        return mean_y - slopes * mean_x if self._intercept else slopes, squares != 0.0

@@ -10,7 +10,17 @@ from millpond.operators.functions import retractable
 from millpond.operators.functions.accumulators import Accumulator, Average, Count, CountIf, SumFloats, SumInts
 from millpond.operators.functions.collect import ApproxCountDistinct, Collect
 from millpond.operators.functions.decimal_sums import AverageDecimals, SumDecimals
-from millpond.operators.functions.moments import Kurtosis, Skewness, Variance
+from millpond.operators.functions.moments import (
+    Correlation,
+    Covariance,
+    Determination,
+    Kurtosis,
+    ProductDeviations,
+    Regression,
+    Skewness,
+    SquaredDeviations,
+    Variance,
+)
 from millpond.operators.functions.order_statistics import Mode, Percentile
 from millpond.operators.functions.retractable import Retractable
 from millpond.operators.functions.selecting import Extreme, ExtremeBy, First, Last
@@ -68,6 +78,14 @@ FOLDED: dict[str, Folded] = {
     "var_pop": Folded(partial(Variance, sample=False)),
     "skewness": Folded(Skewness),
     "kurtosis": Folded(Kurtosis),
+    "corr": Folded(Correlation),
+    "covar_pop": Folded(partial(Covariance, sample=False)),
+    "covar_samp": Folded(partial(Covariance, sample=True)),
+    "regr_sxx": Folded(SquaredDeviations),
+    "regr_sxy": Folded(ProductDeviations),
+    "regr_slope": Folded(partial(Regression, intercept=False)),
+    "regr_intercept": Folded(partial(Regression, intercept=True)),
+    "regr_r2": Folded(Determination),
     "approx_count_distinct": Folded(ApproxCountDistinct),
     "collect_list": Folded(Collect, of_group=Gathered),
     "collect_set": Folded(Collect),

@@ -16,6 +16,7 @@ from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.catalyst.text import Canonical, Cut, counting_settings, readable
 from millpond.plan.changelog.stable import unstable
 from millpond.plan.decision import Decision, describe
+from millpond.plan.reading.functions import replaced
 
 _CHANGING = frozenset({"Aggregate", "Distinct", "Window"})
 """Nodes that may give out rows that change, and take such rows back."""
@@ -164,7 +165,7 @@ def _taken(segment: Segment) -> list[Expression]:
 def _arguments(results: list[Expression]) -> Iterator[Expression]:
     for call in _calls(results):
         function, *condition = call.children
-        yield from [*function.children, *condition]
+        yield from [*replaced(function).children, *condition]
 
 
 def _calls(results: list[Expression]) -> Iterator[Expression]:

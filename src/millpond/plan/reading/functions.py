@@ -49,11 +49,12 @@ def read_function(reading: Reading, expression: Expression) -> AggregateCall:
     Raises:
         Unsupported: the function, or its arguments, cannot run here.
     """
-    aggregate = expression.expression("aggregateFunction")
-    assert aggregate is not None
+    called = expression.expression("aggregateFunction")
+    assert called is not None
+    aggregate = replaced(called)
     name = BY_CATALYST.get(aggregate.kind)
     if name is None:
-        raise Unsupported(Reason("MP-FUNCTION", str(aggregate.get("prettyName") or aggregate.kind)))
+        raise Unsupported(Reason("MP-FUNCTION", str(called.get("prettyName") or called.kind)))
     distinct = bool(expression.get("isDistinct"))
     reader = _EVERY_INPUT if distinct and name == "count" else READERS.get(name, _EVERY_INPUT)
     operands = reader.operands(aggregate)
@@ -67,6 +68,16 @@ def read_function(reading: Reading, expression: Expression) -> AggregateCall:
         mode = "try_" if call.options.get("eval_mode") == "try" else ""
         raise Unsupported(Reason(reason, f"{mode}{name}({'distinct ' if distinct else ''}{types})"))
     return call
+
+
+def replaced(function: Expression) -> Expression:
+    """A function, or if it is not known here, what Spark runs in its place, if it does: `avg` of `regr_avgx`, say."""
+    while function.kind not in BY_CATALYST:
+        replacement = function.expression("replacement")
+        if replacement is None:
+            break
+        function = replacement
+    return function
 
 
 def _present(reading: Reading, operands: list[Expression]) -> list[int]:
@@ -145,6 +156,9 @@ READERS: dict[str, Reader] = {
     "var_samp": Reader(options=_of_sample),
     "skewness": Reader(options=_quotient),
     "kurtosis": Reader(options=_quotient),
+    "corr": Reader(options=_quotient),
+    "covar_samp": Reader(options=_of_sample),
+    "regr_r2": Reader(options=_quotient),
     "approx_count_distinct": Reader(inputs=_hashed, options=_sketch),
     "collect_list": Reader(options=_collecting),
     "collect_set": Reader(options=_collecting),
