@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.operators.protocol import Times
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.deduplicate import DeduplicateSpec
-from millpond.spec.join import JoinSpec
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.join import JoinSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
+from millpond.spec.kinds.session import SessionSpec
+from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import AggregateCall, EventTime, Field, Order, Windows
-from millpond.spec.over import OverSpec
-from millpond.spec.rank import RankSpec
-from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
-from millpond.spec.within import WithinSpec
 from tests.operators.join_rig import side
 from tests.operators.rig import fields, hash_of
 

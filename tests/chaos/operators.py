@@ -34,7 +34,7 @@ from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
 from millpond.slot.partition.turns import Attempt
 from millpond.slot.task import PipeTask, SlotSettings
-from millpond.spec.join import JoinSpec
+from millpond.spec.kinds.join import JoinSpec
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned import table as aligned
 from millpond.stores.append_files import AppendFiles

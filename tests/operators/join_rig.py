@@ -15,7 +15,7 @@ from millpond.files.refs import TableManifest
 from millpond.layout import TableSchema, Words
 from millpond.operators.joins.operator import JoinOperator
 from millpond.operators.protocol import TableKind, Times
-from millpond.spec.join import JoinSide, JoinSpec
+from millpond.spec.kinds.join import JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget

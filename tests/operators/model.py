@@ -8,8 +8,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import is_distinct
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
 from tests.operators.rig import Row, normal

@@ -13,11 +13,11 @@ from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words
-from millpond.operators.kinds import open_operator
+from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import Operator, TableKind, Times
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.deduplicate import DeduplicateSpec
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall, Field
 from millpond.spec.types import parse_type
 from millpond.stores.aligned.table import AlignedStore, AlignedTable

@@ -20,7 +20,7 @@ from millpond.operators.aggregate.adaptive_slice import AdaptiveSlice
 from millpond.operators.aggregate.cardinality_observer import Observation, Observer
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.tables import BACKFILLED, SAMPLE
-from millpond.operators.kinds import open_operator
+from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import MAIN, ROWS, TableKind, Times, base_name
 from millpond.spec.operators import AggregateCall, Windows
 from millpond.stores.aligned import hash_intervals

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import ArithmeticOverflowError
-from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import FUNCTIONS
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 from tests.operators import model
@@ -129,7 +129,7 @@ def test_without_keys(mode: str) -> None:
 
 
 def test_global_group_lives_in_one_partition() -> None:
-    from millpond.operators.kinds import open_operator
+    from millpond.operators.kinds.registry import open_operator
     from millpond.operators.protocol import Times
 
     shape = spec("", "v int", [AggregateCall("count", (), "bigint")])

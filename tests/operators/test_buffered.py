@@ -18,11 +18,11 @@ from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows, TableSchema, Words
 from millpond.operators.aggregate.buffered import BufferedAggregate
-from millpond.operators.kinds import open_operator
+from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import TableKind, Times
 from millpond.operators.tables.input_rows import StoredRows
-from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import WHOLE_WINDOWS
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, EventTime, Field, Windows
 from millpond.spec.types import parse_type
 from millpond.stores.aligned.table import AlignedStore

@@ -21,13 +21,13 @@ from millpond.files.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words
-from millpond.operators.kinds import open_operator, read_rows
+from millpond.operators.kinds.registry import open_operator, read_rows
 from millpond.operators.protocol import MAIN, ROWS, TableKind, Times
 from millpond.operators.sessions import buffered, closed
 from millpond.operators.sessions.buffered import BufferedSessions
 from millpond.spec.functions import SESSION_DISTINCT, WHOLE_WINDOWS
+from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall
-from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.rank import RankSpec
+from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import OP, AggregateCall, Order
-from millpond.spec.rank import RankSpec
 from millpond.spec.types import parse_type
 from tests.operators.model import aggregate
 from tests.operators.rig import Rig, Row, fields, hash_of, normal

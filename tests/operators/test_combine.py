@@ -16,8 +16,8 @@ from millpond.layout import Bytes, Rows
 from millpond.operators.aggregate.running import AggregateOperator
 from millpond.operators.aggregate.tables import main_table
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import FUNCTIONS, is_distinct, sketch_precision
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 from tests.operators import model

@@ -5,8 +5,8 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.operators.kinds import read_rows
-from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.operators.kinds.registry import read_rows
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from tests.operators.rig import Rig, Row, as_rows, fields, normal, record_batch
 from tests.operators.values import values
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.spec.join import JoinSpec
+from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.operators import Field
 from tests.operators.join_rig import JoinRig, Oracle, Row, record_batch, side
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.layout import RowLayout, TableSchema, Words
-from millpond.operators.kinds import open_operator
+from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import MakeTable, Times
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import AggregateCall, EventTime, Windows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millpond.operators.columns.encode import operand
 from millpond.operators.columns.nested import pack, unpack
 from millpond.operators.columns.order_keys import order_keys
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
 from tests.operators.rig import Rig, as_rows, fields, normal, record_batch

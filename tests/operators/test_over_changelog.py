@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
-from millpond.operators.kinds import open_operator
+from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import Times
 from millpond.operators.ranking import over_changelog
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.operators import OP, AggregateCall, Order
-from millpond.spec.over import OverSpec
-from millpond.spec.rank import RankSpec
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet

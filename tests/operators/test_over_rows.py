@@ -9,9 +9,9 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.over import OverSpec
 from millpond.spec.operators import AggregateCall, Order
-from millpond.spec.over import OverSpec
 from millpond.spec.types import parse_type
 from tests.operators.model import aggregate
 from tests.operators.rig import Rig, Row, as_rows, fields, hash_of, normal

@@ -1,9 +1,8 @@
 import pytest
 
 from millpond.operators.functions.registry import FOLDED
-from millpond.operators.kinds import state_tables
+from millpond.operators.kinds.registry import state_tables
 from millpond.plan.reading.functions import READERS
-from millpond.spec.deduplicate import DeduplicateSpec
 from millpond.spec.functions import (
     BY_CATALYST,
     FUNCTION,
@@ -17,6 +16,7 @@ from millpond.spec.functions import (
     sketch_precision,
     supported,
 )
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import AggregateCall
 from tests.operators.rig import fields, spec
 

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from millpond.errors import ArithmeticOverflowError
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
-from millpond.operators.kinds import open_operator, read_rows
+from millpond.operators.kinds.registry import open_operator, read_rows
 from millpond.operators.protocol import Times
 from millpond.operators.sessions.operator import SessionOperator
 from millpond.spec.functions import SESSION_DISTINCT
+from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall, Field
-from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from millpond.plan.catalyst.nodes import sketch_tables
-from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import sketch_precision
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
 from tests.operators.rig import Rig, Row, as_rows, record_batch, spec

@@ -15,7 +15,7 @@ from millpond.errors import ArithmeticOverflowError
 from millpond.kernels.aggregate import fixed_point
 from millpond.operators.columns.encode import ALL
 from millpond.operators.protocol import Times
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Windows
 from millpond.spec.types import parse_type
 from tests.operators.rig import Rig, Row, fields, record_batch

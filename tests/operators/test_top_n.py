@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
+from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.operators import OP, Order
-from millpond.spec.rank import RankSpec
 from tests.operators.rig import Rig, Row, as_rows, fields, hash_of, normal
 from tests.operators.values import values
 

@@ -13,7 +13,7 @@ from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.functions import whole_groups
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget

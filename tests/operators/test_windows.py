@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.operators.protocol import Times
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import AggregateCall, EventTime, Field, Windows
 from tests.operators.rig import Rig, as_rows, fields, record_batch
 

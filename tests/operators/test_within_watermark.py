@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.operators.dedup.within_watermark import WithinWatermarkOperator
-from millpond.operators.kinds import open_operator
+from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import Times
+from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import EventTime
 from millpond.spec.types import parse_type
-from millpond.spec.within import WithinSpec
 from tests.operators.rig import fields, hash_of
 from tests.operators.test_session import Rig
 

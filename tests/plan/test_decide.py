@@ -16,13 +16,13 @@ from millpond.plan.catalyst.windows import needed_columns
 from millpond.plan.changelog.changes import filtered
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
+from millpond.spec.kinds.session import SessionSpec
+from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import AggregateCall, Field, Pattern
-from millpond.spec.over import OverSpec
-from millpond.spec.rank import RankSpec
-from millpond.spec.session import SessionSpec
-from millpond.spec.within import WithinSpec
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
 ALL = read_settings({"spark.millpond.changes": "all"})

@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict, as_text
 from millpond.plan.reading.join import JoinReading
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.join import FROM_TIME, JoinSide, JoinSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
 
 SECOND = 1_000_000

@@ -18,8 +18,8 @@ from millpond.files.filesystem import join_url, open_filesystem
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.task import PipeTask, SlotSettings
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import AggregateCall, Field
 
 

@@ -14,7 +14,7 @@ from pyspark import TaskContext
 from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.task import PipeTask
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash

@@ -9,21 +9,21 @@ import msgspec
 import pytest
 
 import millpond
-from millpond.operators.kinds import KINDS, state_tables
+from millpond.operators.kinds.registry import KINDS, state_tables
 from millpond.operators.protocol import MAIN, TableKind
 from millpond.slot import reader
 from millpond.slot.partition import tables
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.deduplicate import DeduplicateSpec
 from millpond.spec.functions import KEY_COLUMNS
-from millpond.spec.join import JoinSide, JoinSpec
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.join import JoinSide, JoinSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
+from millpond.spec.kinds.session import SessionSpec
+from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Order, Windows
-from millpond.spec.over import OverSpec
 from millpond.spec.protocol import Spec
-from millpond.spec.rank import RankSpec
-from millpond.spec.session import SessionSpec
-from millpond.spec.within import WithinSpec
 
 SOURCES = Path(millpond.__file__).parent
 SPECS = {kind.__name__ for kind in get_args(OperatorSpec)}
@@ -86,7 +86,7 @@ def test_kinds_are_told_apart_where_they_are_at_home() -> None:
         place = path.relative_to(SOURCES)
         if place.parts[0] != "spec":
             found[place.as_posix()] += told_apart(path.read_text())
-    assert +found == Counter(ALLOWED), "let the spec, or its entry in operators/kinds.py, say it"
+    assert +found == Counter(ALLOWED), "let the spec, or its entry in operators/kinds/registry.py, say it"
 
 
 @pytest.mark.parametrize(

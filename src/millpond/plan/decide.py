@@ -26,12 +26,12 @@ from millpond.plan.reading.map_groups import MAPS, read_map_groups
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
-from millpond.spec.deduplicate import DeduplicateSpec
 from millpond.spec.functions import FUNCTIONS, SESSION_DISTINCT, WHOLE_WINDOWS, is_distinct
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import EventTime, Field, Pattern
 from millpond.spec.types import parse_type
-from millpond.spec.within import WithinSpec
 
 _OTHER_STATE = {
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",

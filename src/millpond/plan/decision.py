@@ -11,7 +11,7 @@ from millpond.plan.reading.join import JoinReading, join_title
 from millpond.plan.reading.map_groups import MAPS, title_of
 from millpond.plan.reading.ranking import partitioned_by
 from millpond.plan.reasons import Reason, nameless
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.union import OperatorSpec
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
 from millpond.plan.catalyst.nodes import Catalyst
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.types import leaves, parse_type
 
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"

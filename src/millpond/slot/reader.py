@@ -22,9 +22,9 @@ from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, Rows
-from millpond.operators.kinds import read_rows, state_tables
+from millpond.operators.kinds.registry import read_rows, state_tables
 from millpond.operators.protocol import MAIN, StateTable, TableKind, base_name
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.union import OperatorSpec
 from millpond.stores.aligned.hash_intervals import gradually
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget

@@ -13,7 +13,7 @@ import millpond.files.backends.faults
 import millpond.files.backends.local
 import millpond.files.backends.objects  # noqa: F401
 from millpond.kernels.compiled import KERNELS, missing
-from millpond.operators.kinds import load_operators
+from millpond.operators.kinds.registry import load_operators
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.server import Slot

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.spec.kinds import OperatorSpec
+from millpond.spec.kinds.union import OperatorSpec
 
 
 class SlotSettings(msgspec.Struct, frozen=True):

@@ -109,7 +109,7 @@ class Spec(msgspec.Struct, frozen=True):
     @property
     @abstractmethod
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store: how the operator will access its state (DESIGN §6)."""
+        """The static choice of a store: how the operator will access its state."""
 
     def with_pattern(self, pattern: Pattern) -> Self:
         """The same with the pattern that is asked for, where its functions leave a choice."""

@@ -23,7 +23,7 @@ from millpond.operators.aggregate.cardinality_observer import Observation, Obser
 from millpond.operators.aggregate.windowed import WindowedAggregate
 from millpond.operators.event_time_slices import SlicedState
 from millpond.operators.protocol import SLICE, MakeTable, Times, scratch
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta

@@ -18,7 +18,7 @@ from millpond.operators.hash_ranges import bounds, by_range, key_groups
 from millpond.operators.protocol import MAIN, ROWS, MakeRows, MakeTable
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import Keyed
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.stores.aligned.hash_intervals import gradually, heaviest
 from millpond.stores.aligned.table import AlignedTable
 from millpond.stores.rmw.table import RmwTable

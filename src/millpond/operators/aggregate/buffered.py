@@ -24,7 +24,7 @@ from millpond.operators.event_time_slices import SlicedState, times_of
 from millpond.operators.hash_ranges import key_groups
 from millpond.operators.protocol import MAIN, MakeTable, Times, scratch
 from millpond.operators.tables.input_rows import StoredRows
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.stores.aligned.hash_intervals import gradually
 from millpond.stores.aligned.table import AlignedTable
 

@@ -14,7 +14,7 @@ from millpond.operators.aggregate.tables import SAMPLE, distinct_inputs, sample_
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows
 from millpond.operators.protocol import MakeRows
 from millpond.operators.tables.keyed import Keyed, keyed
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.types import parse_type
 
 SAMPLED = 6

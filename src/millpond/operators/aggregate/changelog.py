@@ -19,7 +19,7 @@ from millpond.layout import Column, Rows
 from millpond.operators.columns.decode import ints
 from millpond.operators.columns.encode import ALL, Place
 from millpond.operators.retraction import unknown_retraction
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import OP
 
 if TYPE_CHECKING:

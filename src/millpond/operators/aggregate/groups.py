@@ -30,8 +30,8 @@ from millpond.operators.functions.retractable import Count, Retractable
 from millpond.operators.functions.whole_groups import Gathered
 from millpond.operators.protocol import MAIN, MakeRows
 from millpond.operators.tables.keyed import Keyed
-from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import counted
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import GLOBAL_HASH
 from millpond.spec.types import parse_type
 

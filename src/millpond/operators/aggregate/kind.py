@@ -20,7 +20,7 @@ from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, ROWS, Operator, StateTable
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.types import parse_type
 
 

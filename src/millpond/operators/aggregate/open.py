@@ -8,7 +8,7 @@ from millpond.operators.aggregate.running import AggregateOperator
 from millpond.operators.aggregate.windowed import WindowedAggregate
 from millpond.operators.kind import Opening
 from millpond.operators.protocol import Operator
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 
 
 def open_aggregate(spec: AggregateSpec, opening: Opening) -> Operator:

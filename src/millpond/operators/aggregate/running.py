@@ -11,7 +11,7 @@ from millpond.layout import HashRange, Rows
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta

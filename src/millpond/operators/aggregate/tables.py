@@ -9,8 +9,8 @@ from millpond.operators.aggregate.changelog import GroupChangelog, changelog_col
 from millpond.operators.functions.accumulators import Accumulator
 from millpond.operators.tables.bound import accumulators, bind, state_columns
 from millpond.operators.tables.keyed import Keyed, keyed
-from millpond.spec.aggregate import AggregateSpec
 from millpond.spec.functions import is_distinct
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import Field
 
 SAMPLE = "sample"

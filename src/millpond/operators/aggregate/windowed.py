@@ -16,7 +16,7 @@ from millpond.operators.columns.encode import hashes_of
 from millpond.operators.event_time_slices import SlicedState, times_of
 from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import Windows
 from millpond.spec.types import DataType, leaves, parse_type
 

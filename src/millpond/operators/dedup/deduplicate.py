@@ -15,7 +15,7 @@ from millpond.operators.dedup.tables import seen_table
 from millpond.operators.event_time_slices import SlicedState, UnslicedState, times_of
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
-from millpond.spec.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from millpond.layout import Column
 from millpond.operators.tables.keyed import Keyed, keyed
-from millpond.spec.deduplicate import DeduplicateSpec
-from millpond.spec.within import WithinSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.within import WithinSpec
 
 
 def seen_table(spec: DeduplicateSpec) -> Keyed:

@@ -10,7 +10,7 @@ from millpond.layout import Rows
 from millpond.operators.joins.rows import LEFT, RIGHT, read_side, side_table
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import Operator, StateTable
-from millpond.spec.join import JoinSpec
+from millpond.spec.kinds.join import JoinSpec
 
 
 def _load() -> Callable[[JoinSpec, Opening], Operator]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millpond.operators.joins.operator import JoinOperator
 from millpond.operators.kind import Opening
 from millpond.operators.protocol import Operator
-from millpond.spec.join import JoinSpec
+from millpond.spec.kinds.join import JoinSpec
 
 
 def open_join(spec: JoinSpec, opening: Opening) -> Operator:

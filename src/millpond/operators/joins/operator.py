@@ -17,7 +17,7 @@ from millpond.operators.columns.encode import portions
 from millpond.operators.joins import condition
 from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_table, times
 from millpond.operators.protocol import NO_FIGURES, PIECE, MakeTable, Times
-from millpond.spec.join import JoinSpec
+from millpond.spec.kinds.join import JoinSpec
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.table import OrderedTable
 

@@ -24,7 +24,7 @@ from millpond.operators.columns.encode import (
     validity,
 )
 from millpond.operators.protocol import StateTable
-from millpond.spec.join import FROM_TIME, JoinSide, JoinSpec
+from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import DataType, leaves, parse_type
 from millpond.stores.ordered.layout import NUMBER, TIME, ordered_schema

@@ -13,7 +13,7 @@ from millpond.layout import Rows, Words
 from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
 from millpond.operators.tables.bound import accumulators, bind, state_columns
 from millpond.operators.tables.keyed import keyed
-from millpond.spec.over import OverSpec
+from millpond.spec.kinds.over import OverSpec
 
 
 @dataclass

@@ -11,8 +11,8 @@ from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, Operator, StateTable
 from millpond.operators.ranking.tables import rank_table, rows_table
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.over import OverSpec
-from millpond.spec.rank import RankSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
 
 
 def _load_rank() -> Callable[[RankSpec, Opening], Operator]:

@@ -7,8 +7,8 @@ from millpond.operators.protocol import Operator
 from millpond.operators.ranking.over_changelog import OverChangelogOperator
 from millpond.operators.ranking.over_rows import OverRowsOperator
 from millpond.operators.ranking.top_n import TopNOperator
-from millpond.spec.over import OverSpec
-from millpond.spec.rank import RankSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
 
 
 def open_rank(spec: RankSpec, opening: Opening) -> Operator:

@@ -23,8 +23,8 @@ from millpond.operators.protocol import PIECE, MakeRows
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.top_n import BLOCK, TopNOperator
-from millpond.spec.over import OverSpec
-from millpond.spec.rank import RankSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.types import leaves
 
 NO_BLOBS: NDArray[np.int64] = np.empty(0, dtype=np.int64)

@@ -22,8 +22,8 @@ from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rows_table
+from millpond.spec.kinds.over import OverSpec
 from millpond.spec.operators import Order
-from millpond.spec.over import OverSpec
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from millpond.layout import Column
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.tables.keyed import Keyed, keyed
-from millpond.spec.over import OverSpec
-from millpond.spec.rank import RankSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
 
 
 def rank_table(spec: RankSpec) -> Keyed:

@@ -25,7 +25,7 @@ from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rank_table
 from millpond.operators.retraction import unknown_retraction
-from millpond.spec.rank import RankSpec
+from millpond.spec.kinds.rank import RankSpec
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta

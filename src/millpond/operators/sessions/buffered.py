@@ -21,7 +21,7 @@ from millpond.operators.sessions.closed import ClosedSessions, together
 from millpond.operators.sessions.operator import SessionOperator
 from millpond.operators.sessions.row_lists import Lists
 from millpond.operators.sessions.tables import kept_rows
-from millpond.spec.session import SessionSpec
+from millpond.spec.kinds.session import SessionSpec
 from millpond.stores.memory.spooled import spooled
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from millpond.operators.sessions.row_lists import Lists
 from millpond.operators.sessions.tables import BOUNDARY
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import Keyed, decode_rows, keyed
-from millpond.spec.aggregate import AggregateSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import Field
-from millpond.spec.session import SessionSpec
 
 if TYPE_CHECKING:
     from millpond.stores.rmw.table import RmwTable

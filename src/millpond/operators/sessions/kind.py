@@ -11,7 +11,7 @@ from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, ROWS, Operator, StateTable
 from millpond.operators.sessions.tables import kept_rows, main_table
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.session import SessionSpec
+from millpond.spec.kinds.session import SessionSpec
 
 
 def _load() -> Callable[[SessionSpec, Opening], Operator]:

@@ -6,7 +6,7 @@ from millpond.operators.kind import Opening
 from millpond.operators.protocol import Operator
 from millpond.operators.sessions.buffered import BufferedSessions
 from millpond.operators.sessions.operator import SessionOperator
-from millpond.spec.session import SessionSpec
+from millpond.spec.kinds.session import SessionSpec
 
 
 def open_sessions(spec: SessionSpec, opening: Opening) -> Operator:

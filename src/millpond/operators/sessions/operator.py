@@ -26,7 +26,7 @@ from millpond.operators.sessions.pieces import Pieces, own_windows
 from millpond.operators.sessions.tables import main_table
 from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.functions import counted
-from millpond.spec.session import SessionSpec
+from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.types import parse_type
 from millpond.stores.memory.spooled import spooled
 from millpond.stores.rmw.expiry import Expiry

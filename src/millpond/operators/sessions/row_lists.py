@@ -19,8 +19,8 @@ from millpond.operators.columns.encode import ALL, Mask, Operand
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
 from millpond.operators.functions.collect import GrowingBytes
+from millpond.spec.kinds.session import KEPT
 from millpond.spec.operators import AggregateCall
-from millpond.spec.session import KEPT
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import Writable

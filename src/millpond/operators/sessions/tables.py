@@ -8,8 +8,8 @@ from millpond.operators.sessions.row_lists import Lists
 from millpond.operators.tables.bound import accumulators, bind, state_columns
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import Keyed, keyed
+from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import Field
-from millpond.spec.session import SessionSpec
 from millpond.spec.types import parse_type
 
 ORDINAL = Field("__ordinal", "bigint")

@@ -9,8 +9,8 @@ from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.decision import Decided, Operator
 from millpond.plan.reading.ranking import conjuncts, lets_pass
 from millpond.plan.reasons import Reason, Unsupported
-from millpond.spec.kinds import OperatorSpec
-from millpond.spec.rank import RankSpec
+from millpond.spec.kinds.rank import RankSpec
+from millpond.spec.kinds.union import OperatorSpec
 
 THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
 """Nodes through which changes travel: each row on its own."""

@@ -21,10 +21,10 @@ from millpond.plan.reading.session import Session, constant_gap
 from millpond.plan.reading.user_functions import AGGREGATE, UserCalls
 from millpond.plan.reading.windows import Assigned, assigned
 from millpond.plan.reasons import Reason, Unsupported
-from millpond.spec.aggregate import PANE_TYPE, AggregateSpec
 from millpond.spec.functions import FUNCTIONS, KEY_COLUMNS, MAX_KEY_COLUMNS, is_distinct, key_supported, key_width
+from millpond.spec.kinds.aggregate import PANE_TYPE, AggregateSpec
+from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall, EventTime, Field
-from millpond.spec.session import SessionSpec
 
 _PATH_LIKE = str.maketrans(".`", "__")
 

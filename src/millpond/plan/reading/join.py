@@ -13,7 +13,7 @@ from millpond.plan.reading.aggregate import unique
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width, value_supported
-from millpond.spec.join import FROM_TIME, JoinSide, JoinSpec
+from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import holds_floats, parse_type
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millpond.plan.catalyst.nodes import Catalyst, Expression
 from millpond.plan.ddl import quoted
 from millpond.plan.reading.join import JoinReading, SideReading
-from millpond.spec.join import JoinSide, JoinSpec
+from millpond.spec.kinds.join import JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 

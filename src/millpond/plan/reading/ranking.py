@@ -10,9 +10,9 @@ from millpond.plan.reading.aggregate import Derived, Reading, check_key, unique
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.spec.functions import FUNCTIONS, key_supported, value_supported
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.operators import AggregateCall, Field, Order
-from millpond.spec.over import OverSpec
-from millpond.spec.rank import RankSpec
 from millpond.spec.types import parse_type
 
 RANKS = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}

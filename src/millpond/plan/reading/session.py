@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field
-from millpond.spec.session import SessionSpec
 
 
 class Session(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.errors import StateIncompatibleError
 from millpond.files.filesystem import FileSystem
-from millpond.operators.kinds import state_tables
+from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.changelog.between import pinned_between
 from millpond.plan.decision import Decision

@@ -15,7 +15,7 @@ from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange
 from millpond.metrics import DURABLE
-from millpond.operators.kinds import open_operator
+from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import Times
 from millpond.slot.offsets import check_time
 from millpond.slot.parcels import in_passes, open_parcels

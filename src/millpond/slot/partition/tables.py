@@ -9,7 +9,7 @@ from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
-from millpond.operators.kinds import state_tables
+from millpond.operators.kinds.registry import state_tables
 from millpond.operators.protocol import TableKind, base_name
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.ordered.table import OrderedTable

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from millpond.spec.kinds.ordered_rows import OrderedRows
 from millpond.spec.operators import OP, Field
-from millpond.spec.ordered_rows import OrderedRows
 from millpond.spec.protocol import AccessPattern
 
 RANK = Field("__rank", "int")

@@ -6,7 +6,7 @@ from typing import Self
 
 import msgspec
 
-from millpond.spec.first_rows import FirstRows
+from millpond.spec.kinds.first_rows import FirstRows
 from millpond.spec.operators import EventTime
 from millpond.spec.protocol import AccessPattern
 

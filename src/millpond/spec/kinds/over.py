@@ -7,8 +7,8 @@ from typing import Self
 import msgspec
 
 from millpond.spec.calls import described, result_fields
+from millpond.spec.kinds.ordered_rows import OrderedRows
 from millpond.spec.operators import OP, AggregateCall, Field
-from millpond.spec.ordered_rows import OrderedRows
 from millpond.spec.protocol import AccessPattern
 from millpond.words import counted
 

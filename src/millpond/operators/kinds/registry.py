@@ -15,15 +15,15 @@ from millpond.operators.kind import Kind, Opening, S
 from millpond.operators.protocol import MakeTable, Operator, StateTable
 from millpond.operators.ranking.kind import OVER, RANK
 from millpond.operators.sessions.kind import SESSION
-from millpond.spec.aggregate import AggregateSpec
-from millpond.spec.deduplicate import DeduplicateSpec
-from millpond.spec.join import JoinSpec
-from millpond.spec.kinds import OperatorSpec
-from millpond.spec.over import OverSpec
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.join import JoinSpec
+from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.rank import RankSpec
+from millpond.spec.kinds.session import SessionSpec
+from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.protocol import Spec
-from millpond.spec.rank import RankSpec
-from millpond.spec.session import SessionSpec
-from millpond.spec.within import WithinSpec
 
 
 def _kind(spec: type[S], kind: Kind[S]) -> tuple[type[Spec], Kind[Any]]:
