@@ -11,7 +11,7 @@ from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.filesystem import join_url, open_filesystem
 from millpond.operators.kinds.registry import state_tables
-from millpond.query.ledger import Ledger, RollBack
+from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.starting.start import begin
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.task import PipeTask, SlotSettings

@@ -23,8 +23,6 @@ CYCLES = {
     "plan.changelog": {"plan", "plan.catalyst", "plan.reading"},
     "plan.reading": {"plan", "plan.catalyst"},
     "plan.replay": {"plan", "plan.catalyst", "plan.reading"},
-    "query": {"query.starting"},
-    "query.starting": {"query"},
     "slot": {"slot.partition", "slot.process"},
     "slot.partition": {"slot", "slot.process"},
     "slot.process": {"slot"},

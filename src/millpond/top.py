@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.errors import MillpondError, TransientError
-from millpond.query.progress import BatchProgress, Progress, ProgressReader
+from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.queries import find_query
 from millpond.words import counted

@@ -35,7 +35,7 @@ from millpond.errors import MillpondError
 from millpond.files.backends.local import LocalFiles
 from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
-from millpond.query.ledger import Ledger, RollBack
+from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.starting.start import begin
 from tests.chaos.tripwire import Crash, Tripwire
 

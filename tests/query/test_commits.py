@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millpond
-from millpond.query import commits as watching
+from millpond.query.starting import commits as watching
 from millpond.slot.reader import StateReader
 
 

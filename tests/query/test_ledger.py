@@ -7,7 +7,7 @@ import pytest
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError
 from millpond.files.filesystem import open_filesystem
-from millpond.query.ledger import Ledger, RollBack
+from millpond.query.ledger.ledger import Ledger, RollBack
 
 UNFINISHED = [
     ".0.1b671a64-40d5-491e-99b0-da01ff1f3341.tmp",

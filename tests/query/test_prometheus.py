@@ -18,8 +18,8 @@ from pyspark.sql import Row, SparkSession
 import millpond
 from millpond.conf import Settings, read_settings
 from millpond.errors import SettingError
-from millpond.query.prometheus import endpoint as endpoints
-from millpond.query.prometheus.counts import Counts
+from millpond.query.progress import endpoint as endpoints
+from millpond.query.progress.counts import Counts
 
 HOST = "127.0.0.1"
 

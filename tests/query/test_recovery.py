@@ -22,7 +22,7 @@ from millpond.checkpoint.pinned import read_pinned
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
 from millpond.files.filesystem import open_filesystem
 from millpond.plan.catalyst.nodes import Catalyst
-from millpond.query.ledger import Ledger, _RollBack
+from millpond.query.ledger.ledger import Ledger, _RollBack
 from millpond.query.starting.start import Start
 from millpond.query.writer import StreamWriter
 from millpond.slot.reader import StateReader

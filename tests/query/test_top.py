@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 import millpond
-from millpond.query.progress import BatchProgress, OperatorProgress, Progress, ProgressReader
+from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth
 from millpond.slot.process.queries import find_query
 from millpond.top import picture

@@ -26,7 +26,7 @@ from millpond.plan.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
-from millpond.query.prometheus.endpoint import endpoint_of
+from millpond.query.progress.endpoint import endpoint_of
 from millpond.query.session import outside, running_settings, starting
 from millpond.query.starting.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
 from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned

@@ -12,8 +12,8 @@ from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.changelog.between import pinned_between
 from millpond.plan.decision import Decision
-from millpond.query.ledger import Ledger, is_rolled_back
-from millpond.query.starting.ownership import state_of_last_run
+from millpond.query.ledger.ledger import Ledger, is_rolled_back
+from millpond.query.ledger.ownership import state_of_last_run
 from millpond.words import counted
 
 log = logging.getLogger("millpond")

@@ -38,12 +38,12 @@ from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.decision import Decision
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.workers import load_ahead, on_one_host, run_this_python
-from millpond.query.commits import watch_commits
-from millpond.query.garbage import collect_garbage
-from millpond.query.ledger import Ledger, RollBack
-from millpond.query.running import note_while_running
-from millpond.query.starting.ownership import SOON, Ownership, state_of_last_run
+from millpond.query.ledger.garbage import collect_garbage
+from millpond.query.ledger.ledger import Ledger, RollBack
+from millpond.query.ledger.ownership import SOON, Ownership, state_of_last_run
+from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.pinning import may_begin_anew, pinned_query
+from millpond.query.starting.running import note_while_running
 from millpond.slot.pipe.client import drain, start_ahead
 from millpond.slot.process.identity import identify
 from millpond.slot.task import PipeTask, SlotSettings

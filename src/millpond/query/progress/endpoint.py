@@ -18,8 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.conf import Settings
 from millpond.errors import MillpondError, SettingError
-from millpond.query.progress import Progress, ProgressReader
-from millpond.query.prometheus.counts import CountingListener, Counts
+from millpond.query.progress.counts import CountingListener, Counts
+from millpond.query.progress.reader import Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.task import PipeTask
@@ -75,7 +75,7 @@ class Endpoint:
 
     def collect(self) -> Iterator[Metric]:
         """All metrics now, as prometheus-client asks for them."""
-        from millpond.query.prometheus.families import Shown, families
+        from millpond.query.progress.families import Shown, families
 
         with self._scraping:
             queries = [Shown(q.labels, q.titles, q.counts, q.progress(), q.health()) for q in tuple(self._queries)]

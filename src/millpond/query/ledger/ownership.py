@@ -18,7 +18,7 @@ from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.checkpoint.generation import base_name, begun, digits
 from millpond.errors import MillpondError, StateIncompatibleError
 from millpond.files.filesystem import FileSystem, open_filesystem
-from millpond.query.ledger import Ledger
+from millpond.query.ledger.ledger import Ledger
 
 _FOLDER = "millpond/claims/"
 SOON = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from millpond.metrics import COUNTED
-from millpond.query.progress import Progress
-from millpond.query.prometheus.counts import Counts
+from millpond.query.progress.counts import Counts
+from millpond.query.progress.reader import Progress
 from millpond.slot.pipe.client import CommitHealth
 
 _QUERY = ("query_id", "query_name")

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.checkpoint.garbage import Collector
 from millpond.errors import FencedError, MillpondError
 from millpond.files.filesystem import FileSystem
-from millpond.query.ledger import Ledger
+from millpond.query.ledger.ledger import Ledger
 
 log = logging.getLogger("millpond")
 

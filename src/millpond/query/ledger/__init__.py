@@ -1,0 +1,1 @@
+"""Spark's ledger beside the state: which batches are done, whose state it is, and what may go."""
