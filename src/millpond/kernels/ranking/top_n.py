@@ -395,18 +395,3 @@ def best(slab, slab_stride, arena, place, block, rows, heap, ranking, version, w
             winners[g] = top
             changed += 1
     return changed
-
-
-@kernel("void(uint64, int64, int64, int64[::1], int64[::1], uint64, int64, int64[::1], int64)")
-def put_best(slab, slab_stride, place, groups, winners, rows, stride, skipped, version):
-    """Write winning rows over those held, but for the words in which `skipped` is not 0 (byte strings)."""
-    now = np.uint64(version + 1)
-    width = stride >> 3
-    for k in range(len(groups)):
-        target = step(slab, groups[k] * slab_stride + place * 8)
-        source = step(rows, winners[k] * stride)
-        for w in range(width):
-            if skipped[w] == 0:
-                put_word(target, w, word(source, w))
-        put_word(target, BORN, now)
-        put_word(target, GONE, np.uint64(0))

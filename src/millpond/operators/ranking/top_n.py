@@ -18,7 +18,7 @@ from millpond.kernels.pointers import address, data_of
 from millpond.kernels.ranking import changes as rank_changes
 from millpond.kernels.ranking import top_n as ranking
 from millpond.kernels.ranking.grouping import KeyBlock, group
-from millpond.kernels.ranking.packed_rows import BORN, long_slots, read_slots, write_slots
+from millpond.kernels.ranking.packed_rows import BORN, long_slots, put_best, read_slots, write_slots
 from millpond.layout import HashRange, Rows
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
@@ -173,7 +173,7 @@ class TopNOperator:
         changed = np.flatnonzero(winners >= 0)
         ids = self._touch(keys, block, block.members[block.starts[:-1]], changed, created)
         winners = winners[changed]
-        ranking.put_best(*self._slab(), self._place, ids, winners, rows_at, slots.stride, self._bytes, self._version)
+        put_best(*self._slab(), self._place, ids, winners, rows_at, slots.stride, self._bytes, self._version)
         for offset in slots.blobs:
             pairs = np.ascontiguousarray(rows.words[winners, offset : offset + 2])
             self._table.put_bytes(ids, self._place + offset, pairs, rows.heap)
