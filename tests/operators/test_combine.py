@@ -79,7 +79,7 @@ def small(value: Any, ddl: str) -> Any:
     Nor are any so close together that what tells them apart is lost beside their mean.
     """
     if isinstance(value, float) and math.isfinite(value):
-        return round(value, 2)
+        return math.copysign(round(abs(value) * 4) / 4, value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >> 50:
         return value % 1000
     if isinstance(value, Decimal) and parse_type(ddl).precision > 28:
