@@ -48,6 +48,36 @@ COMPARING = ("min", "max", "mode", "approx_count_distinct")
 """Functions that Spark computes of strings of any collation, too."""
 
 
+BINARY = ("percentile_approx",)
+"""Functions that compute with doubles."""
+
+STAYING: dict[str, tuple[str, ...]] = {
+    "their results are in Apache DataSketches' binary form, which only its Java library writes as Spark does": (
+        *("hll_sketch_agg", "hll_union_agg", "theta_sketch_agg", "theta_union_agg", "theta_intersection_agg"),
+        *(f"tuple_{kind}_agg_{of}" for kind in ("sketch", "union", "intersection") for of in ("double", "integer")),
+        *(f"kll_{kind}_agg_{of}" for kind in ("sketch", "merge") for of in ("bigint", "double", "float")),
+        *("approx_top_k", "approx_top_k_accumulate", "approx_top_k_combine"),
+    ),
+    "no accumulator for its bins, which Spark merges by chance where several lie equally close": ("histogram_numeric",),
+    "bits of numbers have no accumulator": ("bit_and", "bit_or", "bit_xor"),
+    "bitmaps have no accumulator": ("bitmap_construct_agg", "bitmap_or_agg", "bitmap_and_agg"),
+    "it collects elements of arrays, which are not compared": ("collect_union",),
+    "sums of integers that are null on overflow have no accumulator; `try_sum` of other numbers is `sum`": ("try_sum",),
+    "it names a measure of a view: the view's own aggregate counts": ("measure",),
+}
+"""Spark's aggregate functions that stay there, by the reason."""
+
+SAME = {
+    "try_avg": "avg",
+    "regr_count": "count",
+    "regr_avgx": "avg",
+    "regr_avgy": "avg",
+    "grouping": "a key",
+    "grouping_id": "a key",
+}
+"""Names of Spark's that are something else by the time a plan is read."""
+
+
 def runs(function: str, ddl: str, *, distinct: bool = False, ordering: bool = False) -> bool:
     """Whether a function over values of a type runs on Millpond.
 
@@ -60,6 +90,8 @@ def runs(function: str, ddl: str, *, distinct: bool = False, ordering: bool = Fa
         return True  # only nulls count: the plan sends a flag
     if function == "approx_count_distinct":
         return key_supported(ddl) is None  # the plan sends Spark's hash of the value
+    if function in BINARY and ddl.startswith("decimal"):
+        ddl = "double"  # the plan sends it so
     arguments = len(FUNCTIONS[function].arguments) - FUNCTIONS[function].optional
     types = ["int", ddl] if ordering else [ddl, "int"]
     call = AggregateCall(function, tuple(range(arguments)), ddl, distinct=distinct)
@@ -101,11 +133,28 @@ def _lines() -> Iterator[str]:
     keys = ["yes" if key_supported(ddl) is None else _note(kind) for kind, ddl in TYPES.items()]
     yield from _row("**key**, also of `dropDuplicates`", *keys)
     yield ""
+    yield "`percentile_approx` is exact, as in Spark, while a group has fewer than half as many values as its accuracy"
+    yield "says (10000 by default). Beyond, ranks are wrong by at most 1 / accuracy of the values, as in Spark, but"
+    yield "which value is given may differ: Spark's depends on how rows are cut into tasks and batches. NaN is the"
+    yield "greatest value. `listagg` may have an order, by expressions of any types that are compared. `ROLLUP`, `CUBE`"
+    yield "and `GROUPING SETS` run as the aggregates that Spark makes of them. So does `pivot` over given values, if"
+    yield "any of its results is neither a number nor a boolean; else it is two aggregates, and the upper one,"
+    yield "`pivotfirst`, stays."
+    yield ""
     yield "Structs, arrays and maps may be of any depth; what holds a string of another collation, or a map, stands"
     yield "as these do. Values of other types (intervals, `variant`, `time`, `void`), or of structs with two fields"
     yield "of one name, stay on Spark (`MP-INPUT-TYPE`, `MP-KEY-TYPE`): they are counted only."
     yield f"A key has at most {MAX_KEY_COLUMNS} columns, the fields of structs counted, an array as one."
     yield "`dropDuplicates` runs in append and in update mode."
+    yield ""
+    yield "## Aggregate functions that stay on Spark"
+    yield ""
+    yield "A test compares this list with the functions that Spark has."
+    yield ""
+    yield from _row("functions", "why")
+    yield "|---|---|"
+    for reason, names in STAYING.items():
+        yield from _row(", ".join(f"`{name}`" for name in names), reason)
     yield ""
     yield "## Joins of two streams"
     yield ""

@@ -18,6 +18,9 @@ CASES = {
     "avg": [f"avg(distinct {c})" for c in ("i8", "i16", "i32", "i64", "dec9", "f64")],
     "filter": ["count(distinct s) filter (where b)", "sum(distinct i8) filter (where i32 > 0)", "count(distinct s)"],
     "beside others": ["count(distinct i8)", "count(*)", "sum(i32)", "max(s)", "sum(distinct i8) + count(distinct s)"],
+    "listagg": ["listagg(distinct s, ',') within group (order by s desc)", "count(*)"],  # Spark fails on several
+    "listagg of numbers": ["listagg(distinct i8, ',') within group (order by i8)"],
+    "sketches": ["percentile_approx(distinct i8, 0.5)", "hex(count_min_sketch(distinct s, 0.1D, 0.9D, 1))"],
     "without effect": ["min(distinct i32)", "max(distinct s)", "approx_count_distinct(distinct s)"],
 }
 

@@ -72,6 +72,24 @@ CASES = {
     "approx_count_distinct": [*each("approx_count_distinct({})", ATOMIC), "approx_count_distinct(i64, 0.1)"],
     "collect_list": each("collect_list({})", ATOMIC),
     "collect_set": each("collect_set({})", [c for c in ATOMIC if c not in FLOATS]),
+    "percentile_approx": [
+        *each("percentile_approx({}, 0.4)", INTEGERS + DECIMALS + ["d", "ts", "tsn"]),
+        *each("approx_percentile({}, array(0.9, 0.1, 0.5, 0.0, 1.0), 500)", ["i64", "dec38", "ts"]),
+        *each("percentile_approx(nanvl({}, 1), array(0.3))", FLOATS),
+        "percentile_approx(dec38, 0.3) + 1",
+    ],
+    "count_min_sketch": [
+        *each("count_min_sketch({}, 0.1D, 0.9D, 1)", [*INTEGERS, "s", "bin"]),
+        "count_min_sketch(i64, 0.001D, 0.99D, -7) filter (where b)",
+        "count_min_sketch(s, 0.01D, 0.99D, 7L)",
+    ],
+    "listagg": [*each("listagg({})", ["s", "bin"]), "string_agg(s, ', ') filter (where b)", "listagg(bin, X'2c')"],
+    "listagg in order": [
+        "listagg(s, ', ') within group (order by s)",
+        "listagg(bin, X'2c') within group (order by bin desc)",
+        "listagg(s) within group (order by f64 desc, i32, dec38 nulls last, d desc, s, i64)",
+        "listagg(i32, '/') within group (order by i32)",
+    ],
     "filter": [
         "count(*) filter (where i32 > 0)",
         "sum(i64) filter (where b)",
@@ -85,7 +103,7 @@ CASES = {
 }
 
 
-ORDERED = {"first", "first ignore nulls", "last", "last ignore nulls", "any_value", "min_by", "max_by"}
+ORDERED = {"first", "first ignore nulls", "last", "last ignore nulls", "any_value", "min_by", "max_by", "listagg"}
 """Functions whose result depends on the order of rows, which Spark keeps only from batch to batch."""
 
 

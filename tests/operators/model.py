@@ -1,5 +1,6 @@
 """Aggregates the slow way: one group's rows, in order, by plain Python."""
 
+import datetime as dt
 import math
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
@@ -198,6 +199,96 @@ def _collect(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any,
     return _values(inputs)
 
 
+def _percentile_approx(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    """Exact, as it is while a group has at most half as many values as the accuracy says."""
+    numbers = [_number(value) for value in _values(inputs)]
+    values = sorted(numbers, key=lambda one: (order(one), math.copysign(1, one)))  # −0.0 before 0.0
+    if not values:
+        return None
+    error = 1 / call.options["accuracy"]
+    found = []
+    for share in call.options["percentages"]:
+        rank = math.ceil(share * len(values))
+        at = 1 if share <= error else len(values) if share >= 1 - error else rank
+        found.append(_of_number(values[at - 1], types[0]))
+    return found if call.options["array"] else found[0]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, dt.datetime):
+        since = value - dt.datetime(1970, 1, 1, tzinfo=value.tzinfo)
+        return float(since // dt.timedelta(microseconds=1))
+    return float((value - dt.date(1970, 1, 1)).days if isinstance(value, dt.date) else value)
+
+
+def _of_number(value: float, dtype: DataType) -> Any:
+    if dtype.machine == "float":
+        return value
+    whole = min(int(value), 2**63 - 1)
+    if dtype.name == "date":
+        return dt.date(1970, 1, 1) + dt.timedelta(days=whole)
+    if dtype.name in ("timestamp", "timestamp_ntz"):
+        zone = dt.UTC if dtype.name == "timestamp" else None
+        return dt.datetime(1970, 1, 1, tzinfo=zone) + dt.timedelta(microseconds=whole)
+    return whole
+
+
+def _count_min(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> bytes:
+    multipliers, width = call.options["multipliers"], call.options["width"]
+    table = [[0] * width for _ in multipliers]
+    values = _values(inputs)
+    for value in values:
+        for level, multiplier in enumerate(multipliers):
+            if isinstance(value, int):
+                hashed = _signed(multiplier * value, 64)
+                table[level][(_signed(hashed + (hashed >> 32), 64) & (2**31 - 1)) % width] += 1
+                continue
+            encoded = value.encode() if isinstance(value, str) else value
+            first = _murmur(encoded, 0)
+            table[level][abs(_signed(first + level * _murmur(encoded, first), 32)) % width] += 1
+    header = [(1, 4), (len(values), 8), (len(table), 4), (width, 4), *((one, 8) for one in multipliers)]
+    cells = [*header, *((cell, 8) for row in table for cell in row)]
+    return b"".join(cell.to_bytes(size, "big") for cell, size in cells)
+
+
+def _signed(value: int, bits: int) -> int:
+    return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+
+
+def _murmur(value: bytes, seed: int) -> int:
+    """Murmur3 of words, and of each byte that is left as if it were a signed word."""
+    mask = 2**32 - 1
+    aligned = len(value) // 4 * 4
+    words = [int.from_bytes(value[at : at + 4], "little") for at in range(0, aligned, 4)]
+    hashed = seed & mask
+    for word in [*words, *(_signed(byte, 8) & mask for byte in value[aligned:])]:
+        mixed = word * 0xCC9E2D51 & mask
+        mixed = ((mixed << 15 | mixed >> 17) & mask) * 0x1B873593 & mask
+        hashed ^= mixed
+        hashed = ((hashed << 13 | hashed >> 19) & mask) * 5 + 0xE6546B64 & mask
+    hashed ^= len(value)
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & mask
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & mask
+    return _signed(hashed ^ hashed >> 16, 32)
+
+
+def _listagg(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    values = _values(inputs)
+    ranks = call.options.get("order", [])
+    for number, (descending, nulls_last) in reversed(list(enumerate(ranks))):  # sorting is stable
+        by = [list(value.values())[1 + number] if isinstance(value, dict) else value for value in values]
+        known = [(order(one), value) for one, value in zip(by, values, strict=True) if one is not None]
+        nulls = [value for one, value in zip(by, values, strict=True) if one is None]
+        known.sort(key=itemgetter(0), reverse=descending)
+        values = [] if nulls_last else nulls
+        values = values + [value for _, value in known] + (nulls if nulls_last else [])
+    texts = [value["value"] if isinstance(value, dict) else value for value in values]
+    delimiter = bytes.fromhex(call.options.get("delimiter", ""))
+    if not texts:
+        return None
+    return delimiter.join(texts) if isinstance(texts[0], bytes) else delimiter.decode().join(texts)
+
+
 FUNCTIONS: dict[str, Callable[[AggregateCall, list[DataType], list[tuple[Any, ...]]], Any]] = {
     "count": _count,
     "count_if": _count,
@@ -210,6 +301,9 @@ FUNCTIONS: dict[str, Callable[[AggregateCall, list[DataType], list[tuple[Any, ..
     "max_by": _by,
     "collect_list": _collect,
     "collect_set": _collect,
+    "listagg": _listagg,
+    "percentile_approx": _percentile_approx,
+    "count_min_sketch": _count_min,
     **dict.fromkeys(["min", "max", "bool_and", "bool_or"], _extreme),
     **dict.fromkeys(["stddev_samp", "stddev_pop", "var_samp", "var_pop", "regr_sxx"], _moments),
     **dict.fromkeys(["skewness", "kurtosis"], _shape),

@@ -19,7 +19,12 @@ from tests.operators.rig import Rig, Row, as_rows, normal, record_batch, spec
 from tests.operators.values import TYPES, values
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-DISTINCT = ("count", "sum", "avg", "collect_list", "stddev_pop", "kurtosis", "corr")
+DISTINCT = ("count", "sum", "avg", "collect_list", "listagg", "stddev_pop", "kurtosis", "corr")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "percentile_approx": {"percentages": [0.9, 0.0, 0.3, 1.0], "accuracy": 1000, "array": True},
+    "count_min_sketch": {"multipliers": [1_569_741_360, 2_045_557_449], "width": 7},
+}
+"""Of functions that cannot do without."""
 
 
 def calls_over(ddl: str) -> list[AggregateCall]:
@@ -32,10 +37,16 @@ def calls_over(ddl: str) -> list[AggregateCall]:
             continue
         inputs = (0, 1) if len(function.arguments) == 2 else (0,)
         type_ = result_type(name, ddl)
+        if name in OPTIONS:
+            made += [AggregateCall(name, (0,), type_, filter=b, options=OPTIONS[name]) for b in (None, 2)]
+            made.append(AggregateCall(name, (0,), type_, distinct=True, options=OPTIONS[name]))
+            continue
         made.append(AggregateCall(name, inputs, type_))
         made.append(AggregateCall(name, inputs, type_, filter=2))
         if name in ("first", "last"):
             made.append(AggregateCall(name, inputs, type_, options={"ignore_nulls": True}))
+        if name == "listagg":
+            made.append(AggregateCall(name, inputs, type_, options={"delimiter": "2c20", "order": [[True, False]]}))
         if name in ("min_by", "max_by"):
             made.append(AggregateCall(name, (1, 0), "bigint"))
         if name in DISTINCT:
@@ -57,7 +68,9 @@ def result_type(function: str, ddl: str) -> str:
         return "double" if dtype.machine == "float" else "bigint"
     if function in ("avg", "skewness", "kurtosis", "corr") or function.startswith(("stddev", "var_", "covar", "regr_")):
         return "double"
-    return f"array<{ddl}>" if function.startswith("collect_") else ddl
+    if function == "count_min_sketch":
+        return "binary"
+    return f"array<{ddl}>" if function.startswith(("collect_", "percentile_")) else ddl
 
 
 def same(got: Any, wanted: Any) -> bool:

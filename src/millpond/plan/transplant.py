@@ -20,6 +20,7 @@ from millpond.plan.changelog.changes import filtered
 from millpond.plan.ddl import quoted
 from millpond.plan.decision import Decided, Decision, Operator
 from millpond.plan.reading.aggregate import Derived, Reading, rewrite
+from millpond.plan.reading.functions import piped_type
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
 from millpond.plan.reading.map_groups import MAPS
@@ -122,7 +123,7 @@ class _Surgeon:
             shown = reading.results(node.list("groupingExpressions") if node.kind == "Aggregate" else node.output)
             names, types = [name for name, _ in shown], [key.data_type for _, key in shown]
             names += [f"call{index}" for index in range(len(reading.aggregates))]
-            types += [aggregate.data_type for aggregate in reading.aggregates]
+            types += [piped_type(aggregate) for aggregate in reading.aggregates]
         schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
         changes = operator.spec is not None and operator.spec.changes
         if changes:
@@ -260,7 +261,9 @@ class _Surgeon:
         return self.catalyst.stand_in(self.catalyst.fitted(new, old), old)
 
     def _as(self, new: Expression, old: Expression) -> Expression:
-        """The pipe's column with the nullability that the plan knew."""
+        """The pipe's column with the type, if it is another, and the nullability that the plan knew."""
+        if new.type != old.type:
+            new = self.catalyst.fitted(new, old)
         return new if old.nullable else self.catalyst.not_null(new)
 
 

@@ -29,7 +29,8 @@ MAX_KEY_COLUMNS = 64
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 NUMBERS = (*INTEGERS, *FLOATS, "decimal")
-ATOMIC = (*NUMBERS, "string", "binary", "boolean", "date", "timestamp", "timestamp_ntz")
+TIMES = ("date", "timestamp", "timestamp_ntz")
+ATOMIC = (*NUMBERS, "string", "binary", "boolean", *TIMES)
 """The atomic types, by Spark's names; strings only of the binary collation."""
 COMPARED = (*ATOMIC, "struct", "array")
 """The types whose values are compared: structs and arrays of such."""
@@ -51,6 +52,7 @@ class Function(NamedTuple):
         variadic: takes any number of arguments, all as the first.
         distinct: whether DISTINCT changes the result (otherwise it is ignored).
         optional: how many of the last arguments may be left out.
+        sorts: its values may come in structs, the first field of each beside what it is ordered by (option `order`).
         whole: needs all values of a group at once.
         ordered: its result depends on the order in which rows come.
         collects: its result is as long as its input, which is kept as it is.
@@ -65,6 +67,7 @@ class Function(NamedTuple):
     variadic: bool = False
     distinct: bool = True
     optional: int = 0
+    sorts: bool = False
     whole: bool = False
     ordered: bool = False
     collects: bool = False
@@ -93,7 +96,7 @@ FUNCTIONS: dict[str, Function] = {
     "last": _KEPT._replace(catalyst=("Last",), also=("last_value",)),
     "any_value": _KEPT._replace(catalyst=("AnyValue",)),
     "bool_and": _BOOLEAN._replace(catalyst=("BoolAnd",), also=("every",)),
-    "bool_or": _BOOLEAN._replace(catalyst=("BoolOr",), also=("some",)),
+    "bool_or": _BOOLEAN._replace(catalyst=("BoolOr",), also=("any", "some")),
     "min_by": _BY._replace(catalyst=("MinBy",)),
     "max_by": _BY._replace(catalyst=("MaxBy",)),
     "stddev_samp": _MOMENTS._replace(catalyst=("StddevSamp",), also=("stddev", "std")),
@@ -111,8 +114,13 @@ FUNCTIONS: dict[str, Function] = {
     "regr_intercept": _PAIRS._replace(catalyst=("RegrIntercept",)),
     "regr_r2": _PAIRS._replace(catalyst=("RegrR2",)),
     "approx_count_distinct": Function((("bigint",),), ("HyperLogLogPlusPlus",), distinct=False),
+    "percentile_approx": Function(((*INTEGERS, *FLOATS, *TIMES),), ("ApproximatePercentile",), ("approx_percentile",)),
+    "count_min_sketch": Function(((*INTEGERS, "string", "binary"),), ("CountMinSketchAgg",)),
     "collect_list": Function((KEPT,), ("CollectList",), ("array_agg",), ordered=True, collects=True),
     "collect_set": Function((COMPARED,), ("CollectSet",), collects=True, sets=True),
+    "listagg": Function(
+        (("string", "binary"),), ("ListAgg",), ("string_agg",), sorts=True, ordered=True, collects=True
+    ),
     "percentile": Function(
         (NUMBERS, INTEGERS),
         ("Median", "Percentile", "PercentileCont", "PercentileDisc"),
@@ -144,7 +152,9 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
         reason = key_supported(ddl) if is_distinct(call) else None
         if reason:
             return reason
-        if not takes(accepted, parse_type(ddl)):
+        dtype = parse_type(ddl)
+        sorted_ = function.sorts and "order" in call.options and dtype.name == "struct" and key_supported(ddl) is None
+        if not takes(accepted, dtype) and not sorted_:
             return INPUT_TYPE
     return None
 

@@ -27,7 +27,8 @@ class AggregateCall(msgspec.Struct, frozen=True):
             legacy | ansi | try (sum, avg, and what divides); `null_on_divide_by_zero` (statistics of one value, or of
             equal ones; true unless Spark's legacy flag asks for NaN); `relative_sd`, `raw_estimates`, `biases`,
             `threshold` (approx_count_distinct: the last three are Spark's tables for the precision, see
-            `catalogue.sketch_precision`).
+            `functions.sketch_precision`); `delimiter`, `order` (listagg, see `operators.functions.listagg`);
+            `percentages`, `accuracy`, `array` (percentile_approx); `multipliers`, `width` (count_min_sketch).
     """
 
     function: str

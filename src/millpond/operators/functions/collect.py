@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -52,12 +53,16 @@ class GrowingBytes:
         if count:
             self.grow(table, self._rows[:count], offset, self._sizes[:count])
 
-    def append(self, table: Writable, rows: NDArray[np.int64], offset: int, source: Rows) -> None:
-        """Append the contents of the blobs of as many rows of the same layout."""
-        sizes, starts = ints(source, offset + 2), ints(source, offset + 1)
+    def make_room_for(self, table: Writable, rows: NDArray[np.int64], offset: int, sizes: NDArray[np.int64]) -> None:
+        """Let the blobs of a block's rows grow where so many more bytes each have no room."""
         count = kernels.find_short_by(table.words, rows, offset, sizes, self._rows, self._sizes)
         if count:
             self.grow(table, self._rows[:count], offset, self._sizes[:count])
+
+    def append(self, table: Writable, rows: NDArray[np.int64], offset: int, source: Rows) -> None:
+        """Append the contents of the blobs of as many rows of the same layout."""
+        sizes, starts = ints(source, offset + 2), ints(source, offset + 1)
+        self.make_room_for(table, rows, offset, sizes)
         kernels.append_blobs(table.words, table.heap.data, rows, offset, sizes, starts, source.heap)
 
     @staticmethod
@@ -101,6 +106,11 @@ class Collect(Accumulator):
         self._bytes.append(table, rows, self.places[0].offset, source)
 
     def result(self, rows: Rows) -> pa.Array:
+        offsets, values = self._lists(rows)
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=self.type.arrow)
+
+    def _lists(self, rows: Rows) -> tuple[NDArray[np.int64], pa.Array]:
+        """Where each row's list begins and the last one ends, and the values of all."""
         offset = self.places[0].offset
         offsets = np.empty(rows.count + 1, dtype=np.int64)
         if self._width:
@@ -121,27 +131,59 @@ class Collect(Accumulator):
             kernels.read_bytes(rows.words, rows.heap, offset, ends, data)
             buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
         if self._element.nested:
-            values = unpack(data, ends, self._element)
-        else:
-            values = pa.Array.from_buffers(self._element.arrow, count, buffers)
-        offsets_buffer = pa.py_buffer(offsets.astype(np.int32))
-        return pa.Array.from_buffers(self.type.arrow, rows.count, [None, offsets_buffer], children=[values])
+            return offsets, unpack(data, ends, self._element)
+        return offsets, pa.Array.from_buffers(self._element.arrow, count, buffers)
 
 
-class ApproxCountDistinct(Accumulator):
+class FixedBytes(Accumulator):
+    """State of a fixed number of bytes, zero before the first value; a row has it from its first value on."""
+
+    columns = GrowingBytes.columns
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], size: int) -> None:
+        super().__init__(call, inputs)
+        self.size = size
+        self._valid = ALL
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        used = rows[self._valid[start : start + len(rows)].astype(np.bool_)] if self._valid.size else rows
+        self._start(table, used)
+        self.fold(table, rows, start)
+
+    @abstractmethod
+    def fold(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        """`update`, where all rows that count have their blobs."""
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        offset = self.places[0].offset
+        started = source.words[:, offset] != 0
+        rows, starts = rows[started], ints(source, offset + 1)[started]
+        self._start(table, rows)
+        self.add(table, rows, starts, source.heap)
+
+    @abstractmethod
+    def add(self, table: Writable, rows: NDArray[np.int64], starts: NDArray[np.int64], heap: Bytes) -> None:
+        """Fold blobs, given by where in their heap they start, into those of rows."""
+
+    def _start(self, table: Writable, rows: NDArray[np.int64]) -> None:
+        """Give the rows that have no blob yet their own."""
+        offset = self.places[0].offset
+        fresh = np.unique(rows[table.words[rows, offset] == 0])
+        if len(fresh):
+            GrowingBytes.grow(table, fresh, offset, np.full(len(fresh), self.size, dtype=np.int64))
+
+
+class ApproxCountDistinct(FixedBytes):
     """`approx_count_distinct`: HyperLogLog++ registers, packed as Spark packs them, over hashes that Spark computed.
 
     The input is `xxhash64(value)`, null where the value is null. Bias correction needs the options `raw_estimates`,
     `biases` and `threshold`: Spark's tables for the precision that follows from `relative_sd`.
     """
 
-    columns = GrowingBytes.columns
-
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
-        super().__init__(call, inputs)
         self._precision = sketch_precision(call.options)
         registers = 1 << self._precision
-        self._size = kernels.HEADER + 8 * (registers // 10 + 1)
+        super().__init__(call, inputs, kernels.HEADER + 8 * (registers // 10 + 1))
         self._raw = np.array(call.options.get("raw_estimates", ()), dtype=np.float64)
         self._biases = np.array(call.options.get("biases", ()), dtype=np.float64)
         self._threshold = float(call.options.get("threshold", 0.0))
@@ -150,26 +192,12 @@ class ApproxCountDistinct(Accumulator):
         self._hashes = operands[0].values
         self._valid = both(counts, operands[0].valid)
 
-    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        offset = self.places[0].offset
-        used = rows[self._valid[start : start + len(rows)].astype(np.bool_)] if self._valid.size else rows
-        self._start(table, used)
-        heap = table.heap.data
+    def fold(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        offset, heap = self.places[0].offset, table.heap.data
         kernels.add_to_registers(table.words, heap, rows, start, offset, self._hashes, self._valid, self._precision)
 
-    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        offset = self.places[0].offset
-        started = source.words[:, offset] != 0
-        rows, starts = rows[started], ints(source, offset + 1)[started]
-        self._start(table, rows)
-        kernels.merge_registers(table.words, table.heap.data, rows, offset, starts, source.heap, self._size)
-
-    def _start(self, table: Writable, rows: NDArray[np.int64]) -> None:
-        """Give the rows that have no registers yet their own."""
-        offset = self.places[0].offset
-        fresh = np.unique(rows[table.words[rows, offset] == 0])
-        if len(fresh):
-            GrowingBytes.grow(table, fresh, offset, np.full(len(fresh), self._size, dtype=np.int64))
+    def add(self, table: Writable, rows: NDArray[np.int64], starts: NDArray[np.int64], heap: Bytes) -> None:
+        kernels.merge_registers(table.words, table.heap.data, rows, self.places[0].offset, starts, heap, self.size)
 
     def result(self, rows: Rows) -> pa.Array:
         inverse, empty = np.empty(rows.count), np.empty(rows.count)

@@ -188,7 +188,7 @@ def sort_values(
         equals NaN and is greater than all); and where each group begins, with the number of rows at the end.
     """
     rows = np.flatnonzero(counts) if counts.size else np.arange(len(groups))
-    ranks = _ranks(ordering(values, dtype), ORDER_KEY) if dtype.nested else _ranks(values, dtype)
+    ranks = ranks_of(values, dtype)
     for rank in ranks:  # the least significant part first
         _, order = order_by_hash(rank[rows])
         rows = rows[order]
@@ -202,8 +202,10 @@ def sort_values(
     return rows, np.cumsum(different), starts
 
 
-def _ranks(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
+def ranks_of(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
     """Unsigned words that order as the values do, the least significant first; of rows that do not count, anything."""
+    if dtype.nested:
+        values, dtype = ordering(values, dtype), ORDER_KEY
     plain = values.values
     if dtype.machine == "float":
         bits = np.where(np.isnan(plain), np.nan, plain + 0.0).view(np.uint64)

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from millpond.operators.functions import retractable
 from millpond.operators.functions.accumulators import Accumulator, Average, Count, CountIf, SumFloats, SumInts
 from millpond.operators.functions.collect import ApproxCountDistinct, Collect
+from millpond.operators.functions.count_min import CountMin
 from millpond.operators.functions.decimal_sums import AverageDecimals, SumDecimals
+from millpond.operators.functions.listagg import GatheredListAgg, ListAgg
 from millpond.operators.functions.moments import (
     Correlation,
     Covariance,
@@ -22,6 +24,7 @@ from millpond.operators.functions.moments import (
     Variance,
 )
 from millpond.operators.functions.order_statistics import Mode, Percentile
+from millpond.operators.functions.quantiles import PercentileApprox
 from millpond.operators.functions.retractable import Retractable
 from millpond.operators.functions.selecting import Extreme, ExtremeBy, First, Last
 from millpond.operators.functions.whole_groups import Gathered, WholeGroups
@@ -87,8 +90,11 @@ FOLDED: dict[str, Folded] = {
     "regr_intercept": Folded(partial(Regression, intercept=True)),
     "regr_r2": Folded(Determination),
     "approx_count_distinct": Folded(ApproxCountDistinct),
+    "percentile_approx": Folded(PercentileApprox),
+    "count_min_sketch": Folded(CountMin),
     "collect_list": Folded(Collect, of_group=Gathered),
     "collect_set": Folded(Collect),
+    "listagg": Folded(ListAgg, of_group=GatheredListAgg),
     "percentile": Folded(of_group=Percentile),
     "mode": Folded(of_group=Mode),
     ROWS: Folded(of_group=Gathered),

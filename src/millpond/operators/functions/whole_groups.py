@@ -93,13 +93,17 @@ class Gathered(WholeGroups):
             self._counts.append(both(counts, validity(columns[0])))
 
     def result(self, rows: Rows) -> pa.Array:
+        offsets, values = self._lists(rows)
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=self.type.arrow)
+
+    def _lists(self, rows: Rows) -> tuple[NDArray[np.int64], pa.Array]:
+        """Where the list of each row of the table begins and the last one ends, and what is in them."""
         if not len(self._bounds):
             self._settle()
         members, offsets = spans(self._bounds, self.numbers(rows))
         if len(members) > LIMIT:
             raise OversizeError
-        values = self._taken(self._order[members])
-        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=self.type.arrow)
+        return offsets, self._taken(self._order[members])
 
     def _settle(self) -> None:
         """Put the rows that count into the order of their groups."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark.sql.types import ArrayType, DataType, _parse_datatype_string
+
+from millpond.plan.catalyst.constants import bytes_of, count_min_options
 from millpond.plan.catalyst.nodes import Expression, percentile_options, sketch_tables
 from millpond.plan.reasons import Reason, Unsupported
 from millpond.spec.functions import BY_CATALYST, key_supported, sketch_precision, supported
@@ -29,6 +33,10 @@ def _no_options(aggregate: Expression) -> dict[str, Any]:
     return {}
 
 
+def _own_type(aggregate: Expression) -> str:
+    return aggregate.type
+
+
 class Reader(NamedTuple):
     """What is read of a call beside its function.
 
@@ -36,11 +44,13 @@ class Reader(NamedTuple):
         operands: the operands that rows have, where not all are (others are constants).
         inputs: makes the call's inputs of its operands, where each is not simply an input.
         options: what the result depends on beside its inputs.
+        result: the type in which the result comes, if it is not the function's own; the plan casts it.
     """
 
     operands: Callable[[Expression], list[Expression]] = _children
     inputs: Callable[[Reading, list[Expression]], list[int]] = _each
     options: Callable[[Expression], dict[str, Any]] = _no_options
+    result: Callable[[Expression], str] = _own_type
 
 
 def read_function(reading: Reading, expression: Expression) -> AggregateCall:
@@ -61,7 +71,8 @@ def read_function(reading: Reading, expression: Expression) -> AggregateCall:
     inputs = reader.inputs(reading, operands)
     condition = expression.expression("filter")
     position = None if condition is None else reading.add_input([condition])
-    call = AggregateCall(name, tuple(inputs), aggregate.type, position, distinct, reader.options(aggregate))
+    type_ = reader.result(aggregate)
+    call = AggregateCall(name, tuple(inputs), type_, position, distinct, reader.options(aggregate))
     reason = supported(call, [reading.inputs[index].field.type for index in inputs])
     if reason is not None:
         types = ", ".join(operand.type for operand in operands)
@@ -78,6 +89,21 @@ def replaced(function: Expression) -> Expression:
             break
         function = replacement
     return function
+
+
+def piped_type(expression: Expression) -> DataType:
+    """The type in which the result of an `AggregateExpression` comes, which the plan may cast."""
+    called = expression.expression("aggregateFunction")
+    assert called is not None
+    aggregate = replaced(called)
+    reader = READERS.get(BY_CATALYST.get(aggregate.kind, ""), _EVERY_INPUT)
+    own, type_ = expression.data_type, reader.result(aggregate)
+    if type_ == aggregate.type:
+        return own
+    piped = _parse_datatype_string(type_)
+    if isinstance(own, ArrayType) and isinstance(piped, ArrayType):
+        piped.containsNull = own.containsNull
+    return piped
 
 
 def _present(reading: Reading, operands: list[Expression]) -> list[int]:
@@ -104,6 +130,60 @@ def _counted(aggregate: Expression) -> list[Expression]:
     value, *rest = aggregate.children
     frequency = rest[1] if len(rest) > 1 else None
     return [value] if frequency is None or str(frequency) == "1" else [value, frequency]
+
+
+def _first(aggregate: Expression) -> list[Expression]:
+    """The first operand, where the others are constants."""
+    return aggregate.children[:1]
+
+
+def _binary(reading: Reading, operands: list[Expression]) -> list[int]:
+    """A number, decimals as doubles: that is what Spark computes with."""
+    (operand,) = operands
+    if not operand.type.startswith("decimal"):
+        return [reading.add_input(operands)]
+    return [reading.add_input(operands, "cast({0} as double)", "double")]
+
+
+def _binary_result(aggregate: Expression) -> str:
+    """The function's type, with doubles for decimals."""
+    return re.sub(r"decimal\(\d+,\d+\)", "double", aggregate.type)
+
+
+def _quantiles(aggregate: Expression) -> dict[str, Any]:
+    options = percentile_options(aggregate)
+    return {
+        "percentages": options["percentages"],
+        "array": options["array"],
+        "accuracy": int(aggregate.children[2].constant),
+    }
+
+
+def _texts(aggregate: Expression) -> list[Expression]:
+    """The operands of `listagg`: the text, and what it is ordered by unless that is the text itself."""
+    text, _, *orders = aggregate.children
+    return [text, *(order.children[0] for order in orders)] if aggregate.get("needSaveOrderValue") else [text]
+
+
+def _beside_order(reading: Reading, operands: list[Expression]) -> list[int]:
+    """The text, or a struct of it and what it is ordered by; null where the text is."""
+    if len(operands) == 1:
+        return [reading.add_input(operands)]
+    names = [f"c{number}" for number in range(len(operands))]
+    fields = ", ".join(f"'{name}', {{{number}}}" for number, name in enumerate(names))
+    type_ = ", ".join(f"{name}: {operand.type}" for name, operand in zip(names, operands, strict=True))
+    return [reading.add_input(operands, f"if(isnull({{0}}), null, named_struct({fields}))", f"struct<{type_}>")]
+
+
+def _joining(aggregate: Expression) -> dict[str, Any]:
+    """The delimiter of `listagg`, as hexadecimal digits, and how its texts are ordered, if they are."""
+    _, delimiter, *orders = aggregate.children
+    order = [[str(one.get("direction").toString()) == "Descending", _nulls_last(one)] for one in orders]
+    return {"delimiter": bytes_of(delimiter).hex()} | ({"order": order} if order else {})
+
+
+def _nulls_last(order: Expression) -> bool:
+    return str(order.get("nullOrdering").toString()) == "NullsLast"
 
 
 def _eval_mode(aggregate: Expression) -> dict[str, Any]:
@@ -162,6 +242,9 @@ READERS: dict[str, Reader] = {
     "approx_count_distinct": Reader(inputs=_hashed, options=_sketch),
     "collect_list": Reader(options=_collecting),
     "collect_set": Reader(options=_collecting),
+    "percentile_approx": Reader(_first, _binary, _quantiles, _binary_result),
+    "count_min_sketch": Reader(operands=_first, options=count_min_options),
+    "listagg": Reader(operands=_texts, inputs=_beside_order, options=_joining),
     "percentile": Reader(operands=_counted, options=percentile_options),
     "mode": Reader(options=_most_frequent),
 }
