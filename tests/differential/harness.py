@@ -30,9 +30,11 @@ def stream(spark: SparkSession, folder: Path, ddl: str = DDL) -> DataFrame:
 
 
 def plain(value: Any) -> Any:
-    """A value without identity: rows become tuples, collected arrays are put in order."""
+    """A value without identity: rows become tuples, maps their entries, collected arrays are put in order."""
     if isinstance(value, Row):
         return tuple(plain(part) for part in value)
+    if isinstance(value, dict):
+        return tuple((plain(key), plain(part)) for key, part in value.items())
     if isinstance(value, list):
         return sorted((plain(part) for part in value), key=order)
     return bytes(value) if isinstance(value, bytearray) else value
