@@ -58,7 +58,9 @@ def some(dtype: DataType) -> st.SearchStrategy[Any]:
         zone = dt.UTC if dtype.name == "timestamp" else None
         return st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31)).map(lambda t: t.replace(tzinfo=zone))
     if dtype.name == "struct":
-        return st.fixed_dictionaries({name: st.none() | some(inner) for name, inner in dtype.fields})
+        names = [name for name, _ in dtype.fields]  # hypothesis may give them in another order
+        drawn = st.fixed_dictionaries({name: st.none() | some(inner) for name, inner in dtype.fields})
+        return drawn.map(lambda value: {name: value[name] for name in names})
     if dtype.name == "array":
         return st.lists(st.none() | some(dtype.fields[0][1]), max_size=4)
     if dtype.name == "map":
