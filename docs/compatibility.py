@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.plan.reasons import REASONS
-from millpond.spec.functions import FUNCTIONS, MAX_KEY_COLUMNS, ROWS, key_supported, supported
+from millpond.spec.functions import COLLATED, FUNCTIONS, MAX_KEY_COLUMNS, ROWS, key_supported, supported
 from millpond.spec.operators import AggregateCall
+from millpond.spec.types import parse_type
 
 NOTES = {
     "1": "strings that differ in their bytes may be equal in this collation, and have another order, which only Spark "
@@ -48,6 +49,9 @@ COMPARING = ("min", "max", "mode", "approx_count_distinct")
 """Functions that Spark computes of strings of any collation, too."""
 
 
+REPLACED = {"regr_count": "count", "regr_avgx": "avg", "regr_avgy": "avg"}
+"""Functions that have no record, since Spark runs another in their place."""
+
 BINARY = ("percentile_approx",)
 """Functions that compute with doubles."""
 
@@ -59,22 +63,13 @@ STAYING: dict[str, tuple[str, ...]] = {
         *("approx_top_k", "approx_top_k_accumulate", "approx_top_k_combine"),
     ),
     "no accumulator for its bins, which Spark merges by chance where several lie equally close": ("histogram_numeric",),
-    "bits of numbers have no accumulator": ("bit_and", "bit_or", "bit_xor"),
     "bitmaps have no accumulator": ("bitmap_construct_agg", "bitmap_or_agg", "bitmap_and_agg"),
     "it collects elements of arrays, which are not compared": ("collect_union",),
-    "sums of integers that are null on overflow have no accumulator; `try_sum` of other numbers is `sum`": ("try_sum",),
     "it names a measure of a view: the view's own aggregate counts": ("measure",),
 }
 """Spark's aggregate functions that stay there, by the reason."""
 
-SAME = {
-    "try_avg": "avg",
-    "regr_count": "count",
-    "regr_avgx": "avg",
-    "regr_avgy": "avg",
-    "grouping": "a key",
-    "grouping_id": "a key",
-}
+SAME = {**REPLACED, "try_avg": "avg", "try_sum": "sum", "grouping": "a key", "grouping_id": "a key"}
 """Names of Spark's that are something else by the time a plan is read."""
 
 
@@ -111,8 +106,8 @@ def _lines() -> Iterator[str]:
     yield "## Functions by the type of their arguments"
     yield ""
     yield "Each runs in update and in complete mode, with `FILTER (WHERE …)`, by any key of the last line. **D**: with"
-    yield "`DISTINCT` too. A dot: Spark has no such function either, or casts its argument to a type that runs. What"
-    yield "has a number stays on Spark, and its whole operator with it:"
+    yield "`DISTINCT` too. **as** a type: Spark casts to it (strings to booleans in ANSI mode only). A dot: Spark has"
+    yield "no such function either. What has a number stays on Spark, and its whole operator with it:"
     whole = " and ".join(f"`{name}`" for name, function in FUNCTIONS.items() if function.whole and name != ROWS)
     yield f"{whole} run in append mode by event time or session only. So do your own pandas and Arrow functions"
     yield "([how](functions.md)), beside any others, but without `FILTER` and `DISTINCT`, and `applyInPandas` and"
@@ -127,7 +122,7 @@ def _lines() -> Iterator[str]:
     for function in FUNCTIONS:
         names = [function, *FUNCTIONS[function].also]
         name = "your functions" if function == ROWS else ", ".join(f"`{one}`" for one in names)
-        yield from _row(name, *(_cell(function, kind) for kind in TYPES))
+        yield from _row(name, *(cell(function, kind) for kind in TYPES))
     by = ["yes" if runs("min_by", ddl, ordering=True) else _stays("min", kind) for kind, ddl in TYPES.items()]
     yield from _row(f"… by, of {' and '.join(f'`{name}`' for name in ORDERED_BY)}", *by)
     keys = ["yes" if key_supported(ddl) is None else _note(kind) for kind, ddl in TYPES.items()]
@@ -146,6 +141,11 @@ def _lines() -> Iterator[str]:
     yield "of one name, stay on Spark (`MP-INPUT-TYPE`, `MP-KEY-TYPE`): they are counted only."
     yield f"A key has at most {MAX_KEY_COLUMNS} columns, the fields of structs counted, an array as one."
     yield "`dropDuplicates` runs in append and in update mode."
+    yield ""
+    yield f"Over each key's last rows ([how](changes.md#aggregates-over-a-keys-last-rows)): {_with('over')}."
+    yield f"Over rows that change ([how](changes.md#between-operators)): {_with('retractable')}."
+    said = ", ".join(f"`{name}` as `{function}`" for name, function in REPLACED.items())
+    yield f"What Spark makes another function of runs as that: {said}."
     yield ""
     yield "## Aggregate functions that stay on Spark"
     yield ""
@@ -173,8 +173,21 @@ def _lines() -> Iterator[str]:
         yield from _row(f"`{code}`", text.replace("{detail}", "…"))
 
 
-def _cell(function: str, kind: str) -> str:
+def _with(attribute: str) -> str:
+    return ", ".join(f"`{name}`" for name, function in FUNCTIONS.items() if getattr(function, attribute))
+
+
+def cast(function: str, ddl: str) -> str | None:
+    """The type to which Spark casts a function's argument of this type; None if it does not."""
+    dtype = parse_type(ddl)
+    return FUNCTIONS[function].casts.get(COLLATED if dtype.collation else dtype.name)
+
+
+def cell(function: str, kind: str) -> str:
+    """What the table says of a function over a type, by its heading."""
     ddl = TYPES[kind]
+    if other := cast(function, ddl):
+        return f"{cell(function, other)}, as {other}"
     if FUNCTIONS[function].distinct and runs(function, ddl, distinct=True):
         return "D" if runs(function, ddl) else "D only"
     if not runs(function, ddl):

@@ -262,7 +262,11 @@ def test_over_rows(session: SparkSession, tmp_path: Path, mode: str) -> None:
         " max(d) over (partition by k order by id rows 2 preceding) c,"
         " sum(cast(v as decimal(12,3))) over (partition by k order by id rows 2 preceding) e,"
         " sum(v) over (partition by 'x', 1 order by id, 1 rows 4 preceding) f,"
-        " count(1) over (partition by 2, k order by id rows 4 preceding) h"
+        " count(1) over (partition by 2, k order by id rows 4 preceding) h,"
+        " corr(v, id) over (partition by k order by id rows 4 preceding) l,"
+        " kurtosis(v) over (partition by k order by id rows 9 preceding) m,"
+        " bit_xor(id) over (partition by k order by id rows 3 preceding) n,"
+        " regr_avgx(v, id) over (partition by k order by id rows 3 preceding) o"
         " from (select *, array(s) tags from {events})"
     )
     seen: list[Any] = []

@@ -16,6 +16,13 @@ CASES = {
     "count": [f"count(distinct {c})" for c in ATOMIC] + ["count(distinct st)", "count(distinct b, i8)"],
     "sum": [f"sum(distinct {c})" for c in ("i8", "i16", "i32", "i64", "dec9", "dec18")],
     "avg": [f"avg(distinct {c})" for c in ("i8", "i16", "i32", "i64", "dec9", "f64")],
+    "bits": [f"bit_{operation}(distinct i8)" for operation in ("and", "or", "xor")],
+    "statistics": [
+        "skewness(distinct i8)",
+        "corr(distinct i8, i16)",
+        "regr_count(distinct i8, f64)",
+        "var_pop(distinct i32)",
+    ],
     "filter": ["count(distinct s) filter (where b)", "sum(distinct i8) filter (where i32 > 0)", "count(distinct s)"],
     "beside others": ["count(distinct i8)", "count(*)", "sum(i32)", "max(s)", "sum(distinct i8) + count(distinct s)"],
     "listagg": ["listagg(distinct s, ',') within group (order by s desc)", "count(*)"],  # Spark fails on several

@@ -97,7 +97,9 @@ CASES = {
         "avg(dec9) filter (where s like '%a%')",
         "count(s) filter (where b)",
     ],
-    "try": ["try_sum(dec18)", "try_avg(i64)"],
+    "try": [*each("try_sum({})", INTEGERS + FLOATS + DECIMALS), *each("try_avg({})", INTEGERS + FLOATS + DECIMALS)],
+    "bits": [f"bit_{operation}({column})" for operation in ("and", "or", "xor") for column in INTEGERS],
+    "cast by Spark": ["sum(cast(i8 as string))", "skewness(dec18)", "corr(dec9, cast(i16 as string))"],
     "arithmetic": ["sum(i32 * 2) + max(i64) - 1", "cast(avg(i32) as decimal(20,3))", "sum(i32) / count(i32)", "k + 1"],
     "twice": ["sum(i32)", "sum(i32) as again", "sum(i32) + sum(i32)", "max(s)", "max(s) || '!'"],
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from tests.differential.harness import compare
 
@@ -70,5 +71,14 @@ def test_windows_sessions_and_all_rows(spark: SparkSession, tmp_path: Path, keys
 def test_without_keys(spark: SparkSession, tmp_path: Path) -> None:
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
         return session.sql(f"select {', '.join(CALLS)} from {{rows}} where k < 5", rows=df)
+
+    compare(spark, tmp_path, query, "update", ROWS, ddl=DDL)
+
+
+def test_products(spark: SparkSession, tmp_path: Path) -> None:
+    """Of the DataFrame API only."""
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        return df.groupBy("k").agg(F.product("x"), F.product(F.col("k")), F.product(F.col("y").cast("decimal(9,2)")))
 
     compare(spark, tmp_path, query, "update", ROWS, ddl=DDL)

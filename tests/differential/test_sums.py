@@ -82,6 +82,25 @@ def test_decimals_near_their_limit_in_ansi_mode(spark: SparkSession, tmp_path: P
     assert bool(we_said) == bool(spark_said)
 
 
+# By key: 1 leaves 64 bits within a batch and comes back, 2 is beyond when one ends, 3 has nulls, 4 touches the edge.
+LONGS = [
+    [
+        rows(*((k, None, None, None, None, i) for k, i in ((1, 2**63 - 1), (2, 2**63 - 1), (3, None), (4, -(2**62))))),
+        rows(*((k, None, None, None, None, i) for k, i in ((1, -5), (2, 1), (3, None), (4, -(2**62))))),
+    ],
+    [
+        rows(*((k, None, None, None, None, i) for k, i in ((1, 5), (2, -5), (3, 8)))),
+        rows(*((k, None, None, None, None, i) for k, i in ((2, -(2**62)), (4, 2**63 - 1)))),
+    ],
+]
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_try_sum_near_its_limit(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    text = "select k, try_sum(i), try_sum(i) filter (where i < 0), try_avg(i) from {events} group by k"
+    compare(spark, tmp_path, lambda df, session: session.sql(text, events=df), mode, LONGS, ddl=DDL)
+
+
 LOWER = "select k, max(a) a, max(b) b, max(c) c, max(d) d, max(i) i from {events} group by k"
 CHANGING = [
     rows(row(1, 9, HIGH, 2**62), row(2, 9, HIGH, 2**62), row(3, -9, 0.1, -1), row(4, 1, 1e20, 7)),
@@ -100,7 +119,8 @@ def test_over_changes(spark: SparkSession, tmp_path: Path, changes: str) -> None
     session.conf.set("spark.millpond.onUnsupported", "error")
     session.conf.set("spark.millpond.changes", changes)
     text = (
-        "select sum(a), avg(a), sum(b), avg(b), sum(c), sum(d), avg(d), sum(cast(d as float)), sum(i), avg(i), count(*)"
+        "select sum(a), avg(a), sum(b), avg(b), sum(c), sum(d), avg(d), sum(cast(d as float)), sum(i), avg(i),"
+        " try_sum(i), bit_xor(i), count(*)"
         " from (select k, max(a) a, max(b) b, max(c) c, max(d) d, max(i) i, count(*) n from {events} group by k)"
         " where n < 2"
     )

@@ -2,9 +2,11 @@
 
 import datetime as dt
 import math
+import operator
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
 from fractions import Fraction
+from functools import reduce
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -38,7 +40,7 @@ def call_result(shape: AggregateSpec, call: AggregateCall, rows: Sequence[Row]) 
             if None not in one:
                 seen.setdefault(tuple(normal(value) for value in one), (tuple(shown(value) for value in one), row))
         inputs, rows = [one for one, _ in seen.values()], [row for _, row in seen.values()]
-    if call.function in ("sum", "avg") and types[0].name == "decimal":
+    if call.function in ("sum", "avg") and types[0].machine in ("int", "wide"):
         inputs = [(*one, row.get(BATCH, 0)) for one, row in zip(inputs, rows, strict=True)]
     return FUNCTIONS[call.function](call, types, inputs)
 
@@ -67,6 +69,16 @@ def _fits(value: Decimal, dtype: DataType) -> Decimal | None:
     return value if value.scaleb(dtype.scale, EXACT).copy_abs() < 10**dtype.precision else None
 
 
+def _try_sum(inputs: list[tuple[Any, ...]]) -> int | None:
+    """A sum that is beyond 64 bits when a batch ends is null for good."""
+    total: int | None = 0
+    for _, batch in groupby((one for one in inputs if one[0] is not None), key=itemgetter(-1)):
+        total = None if total is None else sum((one[0] for one in batch), total)
+        if total is not None and not -(2**63) <= total < 2**63:
+            total = None
+    return total
+
+
 def _decimal_sum(inputs: list[tuple[Any, ...]], dtype: DataType) -> Decimal | None:
     """A sum that is beyond its precision when a batch ends is null for good."""
     total: Decimal | None = Decimal(0).scaleb(-dtype.scale, EXACT)
@@ -83,6 +95,8 @@ def _sum(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...
         return None
     if types[0].name == "decimal":
         return _decimal_sum(inputs, types[0])
+    if types[0].machine == "int" and call.options.get("eval_mode") == "try":
+        return _try_sum(inputs)
     if types[0].machine == "int":
         return (sum(values) + 2**63) % 2**64 - 2**63
     return sum(values, 0.0)
@@ -157,6 +171,17 @@ def _shape(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, .
         return _quotient(math.sqrt(count) * cubes, math.sqrt(squares * squares * squares))
     kurtosis = _quotient(count * fourths, squares * squares)
     return None if kurtosis is None else kurtosis - 3
+
+
+def _bits(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    values = _values(inputs)
+    operation = {"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor}[call.function]
+    return reduce(operation, values) if values else None
+
+
+def _product(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
+    values = _values(inputs)
+    return reduce(operator.mul, map(float, values)) if values else None
 
 
 def _pair(call: AggregateCall, types: list[DataType], inputs: list[tuple[Any, ...]]) -> Any:
@@ -306,6 +331,8 @@ FUNCTIONS: dict[str, Callable[[AggregateCall, list[DataType], list[tuple[Any, ..
     "count_min_sketch": _count_min,
     **dict.fromkeys(["min", "max", "bool_and", "bool_or"], _extreme),
     **dict.fromkeys(["stddev_samp", "stddev_pop", "var_samp", "var_pop", "regr_sxx"], _moments),
+    **dict.fromkeys(["bit_and", "bit_or", "bit_xor"], _bits),
+    "product": _product,
     **dict.fromkeys(["skewness", "kurtosis"], _shape),
     **dict.fromkeys(["corr", "covar_pop", "covar_samp"], _pair),
     **dict.fromkeys(["regr_sxy", "regr_slope", "regr_intercept", "regr_r2"], _pair),

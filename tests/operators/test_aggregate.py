@@ -19,7 +19,7 @@ from tests.operators.rig import Rig, Row, as_rows, normal, record_batch, spec
 from tests.operators.values import TYPES, values
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-DISTINCT = ("count", "sum", "avg", "collect_list", "listagg", "stddev_pop", "kurtosis", "corr")
+DISTINCT = ("count", "sum", "avg", "collect_list", "listagg", "stddev_pop", "kurtosis", "corr", "bit_xor")
 OPTIONS: dict[str, dict[str, Any]] = {
     "percentile_approx": {"percentages": [0.9, 0.0, 0.3, 1.0], "accuracy": 1000, "array": True},
     "count_min_sketch": {"multipliers": [1_569_741_360, 2_045_557_449], "width": 7},
@@ -47,6 +47,8 @@ def calls_over(ddl: str) -> list[AggregateCall]:
             made.append(AggregateCall(name, inputs, type_, options={"ignore_nulls": True}))
         if name == "listagg":
             made.append(AggregateCall(name, inputs, type_, options={"delimiter": "2c20", "order": [[True, False]]}))
+        if name == "sum":
+            made.append(AggregateCall(name, inputs, type_, options={"eval_mode": "try"}))
         if name in ("min_by", "max_by"):
             made.append(AggregateCall(name, (1, 0), "bigint"))
         if name in DISTINCT:
@@ -66,7 +68,9 @@ def result_type(function: str, ddl: str) -> str:
         return f"decimal({min(38, dtype.precision + 4)},{min(38, dtype.scale + 4)})"
     if function == "sum":
         return "double" if dtype.machine == "float" else "bigint"
-    if function in ("avg", "skewness", "kurtosis", "corr") or function.startswith(("stddev", "var_", "covar", "regr_")):
+    if function in ("avg", "product", "skewness", "kurtosis", "corr") or function.startswith(
+        ("stddev", "var_", "covar", "regr_")
+    ):
         return "double"
     if function == "count_min_sketch":
         return "binary"

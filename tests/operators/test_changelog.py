@@ -50,6 +50,8 @@ def outer(dtype: str, *, keys: str = "g string", changes: bool = False) -> Aggre
         call("sum", (0,), summed),
         call("avg", (0,), mean),
         call("sum", (1,), "bigint"),
+        call("sum", (1,), "bigint", options={"eval_mode": "try"}),
+        call("bit_xor", (1,), "bigint"),
         call("count", (), "bigint", filter=2),
         call("count_if", (2,), "bigint"),
     )

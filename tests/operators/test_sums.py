@@ -99,6 +99,30 @@ def test_sums_of_wide_decimals_are_checked_when_a_batch_ends(
 
 
 @SOME
+@given(
+    st.lists(st.lists(st.sampled_from([2**63 - 1, -(2**63), 2**62, -(2**62), 1, -1, 0]), max_size=5), max_size=5),
+    st.data(),
+)
+def test_try_sum_of_integers_is_checked_when_a_batch_ends(batches: list[list[int]], data: st.DataObject) -> None:
+    """Within a batch it may leave 64 bits and come back; beyond them then, it is null for good."""
+    shape = AggregateSpec(fields("k int"), fields("v bigint"), calls("bigint", "try")[:1], "update")
+    rig = Rig(shape)
+    total: int | None = 0
+    for batch in batches:
+        if data.draw(st.booleans()):
+            rig.restart()
+        rows: list[Row] = [{"k": 1, "v": v} for v in batch]
+        cut = data.draw(st.integers(0, len(rows)))
+        out = rig.batch(*(record_batch(shape, part, ["k"]) for part in (rows[:cut], rows[cut:]))).to_pylist()
+        total = None if total is None else total + sum(batch)
+        if total is not None and not -(2**63) <= total < 2**63:
+            total = None
+        if batch:
+            assert out == [{"k": 1, "sum_0": total}]
+    rig.close()
+
+
+@SOME
 @given(st.data())
 def test_what_is_taken_back_leaves_no_trace(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(["decimal(38,0)", "decimal(38,6)", "decimal(18,2)", "bigint", "double", "float"]))
@@ -175,6 +199,7 @@ def test_sums_over_changes_overflow_only_when_shown(dtype: str) -> None:
     assert taken_back(dtype, "ansi", [*many, *[(-1, high)] * 49], number=1)[0][0] == high
     with pytest.raises(ArithmeticOverflowError, match="ARITHMETIC_OVERFLOW"):
         taken_back(dtype, "ansi", many, number=1)
+    assert taken_back(dtype, "try", many, [(-1, high)] * 49, number=1) == [(None,), (high,)]
 
 
 def test_sums_of_wide_decimals_fail_in_ansi_mode_when_they_are_shown() -> None:

@@ -22,6 +22,8 @@ OTHERS = {
     "an argument": f"select s, sum(n * 2) x from {BELOW} group by s",
     "another argument": f"select s, sum(v) x from {BELOW} group by s",
     "a filter of a function": f"select s, sum(n) filter (where n > 1) x from {BELOW} group by s",
+    "what Spark replaces": f"select s, regr_avgx(n, v) x from {BELOW} group by s",
+    "what Spark replaces by another": f"select s, regr_avgy(n, v) x from {BELOW} group by s",
     "a result": f"select s, sum(n) x from {BELOW.replace('count(*) n', 'count(*) + 1 n')} group by s",
     "columns changed places": f"select s, sum(n) x from (select s, v n, n v from {BELOW}) group by s",
     "some keys": f"select s, sum(n) x from {BELOW} where k in (1, 2) group by s",

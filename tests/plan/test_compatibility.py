@@ -1,16 +1,18 @@
 """The compatibility page says what is decided."""
 
 import pytest
-from docs.compatibility import ORDERED_BY, PAGE, SAME, STAYING, TYPES, page, runs
-from pyspark.sql import DataFrame, SparkSession
+from docs.compatibility import ORDERED_BY, PAGE, REPLACED, SAME, STAYING, TYPES, cast, cell, page, runs
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.functions import PandasUDFType, pandas_udf
 from pyspark.sql.types import LongType
 
-from millpond.plan.catalyst.nodes import items
+from millpond.plan.catalyst.nodes import Catalyst, Expression, items
 from millpond.plan.catalyst.python import callable_here
 from millpond.plan.decide import decide
 from millpond.spec.functions import FUNCTIONS, ROWS, key_supported
+from millpond.spec.kinds.aggregate import AggregateSpec
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -38,18 +40,63 @@ def typed(stream: DataFrame) -> DataFrame:
     return stream.selectExpr(*(f"cast(null as {ddl}) as `{name}`" for name, ddl in TYPES.items()), "k as group")
 
 
-CONSTANTS = {"percentile_approx": ", 0.5", "count_min_sketch": ", 0.1D, 0.9D, 1"}
+CONSTANTS = {
+    "percentile": ["0.5"],
+    "percentile_approx": ["0.5"],
+    "count_min_sketch": ["0.1D", "0.9D", "1"],
+}
 """Arguments that are no columns."""
+
+
+def called(function: str, *columns: str) -> Column:
+    """A call over columns by their names; all functions but `product` have a name in SQL, too."""
+    one = f"`{columns[0]}`"
+    if function == "product":
+        return F.product(F.expr(one))
+    more = CONSTANTS.get(function) or [f"`{column}`" for column in columns[1:]]
+    return F.expr(f"{function}({', '.join([one, *more])})")
+
+
+def second(function: str) -> list[str]:
+    """The second argument, where a function has one."""
+    return ["group"] if function in ORDERED_BY or function.startswith(("corr", "covar_", "regr_")) else []
 
 
 @pytest.mark.parametrize("function", [name for name, function in FUNCTIONS.items() if not function.whole])
 def test_what_it_promises_is_decided_so(typed: DataFrame, function: str) -> None:
-    by = ", group" if function in ORDERED_BY else CONSTANTS.get(function, "")
-    calls = [f"{function}(`{name}`{by})" for name, ddl in TYPES.items() if runs(function, ddl)]
+    promised = [name for name, ddl in TYPES.items() if runs(function, cast(function, ddl) or ddl)]
+    calls = [called(function, name, *second(function)) for name in promised]
     if function in ORDERED_BY:
-        calls += [f"{function}(group, `{name}`)" for name, ddl in TYPES.items() if runs(function, ddl, ordering=True)]
-    (operator,) = decide(typed.groupBy("group").agg(*map(F.expr, calls)), "update").operators
+        calls += [called(function, "group", name) for name, ddl in TYPES.items() if runs(function, ddl, ordering=True)]
+    (operator,) = decide(typed.groupBy("group").agg(*calls), "update").operators
     assert operator.spec is not None, operator.reason
+
+
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != ROWS])
+def test_where_it_has_a_dot_spark_has_no_function(typed: DataFrame, function: str) -> None:
+    for name, ddl in TYPES.items():
+        other = cast(function, ddl)
+        shown = cell(function, name)
+        if other is not None:
+            assert shown.endswith(f"as {other}")
+            ((argument, *_),) = arguments(typed.agg(called(function, name, *second(function))))
+            assert (argument.kind, argument.type) == ("Cast", other)
+        elif shown == "·":
+            with pytest.raises(AnalysisException, match=r"DATATYPE_MISMATCH|UNSUPPORTED_TIME_TYPE"):
+                typed.agg(called(function, name, *second(function)))
+
+
+def arguments(df: DataFrame) -> list[list[Expression]]:
+    """The arguments of every aggregate function of a query."""
+    parts = Catalyst(df.sparkSession).analyzed(df).list("aggregateExpressions")[0].walk()
+    return [part.children[0].children for part in parts if part.kind == "AggregateExpression"]
+
+
+@pytest.mark.parametrize("function", REPLACED)
+def test_what_spark_replaces_is_decided_so(typed: DataFrame, function: str) -> None:
+    (operator,) = decide(typed.groupBy("group").agg(called(function, "double", "int")), "update").operators
+    assert isinstance(operator.spec, AggregateSpec)
+    assert [one.function for one in operator.spec.calls] == [REPLACED[function]]
 
 
 def test_every_key_it_promises_is_decided_so(typed: DataFrame) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from millpond.spec.operators import AggregateCall, Field
@@ -59,6 +60,7 @@ class Function(NamedTuple):
         sets: only distinct inputs ever count.
         retractable: rows can be taken back from it, batches later.
         over: runs over each key's last rows.
+        casts: types of its first argument that Spark casts first, and to what: they never come here.
     """
 
     arguments: tuple[tuple[str, ...], ...]
@@ -74,24 +76,33 @@ class Function(NamedTuple):
     sets: bool = False
     retractable: bool = False
     over: bool = False
+    casts: Mapping[str, str] = MappingProxyType({})
 
 
 ROWS = "rows"
 """All rows of a group, as a list of structs: what the user's own functions are called with."""
 
-_MOMENTS = Function(((*INTEGERS, *FLOATS),), over=True)
-_PAIRS = Function(((*INTEGERS, *FLOATS), (*INTEGERS, *FLOATS)), over=True)
-_BOOLEAN = Function((("boolean",),), distinct=False, over=True)
+_STRINGS = {"string": "double", COLLATED: "double"}
+_SUMMED = _STRINGS | {"timestamp": "double"}
+_TRUTHS = {"string": "boolean", COLLATED: "boolean"}  # in ANSI mode; else Spark refuses them
+_DOUBLES = Function(((*INTEGERS, *FLOATS),), over=True, casts={"decimal": "double"} | _STRINGS)
+_PAIRS = _DOUBLES._replace(arguments=_DOUBLES.arguments * 2)
+_BITS = Function((INTEGERS,), over=True)
+_BOOLEAN = Function((("boolean",),), distinct=False, over=True, casts=_TRUTHS)
 _KEPT = Function((KEPT,), distinct=False, ordered=True)
 _BY = Function((KEPT, COMPARED), distinct=False, ordered=True)
 
 FUNCTIONS: dict[str, Function] = {
     "count": Function((KEPT,), ("Count",), variadic=True, retractable=True, over=True),
-    "count_if": Function((("boolean",),), ("CountIf",), retractable=True, over=True),
-    "sum": Function((NUMBERS,), ("Sum",), retractable=True, over=True),
-    "avg": Function((NUMBERS,), ("Average",), ("mean",), retractable=True, over=True),
+    "count_if": Function((("boolean",),), ("CountIf",), retractable=True, over=True, casts=_TRUTHS),
+    "sum": Function((NUMBERS,), ("Sum",), ("try_sum",), retractable=True, over=True, casts=_SUMMED),
+    "avg": Function((NUMBERS,), ("Average",), ("mean", "try_avg"), retractable=True, over=True, casts=_SUMMED),
     "min": Function((COMPARED,), ("Min",), distinct=False, over=True),
     "max": Function((COMPARED,), ("Max",), distinct=False, over=True),
+    "bit_and": _BITS._replace(catalyst=("BitAndAgg",), distinct=False),
+    "bit_or": _BITS._replace(catalyst=("BitOrAgg",), distinct=False),
+    "bit_xor": _BITS._replace(catalyst=("BitXorAgg",), retractable=True),
+    "product": _DOUBLES._replace(catalyst=("Product",)),
     "first": _KEPT._replace(catalyst=("First",), also=("first_value",)),
     "last": _KEPT._replace(catalyst=("Last",), also=("last_value",)),
     "any_value": _KEPT._replace(catalyst=("AnyValue",)),
@@ -99,16 +110,16 @@ FUNCTIONS: dict[str, Function] = {
     "bool_or": _BOOLEAN._replace(catalyst=("BoolOr",), also=("any", "some")),
     "min_by": _BY._replace(catalyst=("MinBy",)),
     "max_by": _BY._replace(catalyst=("MaxBy",)),
-    "stddev_samp": _MOMENTS._replace(catalyst=("StddevSamp",), also=("stddev", "std")),
-    "stddev_pop": _MOMENTS._replace(catalyst=("StddevPop",)),
-    "var_samp": _MOMENTS._replace(catalyst=("VarianceSamp",), also=("variance",)),
-    "var_pop": _MOMENTS._replace(catalyst=("VariancePop",)),
-    "skewness": _MOMENTS._replace(catalyst=("Skewness",)),
-    "kurtosis": _MOMENTS._replace(catalyst=("Kurtosis",)),
+    "stddev_samp": _DOUBLES._replace(catalyst=("StddevSamp",), also=("stddev", "std")),
+    "stddev_pop": _DOUBLES._replace(catalyst=("StddevPop",)),
+    "var_samp": _DOUBLES._replace(catalyst=("VarianceSamp",), also=("variance",)),
+    "var_pop": _DOUBLES._replace(catalyst=("VariancePop",)),
+    "skewness": _DOUBLES._replace(catalyst=("Skewness",)),
+    "kurtosis": _DOUBLES._replace(catalyst=("Kurtosis",)),
     "corr": _PAIRS._replace(catalyst=("Corr",)),
     "covar_pop": _PAIRS._replace(catalyst=("CovPopulation",)),
     "covar_samp": _PAIRS._replace(catalyst=("CovSample",)),
-    "regr_sxx": _MOMENTS._replace(catalyst=("RegrReplacement",), also=("regr_syy",)),
+    "regr_sxx": _DOUBLES._replace(catalyst=("RegrReplacement",), also=("regr_syy",)),
     "regr_sxy": _PAIRS._replace(catalyst=("RegrSXY",)),
     "regr_slope": _PAIRS._replace(catalyst=("RegrSlope",)),
     "regr_intercept": _PAIRS._replace(catalyst=("RegrIntercept",)),
@@ -127,6 +138,7 @@ FUNCTIONS: dict[str, Function] = {
         ("median", "percentile_cont", "percentile_disc"),
         optional=1,
         whole=True,
+        casts=_STRINGS,
     ),
     "mode": Function((COMPARED,), ("Mode",), whole=True),
     ROWS: Function((KEPT,), variadic=True, distinct=False, whole=True, ordered=True),
@@ -143,8 +155,6 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
         return FUNCTION
     arguments = function.arguments * (len(inputs) if function.variadic else 1)
     if not len(arguments) - function.optional <= len(inputs) <= len(arguments):
-        return FUNCTION
-    if call.options.get("eval_mode") == "try" and call.function == "sum" and parse_type(inputs[0]).name in INTEGERS:
         return FUNCTION
     if function.collects and call.options.get("ignore_nulls") is False:
         return FUNCTION

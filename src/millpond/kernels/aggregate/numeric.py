@@ -22,6 +22,9 @@ Array = NDArray[Any]
 
 _BLOCK = (WORDS, INTS_IN, I64, I64)
 
+AND, OR, XOR = 0, 1, 2
+"""How bits are combined."""
+
 
 @kernel(types.void(WORDS, INTS_IN, I64))
 def count_rows(words: Array, rows: Array, offset: int) -> None:
@@ -72,6 +75,101 @@ def sum_ints_checked(
         words[row, offset] = np.uint64(new)
         words[row, null_word] &= keep
     return True
+
+
+@kernel(types.void(*_BLOCK, I64, U64, INTS_IN, INTS_IN, BYTES_IN, U64))
+def try_sum_ints(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    excesses: Array,
+    valid: Array,
+    batch: int,
+) -> None:
+    """Add int64 values into sums that may leave 64 bits and come back within a batch; null until the first one.
+
+    Behind the word of a sum stands its *excess*: 0 while the sum is within 64 bits; else its next 32 bits, and the
+    batch in which it left them. A sum that is beyond 64 bits when a batch ends is lost, for good: of batch 0.
+
+    Args:
+        words, rows, start, offset, null_word, null_bit, values, valid: as for `sum_ints`.
+        excesses: where the values are such sums; else of no rows.
+        batch: a number from 1 to 2³² − 1.
+    """
+    nullable = valid.size != 0
+    low32 = np.int64(0xFFFFFFFF)
+    now = np.int64(batch)
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        words[row, null_word] &= ~null_bit
+        excess = np.int64(words[row, offset + 1])
+        more = excesses[start + i] if excesses.size else np.int64(0)
+        if (excess != 0 and excess & low32 != now) or (more != 0 and more & low32 != now):
+            words[row, offset] = np.uint64(0)
+            words[row, offset + 1] = np.uint64(1 << 32)
+            continue
+        old = words[row, offset]
+        value = values[start + i]
+        new = old + np.uint64(value)
+        above = excess >> 32 if excess != 0 else np.int64(old) >> 63
+        above += more >> 32 if more != 0 else value >> 63
+        above += 1 if new < old else 0
+        words[row, offset] = new
+        within = above == np.int64(new) >> 63
+        words[row, offset + 1] = np.uint64(0) if within else np.uint64((above << 32) | now)
+
+
+@kernel(types.void(*_BLOCK, I64, U64, INTS_IN, BYTES_IN, I64))
+def combine_bits(
+    words: Array,
+    rows: Array,
+    start: int,
+    offset: int,
+    null_word: int,
+    null_bit: int,
+    values: Array,
+    valid: Array,
+    operation: int,
+) -> None:
+    """Combine the bits of int64 values by `AND`, `OR` or `XOR`; null until the first value, which is taken as it is."""
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        value = np.uint64(values[start + i])
+        if words[row, null_word] & null_bit != 0:
+            words[row, null_word] &= ~null_bit
+            words[row, offset] = value
+        elif operation == AND:
+            words[row, offset] &= value
+        elif operation == OR:
+            words[row, offset] |= value
+        else:
+            words[row, offset] ^= value
+
+
+@kernel(types.void(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN))
+def multiply_floats(
+    words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
+) -> None:
+    """Multiply doubles in row order; the product is null until the first one."""
+    nullable = valid.size != 0
+    for i in range(rows.size):
+        if nullable and valid[start + i] == 0:
+            continue
+        row = rows[i]
+        if words[row, null_word] & null_bit != 0:
+            words[row, null_word] &= ~null_bit
+            words[row, offset] = float_bits(values[start + i])
+        else:
+            words[row, offset] = float_bits(bits_float(words[row, offset]) * values[start + i])
 
 
 @kernel(types.void(*_BLOCK, I64, U64, FLOATS_IN, BYTES_IN))

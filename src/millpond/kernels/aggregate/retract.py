@@ -47,6 +47,15 @@ def sum_words(words, rows, start, offset, values, valid, signs):
         words[rows[i], offset + 2] += np.uint64(sign)
 
 
+@kernel(_FIRST + "Array(int64, 1, 'C', readonly=True), " + _REST)
+def bit_xor(words, rows, start, offset, values, valid, signs):
+    """Combine bits by exclusive or, which takes back what it added; the number of values in the second word."""
+    for i in range(len(rows)):
+        if len(valid) == 0 or valid[start + i] != 0:
+            words[rows[i], offset] ^= np.uint64(values[start + i])
+            words[rows[i], offset + 1] += np.uint64(np.int64(signs[start + i]))
+
+
 @kernel(_FIRST + "Array(uint64, 2, 'C', readonly=True), " + _REST)
 def sum_pairs(words, rows, start, offset, values, valid, signs):
     """Add or take back 128-bit numbers: a 192-bit sum in three words, the number of values in the fourth."""

@@ -33,6 +33,9 @@ BLOCK = 2048
 """Rows located and folded at a time, so that they are still in the cache when they are folded."""
 
 
+_NO_EXCESSES = np.empty(0, dtype=np.int64)
+
+
 class StateColumn(NamedTuple):
     """A column of state: its kind, and whether a fresh key has null there (else zero)."""
 
@@ -155,6 +158,54 @@ class SumInts(Accumulator):
         return to_arrow(ints(rows, place.offset), not_null(rows, place), self.type)
 
 
+class TrySumInts(SumInts):
+    """`try_sum` of integers: null beyond 64 bits.
+
+    Spark adds up the rows of a batch before it adds them to the state, and what is beyond when a batch ends is lost,
+    for good. So a second word tells of sums that are beyond, and may come back within the batch.
+    """
+
+    columns = (StateColumn("word", null=True), StateColumn("word"))
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
+        super().__init__(call, inputs)
+        self._batch = np.uint64(1)
+
+    def begin(self, version: int) -> None:
+        self._batch = np.uint64(1 + version % (2**32 - 1))
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        place = self.places[0]
+        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit)
+        numeric.try_sum_ints(*at, self._values, _NO_EXCESSES, self._valid, self._batch)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        place = self.places[0]
+        at = (table.words, rows, 0, place.offset, place.null_word, place.null_bit)
+        sums, excesses = (ints(source, one.offset) for one in self.places)
+        numeric.try_sum_ints(*at, sums, excesses, not_null(source, place), self._batch)
+
+    def result(self, rows: Rows) -> pa.Array:
+        sums, excesses = (ints(rows, one.offset) for one in self.places)
+        valid = both(not_null(rows, self.places[0]), (excesses == 0).view(np.uint8))
+        return to_arrow(sums, valid, self.type)
+
+
+class Bits(SumInts):
+    """`bit_and`, `bit_or`, `bit_xor`: one word."""
+
+    def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, operation: int) -> None:
+        super().__init__(call, inputs)
+        self._operation = operation
+
+    def _add(
+        self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
+    ) -> None:
+        place = self.places[0]
+        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
+        numeric.combine_bits(*at, self._operation)
+
+
 class SumFloats(Accumulator):
     """`sum` of floats and doubles: one word."""
 
@@ -179,6 +230,16 @@ class SumFloats(Accumulator):
     def result(self, rows: Rows) -> pa.Array:
         place = self.places[0]
         return to_arrow(floats(rows, place.offset), not_null(rows, place), self.type)
+
+
+class Product(SumFloats):
+    """`product`, of doubles: one word."""
+
+    def _add(
+        self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.float64], valid: Mask
+    ) -> None:
+        place = self.places[0]
+        numeric.multiply_floats(table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
 
 
 class Average(SumFloats):

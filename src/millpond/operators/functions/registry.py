@@ -6,8 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from millpond.kernels.aggregate import numeric
 from millpond.operators.functions import retractable
-from millpond.operators.functions.accumulators import Accumulator, Average, Count, CountIf, SumFloats, SumInts
+from millpond.operators.functions.accumulators import (
+    Accumulator,
+    Average,
+    Bits,
+    Count,
+    CountIf,
+    Product,
+    SumFloats,
+    SumInts,
+    TrySumInts,
+)
 from millpond.operators.functions.collect import ApproxCountDistinct, Collect
 from millpond.operators.functions.count_min import CountMin
 from millpond.operators.functions.decimal_sums import AverageDecimals, SumDecimals
@@ -50,7 +61,9 @@ class Folded(NamedTuple):
 def _sum(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
     if inputs[0].name == "decimal":
         return SumDecimals(call, inputs)
-    return (SumFloats if inputs[0].machine == "float" else SumInts)(call, inputs)
+    if inputs[0].machine == "float":
+        return SumFloats(call, inputs)
+    return (TrySumInts if call.options.get("eval_mode") == "try" else SumInts)(call, inputs)
 
 
 def _average(call: AggregateCall, inputs: Sequence[DataType]) -> Accumulator:
@@ -68,6 +81,10 @@ FOLDED: dict[str, Folded] = {
     "avg": Folded(_average, retracting=retractable.averaging),
     "min": Folded(partial(_extreme, greatest=False)),
     "max": Folded(partial(_extreme, greatest=True)),
+    "bit_and": Folded(partial(Bits, operation=numeric.AND)),
+    "bit_or": Folded(partial(Bits, operation=numeric.OR)),
+    "bit_xor": Folded(partial(Bits, operation=numeric.XOR), retracting=retractable.BitXor),
+    "product": Folded(Product),
     "first": Folded(First),
     "last": Folded(Last),
     "any_value": Folded(First),

@@ -1,4 +1,4 @@
-"""Accumulators from which rows can be taken back: `count`, `sum` and `avg`.
+"""Accumulators from which rows can be taken back: `count`, `sum`, `avg` and `bit_xor`.
 
 Sums are exact, and wide enough never to overflow: what exceeds the result's type does so when it is shown, and no more
 once rows that made it so are taken back.
@@ -67,6 +67,28 @@ class CountIf(Count):
         super().load(operands, both(counts, operands[0].values.astype(np.uint8)))
 
 
+class BitXor(Retractable):
+    """`bit_xor`: what is taken back is combined once more. The number of values stands behind the word."""
+
+    columns: tuple[StateColumn, ...] = (StateColumn("word"), StateColumn("word"))
+
+    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        self._values = operands[0].values
+        self._valid = both(counts, operands[0].valid)
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        retract.bit_xor(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        bits, numbers = (place.offset for place in self.places)
+        np.bitwise_xor.at(table.words[:, bits], rows, source.words[:, bits])
+        _add(table, rows, numbers, source.words[:, numbers])
+
+    def result(self, rows: Rows) -> pa.Array:
+        bits, numbers = (ints(rows, place.offset) for place in self.places)
+        return to_arrow(bits, (numbers != 0).view(np.uint8), self.type)
+
+
 class _Summing(Retractable):
     """A sum of some words, in two's complement, and behind it the number of values."""
 
@@ -103,13 +125,16 @@ class _SummingInts(_Summing):
 
 
 class SumInts(_SummingInts):
-    """`sum` of integers: what leaves the range of its type wraps, or is an error in ANSI mode."""
+    """`sum` of integers: what leaves the range of its type wraps, is null (`try_sum`), or an error in ANSI mode."""
 
     def result(self, rows: Rows) -> pa.Array:
         sums, there = self._sums(rows), self._numbers(rows) != 0
         low = np.ascontiguousarray(sums[:, 0]).view(np.int64)
-        if self.ansi and (((low >> 63) != np.ascontiguousarray(sums[:, 1]).view(np.int64)) & there).any():
+        within = (low >> 63) == np.ascontiguousarray(sums[:, 1]).view(np.int64)
+        if self.ansi and (there & ~within).any():
             raise overflow_in_integers()
+        if self.call.options.get("eval_mode") == "try":
+            there &= within
         return to_arrow(low, there.view(np.uint8), self.type)
 
 
