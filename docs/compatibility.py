@@ -131,7 +131,7 @@ def _lines() -> Iterator[str]:
     yield "`percentile_approx` is exact, as in Spark, while a group has fewer than half as many values as its accuracy"
     yield "says (10000 by default). Beyond, ranks are wrong by at most 1 / accuracy of the values, as in Spark, but"
     yield "which value is given may differ: Spark's depends on how rows are cut into tasks and batches. NaN is the"
-    yield "greatest value. `listagg` may have an order, by expressions of any types that are compared. `ROLLUP`, `CUBE`"
+    yield "greatest value. `listagg` may have an order, by expressions of atomic types. `ROLLUP`, `CUBE`"
     yield "and `GROUPING SETS` run as the aggregates that Spark makes of them. So does `pivot` over given values, if"
     yield "any of its results is neither a number nor a boolean; else it is two aggregates, and the upper one,"
     yield "`pivotfirst`, stays."

@@ -45,10 +45,11 @@ def test_the_spec_of_another_version_is_told_by_paths():
         pin(files, query(calls=["count"]))
 
 
-def test_newer_format_is_refused():
+@pytest.mark.parametrize("written", [1, 99])
+def test_another_format_is_refused(written):
     files = memory()
-    pin(files, PinnedQuery(1, (), format=99))
-    with pytest.raises(StateIncompatibleError, match="format 99"):
+    pin(files, PinnedQuery(1, (), format=written))
+    with pytest.raises(StateIncompatibleError, match=f"format {written};"):
         pin(files, query())
 
 

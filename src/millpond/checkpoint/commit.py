@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from millpond.checkpoint.documents import FORMAT, damaged, newer
+from millpond.checkpoint.documents import FORMAT, damaged, other_format
 from millpond.checkpoint.generation import digits
 from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, TableState, checksum
 from millpond.files.filesystem import Buffer, FileSystem
@@ -137,8 +137,8 @@ def read_header(files: FileSystem, name: str, size: int | None = None) -> Commit
     magic, form, length = _PREFIX.unpack_from(first)
     if magic != MAGIC:
         raise damaged(url, "is not a commit")
-    if form > FORMAT:
-        raise newer(url, form, FORMAT)
+    if form != FORMAT:
+        raise other_format(url, form)
     end = _START + length
     if end > size:
         raise damaged(url, "is cut short")

@@ -10,7 +10,7 @@ import xxhash
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.filesystem import FileSystem
 
-FORMAT = 1
+FORMAT = 2
 """Format version of the checkpoint; every document has it as `format`."""
 
 Document = TypeVar("Document", bound=msgspec.Struct)
@@ -27,15 +27,15 @@ def read_document(files: FileSystem, name: str, kind: type[Document]) -> Documen
 
     Raises:
         StateDamagedError: cut short or altered; `MissingFileError` (one of its kind) when it is not there.
-        StateIncompatibleError: written by a newer Millpond.
+        StateIncompatibleError: written by a Millpond whose format is another.
     """
     url = files.locate(name)
     body, _, check = files.get(name).partition(b"\n")
     if check != b"xxh3:%016x\n" % xxhash.xxh3_64_intdigest(body):
         raise damaged(url, "is cut short or altered")
     fields: Any = msgspec.json.decode(body)
-    if isinstance(fields, dict) and fields.get("format", FORMAT) > FORMAT:
-        raise newer(url, fields["format"], FORMAT)
+    if isinstance(fields, dict) and fields.get("format", FORMAT) != FORMAT:
+        raise other_format(url, fields["format"])
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -51,10 +51,10 @@ def damaged(url: str, how: str) -> StateDamagedError:
     )
 
 
-def newer(url: str, found: int, known: int) -> StateIncompatibleError:
-    """The error for a file of a format that this version does not know."""
+def other_format(url: str, found: int) -> StateIncompatibleError:
+    """The error for a file of a format that this version does not read."""
     return StateIncompatibleError(
-        f"A checkpoint file has format {found}; this version of Millpond reads up to {known}.",
-        action="Use the version of Millpond that wrote it, or a newer one.",
+        f"A checkpoint file has format {found}; this version of Millpond reads format {FORMAT}.",
+        action="Use the version of Millpond that wrote it, or start with a new checkpointLocation.",
         file=url,
     )

@@ -163,8 +163,8 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
         if reason:
             return reason
         dtype = parse_type(ddl)
-        sorted_ = function.sorts and "order" in call.options and dtype.name == "struct" and key_supported(ddl) is None
-        if not takes(accepted, dtype) and not sorted_:
+        ordered = function.sorts and "order" in call.options and takes(("struct", *ATOMIC), dtype)
+        if not takes(accepted, dtype) and not ordered:
             return INPUT_TYPE
     return None
 
