@@ -79,6 +79,6 @@ def test_products(spark: SparkSession, tmp_path: Path) -> None:
     """Of the DataFrame API only."""
 
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
-        return df.groupBy("k").agg(F.product("x"), F.product(F.col("k")), F.product(F.col("y").cast("decimal(9,2)")))
+        return df.groupBy("k").agg(F.product("x"), F.product(F.col("k")), F.product(F.col("k").cast("decimal(9,2)")))
 
     compare(spark, tmp_path, query, "update", ROWS, ddl=DDL)

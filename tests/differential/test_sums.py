@@ -120,7 +120,7 @@ def test_over_changes(spark: SparkSession, tmp_path: Path, changes: str) -> None
     session.conf.set("spark.millpond.changes", changes)
     text = (
         "select sum(a), avg(a), sum(b), avg(b), sum(c), sum(d), avg(d), sum(cast(d as float)), sum(i), avg(i),"
-        " try_sum(i), bit_xor(i), count(*)"
+        " try_sum(abs(i)), bit_xor(i), count(*)"
         " from (select k, max(a) a, max(b) b, max(c) c, max(d) d, max(i) i, count(*) n from {events} group by k)"
         " where n < 2"
     )
