@@ -45,7 +45,7 @@ TYPES = {
 ORDERED_BY = ("min_by", "max_by")
 """Functions of a value and of what it is ordered by."""
 
-COMPARING = ("min", "max", "mode", "approx_count_distinct")
+COMPARING = ("min", "max", "mode", "approx_count_distinct", "listagg")
 """Functions that Spark computes of strings of any collation, too."""
 
 
@@ -153,8 +153,8 @@ def _lines() -> Iterator[str]:
     yield ""
     yield from _row("functions", "why")
     yield "|---|---|"
-    for reason, names in STAYING.items():
-        yield from _row(", ".join(f"`{name}`" for name in names), reason)
+    for reason, staying in STAYING.items():
+        yield from _row(", ".join(f"`{name}`" for name in staying), reason)
     yield ""
     yield "## Joins of two streams"
     yield ""
@@ -198,7 +198,7 @@ def cell(function: str, kind: str) -> str:
 
 def _stays(function: str, kind: str) -> str:
     """Why a function of Spark's over a type stays there."""
-    ordered = function in ("min", "max") and kind == "map"  # maps have no order
+    ordered = function in ("min", "max", "listagg") and kind == "map"  # maps have no order
     return _note(kind) if function in COMPARING and not ordered else "·"
 
 

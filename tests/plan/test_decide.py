@@ -199,7 +199,7 @@ STAY = {
         "complete",
         "MP-SESSION-DISTINCT",
     ),
-    "function": (lambda df, _: df.groupBy("k").agg(F.skewness("d")), "update", "MP-FUNCTION"),
+    "function": (lambda df, _: df.groupBy("k").agg(F.expr("histogram_numeric(d, 5)")), "update", "MP-FUNCTION"),
     "whole groups": (lambda df, _: df.groupBy("k").agg(F.expr("percentile(d, 0.5)")), "update", "MP-WHOLE"),
     "whole sessions": (
         lambda df, _: df.withWatermark("ts", "1 minute").groupBy(F.session_window("ts", "1 m"), "k").agg(F.median("d")),

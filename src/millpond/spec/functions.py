@@ -83,6 +83,7 @@ ROWS = "rows"
 """All rows of a group, as a list of structs: what the user's own functions are called with."""
 
 _STRINGS = {"string": "double", COLLATED: "double"}
+_TEXTS = dict.fromkeys((*NUMBERS, "boolean", *TIMES), "string")
 _SUMMED = _STRINGS | {"timestamp": "double"}
 _TRUTHS = {"string": "boolean", COLLATED: "boolean"}  # in ANSI mode; else Spark refuses them
 _DOUBLES = Function(((*INTEGERS, *FLOATS),), over=True, casts={"decimal": "double"} | _STRINGS)
@@ -125,12 +126,14 @@ FUNCTIONS: dict[str, Function] = {
     "regr_intercept": _PAIRS._replace(catalyst=("RegrIntercept",)),
     "regr_r2": _PAIRS._replace(catalyst=("RegrR2",)),
     "approx_count_distinct": Function((("bigint",),), ("HyperLogLogPlusPlus",), distinct=False),
-    "percentile_approx": Function(((*INTEGERS, *FLOATS, *TIMES),), ("ApproximatePercentile",), ("approx_percentile",)),
+    "percentile_approx": Function(
+        ((*INTEGERS, *FLOATS, *TIMES),), ("ApproximatePercentile",), ("approx_percentile",), casts=_STRINGS
+    ),
     "count_min_sketch": Function(((*INTEGERS, "string", "binary"),), ("CountMinSketchAgg",)),
     "collect_list": Function((KEPT,), ("CollectList",), ("array_agg",), ordered=True, collects=True),
     "collect_set": Function((COMPARED,), ("CollectSet",), collects=True, sets=True),
     "listagg": Function(
-        (("string", "binary"),), ("ListAgg",), ("string_agg",), sorts=True, ordered=True, collects=True
+        (("string", "binary"),), ("ListAgg",), ("string_agg",), sorts=True, ordered=True, collects=True, casts=_TEXTS
     ),
     "percentile": Function(
         (NUMBERS, INTEGERS),
