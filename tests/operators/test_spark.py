@@ -50,7 +50,7 @@ def value(dtype: DataType, rng: random.Random, room: int) -> Any:
 
 
 WITH_MORE = ("product", "regr_sxx", "percentile_approx", "count_min_sketch", "listagg")
-"""Functions whose call in SQL has more than their inputs, or that have none: compared by the queries of whole streams."""
+"""Functions whose call in SQL has more than their inputs, or that have none there: whole streams compare them."""
 
 
 def sql_of(shape: AggregateSpec, call: AggregateCall) -> str:
