@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.append_file import MappedBytes
 from millpond.layout import Column, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from millpond.plan.reasons import REASONS
+from millpond.plan.reading.reasons import REASONS
 from millpond.spec.functions import COLLATED, FUNCTIONS, MAX_KEY_COLUMNS, ROWS, key_supported, supported
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type

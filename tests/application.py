@@ -9,12 +9,12 @@ from pathlib import Path
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
-from millpond.files.filesystem import join_url, open_filesystem
+from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.starting.start import begin
+from millpond.slot.batch.task import PipeTask, SlotSettings
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.task import PipeTask, SlotSettings
 from millpond.spec.kinds.union import OperatorSpec
 
 

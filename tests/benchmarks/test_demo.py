@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from millpond.demo import comparison, engine, figures, job, machine, view
 from millpond.demo import run as demo
+from millpond.demo import view
+from millpond.demo.engines import comparison, engine, figures, job, machine
+from millpond.demo.engines.side import Side
 from millpond.demo.report import chart, page
-from millpond.demo.side import Side
 from millpond.errors import UsageError
 
 SIZE = job.Size(rows_per_batch=1_000, before_kill=6, after_kill=2, seconds_before_kill=60.0)
@@ -254,7 +255,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, temporary: Pa
     code = f"""import sys
 from pathlib import Path
 from millpond.demo.run import run_demo
-from millpond.demo.job import Size
+from millpond.demo.engines.job import Size
 sys.exit(run_demo(folder=Path({str(tmp_path / "out")!r}), size={size}, command={ENGINE!r}))"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         deadline = time.monotonic() + 60

@@ -25,15 +25,15 @@ from millpond.checkpoint import deltas
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files import patience
+from millpond.files.backends import patience
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.filesystem import FileSystem
 from millpond.operators.aggregate import cardinality_observer
-from millpond.slot.offsets import Planned
+from millpond.slot.batch.offsets import Planned
+from millpond.slot.batch.task import PipeTask, SlotSettings
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
 from millpond.slot.partition.turns import Attempt
-from millpond.slot.task import PipeTask, SlotSettings
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned import table as aligned

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from millpond.errors import StateDamagedError, TransientError
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from millpond.errors import TransientError
+from millpond.files.backends.filesystem import FileInfo, FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.filesystem import FileInfo, FileSystem
 
 
 class Crash(BaseException):

@@ -32,8 +32,8 @@ from millpond.checkpoint.pinned import PinnedQuery, pin
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import MillpondError
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.starting.start import begin

@@ -13,7 +13,7 @@ from millpond.checkpoint.generation import Generation, claim
 from millpond.checkpoint.manifest import PartitionManifest, Sealed, seal
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.refs import TableManifest
 
 _names = itertools.count()

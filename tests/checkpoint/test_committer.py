@@ -7,7 +7,7 @@ from millpond.checkpoint.commit import read_header
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError, TransientError
 from millpond.files.backends.faults import Faults, FaultyFiles
-from millpond.files.filesystem import AlreadyExistsError
+from millpond.files.backends.filesystem import AlreadyExistsError
 from tests.checkpoint.rig import Slot, begin, memory
 
 

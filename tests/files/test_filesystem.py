@@ -11,8 +11,14 @@ import pytest
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError
 from millpond.files.backends.faults import Faults, FaultyFiles
+from millpond.files.backends.filesystem import (
+    AlreadyExistsError,
+    FileSystem,
+    MissingFileError,
+    join_url,
+    open_filesystem,
+)
 from millpond.files.backends.local import LocalFiles
-from millpond.files.filesystem import AlreadyExistsError, FileSystem, MissingFileError, join_url, open_filesystem
 from tests.s3 import s3
 
 
@@ -125,7 +131,7 @@ def test_one_of_many_writers_wins(files):
 def test_one_of_many_processes_wins(tmp_path):
     program = textwrap.dedent(f"""
         import sys
-        from millpond.files.filesystem import open_filesystem
+        from millpond.files.backends.filesystem import open_filesystem
         files = open_filesystem({str(tmp_path)!r})
         print("ready", flush=True)
         sys.stdin.readline()

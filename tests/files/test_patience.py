@@ -3,7 +3,7 @@
 import pytest
 
 from millpond.errors import StateDamagedError, TransientError
-from millpond.files.patience import TRIES, patiently
+from millpond.files.backends.patience import TRIES, patiently
 
 
 def test_it_tries_again_with_growing_pauses():

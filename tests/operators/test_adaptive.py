@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words

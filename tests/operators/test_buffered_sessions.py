@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from millpond.errors import StateDamagedError
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words

@@ -9,11 +9,11 @@ import pytest
 from docs import command_line, settings
 from typer.testing import CliRunner
 
-import millpond.files.filesystem  # its errors are looked for
+import millpond.files.backends.filesystem  # its errors are looked for
 from millpond.cli import app
 from millpond.conf import PREFIX, SETTINGS, Settings
 from millpond.errors import MillpondError
-from millpond.plan.reasons import REASONS
+from millpond.plan.reading.reasons import REASONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])

@@ -6,7 +6,7 @@ import pytest
 
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.query.ledger.ledger import Ledger, RollBack
 
 UNFINISHED = [

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import millpond
 from millpond.errors import SettingError, UnsupportedError, UsageError
-from millpond.slot.task import PipeTask
+from millpond.slot.batch.task import PipeTask
 from tests.differential.data import batch, write
 from tests.differential.harness import stream
 

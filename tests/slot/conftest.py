@@ -1,6 +1,7 @@
 import dataclasses
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +15,10 @@ import pytest
 import millpond.slot.pipe.client as client
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.files.filesystem import join_url, open_filesystem
+from millpond.files.backends.filesystem import join_url, open_filesystem
+from millpond.slot.batch.task import PipeTask, SlotSettings
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.task import PipeTask, SlotSettings
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import AggregateCall, Field
@@ -111,7 +112,7 @@ def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
 
 
 def with_tests_on_path() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])}
 
 
 GROUPED = AggregateSpec(

@@ -13,9 +13,9 @@ import pytest
 from millpond.errors import StateDamagedError
 from millpond.metrics import FIGURES, READ_AHEAD, pack
 from millpond.operators.protocol import MAIN, ROWS, Times
+from millpond.slot.batch.task import SlotSettings
 from millpond.slot.process.protocol import Run
 from millpond.slot.reader import StateReader
-from millpond.slot.task import SlotSettings
 from millpond.stores.unaligned import log as window_log
 from millpond.stores.unaligned import table as unaligned
 from tests.application import Application

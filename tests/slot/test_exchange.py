@@ -10,13 +10,13 @@ from pyspark import TaskContext
 
 import millpond.slot.pipe.exchange as exchange
 from millpond.errors import MillpondError, TransientError
-from millpond.slot.parcels import exchange_folder, in_passes, open_parcels
+from millpond.slot.batch.parcels import exchange_folder, in_passes, open_parcels
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.pipe.exchange import PARCELS, ExchangeWrite
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Run
-from millpond.slot.task import PipeTask
 from millpond.stores.rmw.table import RmwTable
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of, wait_until

@@ -13,12 +13,12 @@ import pytest
 from pyspark import TaskContext
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import SlotFinder, answered_batches, drain, start_ahead
 from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Connection, PeerGone
-from millpond.slot.task import PipeTask
 from tests.interleave import Interleaved, schedules
 
 from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path

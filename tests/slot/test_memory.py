@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.pipe.pipe import Pipe
-from millpond.slot.task import PipeTask
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 

@@ -10,7 +10,7 @@ import pytest
 
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import FencedError, MillpondError, TransientError
-from millpond.files.filesystem import join_url, open_filesystem
+from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.protocol import Run

@@ -10,7 +10,7 @@ from pyspark import TaskContext
 
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.files.filesystem import join_url, open_filesystem
+from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.slot.pipe.client import drain
 from millpond.slot.pipe.pipe import Pipe
 

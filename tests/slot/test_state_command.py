@@ -14,7 +14,7 @@ from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
-from millpond.files.filesystem import join_url, open_filesystem
+from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.slot.reader import StateReader
 from tests.checkpoint.rig import Slot

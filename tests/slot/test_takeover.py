@@ -15,7 +15,7 @@ from pyspark import TaskContext
 
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, TransientError
-from millpond.files.filesystem import join_url, open_filesystem
+from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.slot.pipe.client import answered_batches, drain
 from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.process.lifecycle import SlotDirectory

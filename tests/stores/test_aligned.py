@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
-from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
@@ -249,7 +249,7 @@ _GRADUAL = """
 import sys, tempfile
 import numpy as np
 from millpond.files.formats.append_file import ByteRange
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.layout import Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.kernels.ordered.order import MATCHED

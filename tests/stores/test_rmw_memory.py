@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millpond.errors import TransientError, UsageError
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import SettingError, StateDamagedError, TransientError, UsageError
-from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows
@@ -415,7 +415,7 @@ def test_a_failure_to_write_is_raised_between_batches(tmp_path: Path) -> None:
     table.begin(0)
     table.append(rows_of(np.arange(10), np.arange(10), np.arange(10)), np.arange(10))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("millpond.files.patience._PAUSE", 0.0)
+        patch.setattr("millpond.files.backends.patience._PAUSE", 0.0)
         table._freeze()
     table.seal()
     assert table.manifest().runs == ()

@@ -25,7 +25,7 @@ from millpond.checkpoint.documents import damaged
 from millpond.checkpoint.generation import Base, Generation, Tip, check_fence, read_base, read_claim
 from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.errors import MillpondError, StateDamagedError, TransientError
-from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
+from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
 
 _HEADERS = 256
 """Headers kept in memory: partitions of one slot share commit objects, so opening them reads each header once."""

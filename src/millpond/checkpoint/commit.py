@@ -22,7 +22,7 @@ import xxhash
 from millpond.checkpoint.documents import FORMAT, damaged, other_format
 from millpond.checkpoint.generation import digits
 from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, TableState, checksum
-from millpond.files.filesystem import Buffer, FileSystem
+from millpond.files.backends.filesystem import Buffer, FileSystem
 
 MAGIC = b"MILLCMIT"
 FIRST_READ = 1 << 16

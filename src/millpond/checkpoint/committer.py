@@ -21,7 +21,7 @@ from millpond.checkpoint.commit import commit_name
 from millpond.checkpoint.manifest import PartitionManifest, Sealed
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import FencedError, MillpondError, TransientError
-from millpond.files.filesystem import AlreadyExistsError
+from millpond.files.backends.filesystem import AlreadyExistsError
 
 Key = tuple[int, int, int]
 

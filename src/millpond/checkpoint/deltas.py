@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from millpond.checkpoint.documents import damaged
 from millpond.checkpoint.manifest import DeltaRef, checksum
-from millpond.files.filesystem import Buffer, FileSystem
+from millpond.files.backends.filesystem import Buffer, FileSystem
 
 _AHEAD = 4
 

@@ -8,7 +8,7 @@ import msgspec
 import xxhash
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
-from millpond.files.filesystem import FileSystem
+from millpond.files.backends.filesystem import FileSystem
 
 FORMAT = 2
 """Format version of the checkpoint; every document has it as `format`."""

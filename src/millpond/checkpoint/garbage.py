@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from millpond.checkpoint.commit import parse_commit_name, read_header
 from millpond.checkpoint.generation import FOLDER, check_fence, digits, numbers
 from millpond.errors import StateDamagedError
+from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
-from millpond.files.filesystem import FileInfo, FileSystem, MissingFileError
 
 _IN_FLIGHT = 3
 """A file written before version *b − 3* was committed is named by version *b − 1*, or never."""

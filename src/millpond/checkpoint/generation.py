@@ -16,7 +16,7 @@ import msgspec
 
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.errors import FencedError, StateDamagedError, TransientError
-from millpond.files.filesystem import AlreadyExistsError, FileSystem
+from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 
 FOLDER = "generations/"
 _BASE = ".base.json"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import xxhash
 
-from millpond.files.filesystem import Buffer, views
+from millpond.files.backends.filesystem import Buffer, views
 from millpond.files.refs import TableManifest
 
 

@@ -10,7 +10,7 @@ from millpond.checkpoint.differences import differences
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.checkpoint.generation import numbers
 from millpond.errors import StateDamagedError, StateIncompatibleError
-from millpond.files.filesystem import AlreadyExistsError, FileSystem, MissingFileError
+from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, MissingFileError
 
 NAME = "query.json"
 

@@ -37,7 +37,7 @@ from millpond.checkpoint.generation import (
 )
 from millpond.checkpoint.manifest import PartitionManifest
 from millpond.errors import StateDamagedError, StateIncompatibleError
-from millpond.files.filesystem import FileInfo, FileSystem, MissingFileError
+from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.words import counted
 
 Place = tuple[int, int]

@@ -22,8 +22,8 @@ import msgspec
 from millpond.checkpoint.commit import CommitHeader, encode_commit, header_end, read_header, resolve
 from millpond.checkpoint.manifest import PartitionManifest, Sealed, TableState, checksum
 from millpond.errors import StateDamagedError, StateIncompatibleError
+from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.filesystem import Buffer, FileSystem
 
 _LOCK = "lock"
 _SUFFIX = ".sealed"

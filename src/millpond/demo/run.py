@@ -15,13 +15,13 @@ from types import FrameType
 
 from rich.console import Console
 
-from millpond.demo.comparison import Comparison, compare
-from millpond.demo.engine import SETTINGS, Plan
-from millpond.demo.job import CLICKS, LEAST_BATCHES, Job, Size, find
-from millpond.demo.machine import Machine, look
+from millpond.demo.engines.comparison import Comparison, compare
+from millpond.demo.engines.engine import SETTINGS, Plan
+from millpond.demo.engines.job import CLICKS, LEAST_BATCHES, Job, Size, find
+from millpond.demo.engines.machine import Machine, look
+from millpond.demo.engines.side import ENGINE, EngineEnded, Side
 from millpond.demo.report import page, picture
 from millpond.demo.report.report import Report
-from millpond.demo.side import ENGINE, EngineEnded, Side
 from millpond.demo.view import View, summary
 from millpond.workloads.process import become_subreaper
 

@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from millpond.demo.figures import rate, rounded, shown, times
-from millpond.demo.job import Job
+from millpond.demo.engines.figures import rate, rounded, shown, times
+from millpond.demo.engines.job import Job
+from millpond.demo.engines.side import Side
 from millpond.demo.report.report import Report
-from millpond.demo.side import Side
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _COLOURS = {"spark": "dark_orange", "millpond": "dodger_blue1"}

@@ -19,12 +19,12 @@ from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, 
 from millpond.plan.catalyst.windows import Needed, needed_columns
 from millpond.plan.changelog.between import unstable_between
 from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating
-from millpond.plan.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
+from millpond.plan.reading.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.join import read_join
 from millpond.plan.reading.map_groups import MAPS, read_map_groups
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
-from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
 from millpond.spec.functions import FUNCTIONS, SESSION_DISTINCT, WHOLE_WINDOWS, is_distinct
 from millpond.spec.kinds.deduplicate import DeduplicateSpec

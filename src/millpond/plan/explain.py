@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millpond.plan.decision import Decision, Operator
 from millpond.plan.reading.aggregate import Reading
+from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.words import counted
 

@@ -7,10 +7,10 @@ from itertools import count
 
 from millpond.errors import UnsupportedError
 from millpond.plan.changelog.changes import leave_updating
-from millpond.plan.decision import Decided, Operator
+from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.map_groups import MAPS
-from millpond.plan.reasons import Reason
+from millpond.plan.reading.reasons import Reason
 from millpond.spec.operators import Pattern
 
 

@@ -15,11 +15,11 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructF
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
+from millpond.plan.catalyst.ddl import quoted
 from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.changelog.changes import filtered
-from millpond.plan.ddl import quoted
-from millpond.plan.decision import Decided, Decision, Operator
 from millpond.plan.reading.aggregate import Derived, Reading, rewrite
+from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.reading.functions import piped_type
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides

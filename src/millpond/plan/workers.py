@@ -16,7 +16,7 @@ from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from millpond.slot.rows import last_first
+from millpond.slot.batch.rows import last_first
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
 from millpond.query.session import changed
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import answered_batches
 from millpond.slot.pipe.pipe import PartitionDone
-from millpond.slot.task import PipeTask
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
 from millpond.errors import SettingError, UsageError
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.workers import map_in_arrow
 from millpond.slot.reader import StateReader

@@ -20,9 +20,9 @@ from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.decide import decide
-from millpond.plan.decision import Decision, Operator
 from millpond.plan.explain import as_text
-from millpond.plan.reasons import Reason
+from millpond.plan.reading.decision import Decision, Operator
+from millpond.plan.reading.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
@@ -31,9 +31,9 @@ from millpond.query.session import outside, running_settings, starting
 from millpond.query.starting.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
 from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
 from millpond.query.starting.start import Start, refuse_own_state
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.exchange import ExchangeWrite
 from millpond.slot.pipe.pipe import Coverage, Pipe
-from millpond.slot.task import PipeTask
 
 log = logging.getLogger("millpond")
 

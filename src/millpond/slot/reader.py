@@ -17,7 +17,7 @@ from millpond.checkpoint.generation import Base, Generation, numbers, read_base,
 from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.errors import StateDamagedError, UsageError
-from millpond.files.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.formats.segment import decode_rows

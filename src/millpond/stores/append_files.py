@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.filesystem import Buffer, FileSystem
+from millpond.files.backends.patience import patiently
 from millpond.files.formats.append_file import (
     AppendFile,
     AppendFileWriter,
@@ -27,7 +28,6 @@ from millpond.files.formats.append_file import (
     open_files,
 )
 from millpond.files.formats.codec import damaged
-from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.layout import RowLayout, Rows
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
-from millpond.files.filesystem import open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks, run
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.tiers.local_copies import CachedSource

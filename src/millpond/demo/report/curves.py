@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millpond.demo.figures import Run, rounded, shown
-from millpond.demo.job import LEFT_OUT
+from millpond.demo.engines.figures import Run, rounded, shown
+from millpond.demo.engines.job import LEFT_OUT
 from millpond.demo.report.chart import Chart, Mark, Series
 from millpond.demo.report.report import Report
 

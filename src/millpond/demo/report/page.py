@@ -9,7 +9,7 @@ from string import Template
 
 import msgspec
 
-from millpond.demo.figures import rounded, shown, times
+from millpond.demo.engines.figures import rounded, shown, times
 from millpond.demo.report.chart import FACE, STYLE, Chart, colours, draw
 from millpond.demo.report.curves import batch_times, rates, timeline
 from millpond.demo.report.report import Report

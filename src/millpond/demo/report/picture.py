@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from millpond.demo.figures import rounded, times
+from millpond.demo.engines.figures import rounded, times
 from millpond.demo.report.chart import FACE, STYLE, colours, draw
 from millpond.demo.report.curves import rates
 from millpond.demo.report.report import Report

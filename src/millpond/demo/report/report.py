@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from millpond.demo.comparison import Comparison
-from millpond.demo.figures import Run, ratio, shown
-from millpond.demo.job import LEFT_OUT
-from millpond.demo.machine import Machine
+from millpond.demo.engines.comparison import Comparison
+from millpond.demo.engines.figures import Run, ratio, shown
+from millpond.demo.engines.job import LEFT_OUT
+from millpond.demo.engines.machine import Machine
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.filesystem import Buffer, FileInfo, FileSystem, open_filesystem
+from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, open_filesystem
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from millpond.errors import SettingError, TransientError
+from millpond.files.backends.filesystem import Buffer, FileInfo, MissingFileError, views
 from millpond.files.backends.objects import cut_short, missing, taken
-from millpond.files.filesystem import Buffer, FileInfo, MissingFileError, views
 
 STAGING = "staging"
 """Folder below the location where objects are written aside; what stays there was left by a process that died."""

@@ -12,7 +12,7 @@ from obstore import exceptions
 from obstore.store import MemoryStore, ObjectStore, from_url
 
 from millpond.errors import SettingError, StateDamagedError, TransientError
-from millpond.files.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
+from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
 
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()

@@ -27,10 +27,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from millpond.errors import StateIncompatibleError
-from millpond.files.filesystem import Buffer, FileSystem
+from millpond.files.backends.filesystem import Buffer, FileSystem
+from millpond.files.backends.patience import patiently
 from millpond.files.formats.blocks import cut_blocks
 from millpond.files.formats.codec import damaged, decode_block, encode_block
-from millpond.files.patience import patiently
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.readahead import ask_for_range
 from millpond.layout import RowLayout, Rows, TableSchema

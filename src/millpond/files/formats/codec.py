@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
-from millpond.files.filesystem import Buffer
+from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.blocks import shape_of
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.byte_shuffle import shuffle, unshuffle

@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from millpond.errors import StateIncompatibleError
-from millpond.files.filesystem import Buffer
+from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.blocks import BlockIndex, cut_blocks
 from millpond.files.formats.codec import FILTER, HEADER, damaged, encode_block
 from millpond.files.refs import RunRef

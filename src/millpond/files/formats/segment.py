@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from millpond.files.filesystem import Buffer
+from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.blocks import cut_blocks, shape_of
 from millpond.files.formats.codec import (
     END,

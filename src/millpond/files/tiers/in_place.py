@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.filesystem import FileSystem
 from millpond.files.formats.codec import damaged
 from millpond.files.formats.run import RunWriter, Target
 from millpond.files.refs import RunRef

@@ -8,11 +8,11 @@ from concurrent.futures import Executor
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.filesystem import FileSystem
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.patience import patiently
 from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers
 from millpond.files.formats.codec import FILTER, HEADER, RAW, check_block, damaged, decode_block
 from millpond.files.formats.run import Directory, footer_guess, read_directory
-from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.kernels.pointers import address

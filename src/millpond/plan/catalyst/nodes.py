@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from millpond.errors import UsageError
-from millpond.plan.ddl import PLAIN_NAME, ddl
+from millpond.plan.catalyst.ddl import PLAIN_NAME, ddl
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"

@@ -11,7 +11,6 @@ from py4j.protocol import Py4JError
 
 from millpond.plan.catalyst.nodes import INTEGERS, Catalyst, Expression, Node, items
 from millpond.plan.catalyst.python import function_code
-from millpond.plan.reasons import nameless
 
 Cut = Callable[[Expression], str | None]
 """What is said in place of an expression that is not looked into; None if it is."""
@@ -233,3 +232,8 @@ def walk(expressions: Sequence[Expression], cut: Cut) -> Iterator[Expression]:
         yield expression
         replacement = expression.expression("replacement")
         yield from walk(expression.children if replacement is None else [*expression.children, replacement], cut)
+
+
+def nameless(text: str) -> str:
+    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time."""
+    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)

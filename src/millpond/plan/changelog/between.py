@@ -15,7 +15,7 @@ from millpond.checkpoint.pinned import PinnedBetween
 from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.catalyst.text import Canonical, Cut, counting_settings, readable
 from millpond.plan.changelog.stable import unstable
-from millpond.plan.decision import Decision, describe
+from millpond.plan.reading.decision import Decision, describe
 from millpond.plan.reading.functions import replaced
 
 _CHANGING = frozenset({"Aggregate", "Distinct", "Window"})

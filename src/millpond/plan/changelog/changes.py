@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from millpond.plan.catalyst.nodes import Expression
-from millpond.plan.decision import Decided, Operator
+from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.ranking import conjuncts, lets_pass
-from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.union import OperatorSpec
 

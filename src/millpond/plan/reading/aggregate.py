@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from millpond.plan.catalyst.ddl import quoted
 from millpond.plan.catalyst.nodes import (
     SESSION_WINDOW,
     WATERMARK_DELAY,
@@ -15,12 +16,11 @@ from millpond.plan.catalyst.nodes import (
     Expression,
     Node,
 )
-from millpond.plan.ddl import quoted
 from millpond.plan.reading.functions import read_function
+from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.reading.session import Session, constant_gap
 from millpond.plan.reading.user_functions import AGGREGATE, UserCalls
 from millpond.plan.reading.windows import Assigned, assigned
-from millpond.plan.reasons import Reason, Unsupported
 from millpond.spec.functions import FUNCTIONS, KEY_COLUMNS, MAX_KEY_COLUMNS, is_distinct, key_supported, key_width
 from millpond.spec.kinds.aggregate import PANE_TYPE, AggregateSpec
 from millpond.spec.kinds.session import SessionSpec

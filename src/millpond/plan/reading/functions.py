@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, DataType, _parse_datatype_string
 
 from millpond.plan.catalyst.constants import bytes_of, count_min_options
 from millpond.plan.catalyst.nodes import Expression, percentile_options, sketch_tables
-from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import BY_CATALYST, key_supported, sketch_precision, supported
 from millpond.spec.operators import AggregateCall
 

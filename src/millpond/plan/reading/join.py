@@ -11,7 +11,7 @@ from millpond.plan.catalyst.joins import EqualKeys, equal_keys, is_before_43, st
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, Node
 from millpond.plan.reading.aggregate import unique
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
-from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width, value_supported
 from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field

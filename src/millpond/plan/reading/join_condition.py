@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millpond.plan.catalyst.nodes import Expression
-from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.types import parse_type
 
 _DAY = 86_400_000_000

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructField
 
 from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.reading.aggregate import Reading, read_groupings
-from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.reading.reasons import Reason, Unsupported
 
 MAPS = {"FlatMapGroupsInPandas": "applyInPandas", "FlatMapGroupsInArrow": "applyInArrow"}
 """Nodes that map groups to rows → how to call them."""

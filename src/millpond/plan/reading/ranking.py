@@ -8,7 +8,7 @@ from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Catalyst, Ex
 from millpond.plan.catalyst.windows import Needed
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, unique
 from millpond.plan.reading.functions import read_function
-from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import FUNCTIONS, key_supported, value_supported
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.rank import RankSpec

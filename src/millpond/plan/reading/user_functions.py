@@ -21,7 +21,7 @@ from millpond.plan.catalyst.python import (
     user_function,
     worker_settings,
 )
-from millpond.plan.reasons import Reason, Unsupported
+from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.slot.pipe.user_functions import UserFunction, UserFunctions
 from millpond.spec.functions import ROWS, supported
 from millpond.spec.operators import AggregateCall, Field

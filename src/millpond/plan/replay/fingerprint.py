@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 
 from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
 from millpond.plan.catalyst.python import function_code
-from millpond.plan.decision import Decided, Decision
+from millpond.plan.reading.decision import Decided, Decision
 
 _IDENTITY = re.compile(r"(?<!none)#-?\d+")  # numbers that a session gives; those behind "none" are positions
 _ZONE = re.compile(r'"timeZoneId":"([^"]*)"')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import subquery
-from millpond.plan.decision import Decided, Decision
+from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
 
 _FILES = frozenset({"parquet", "orc", "json", "csv", "text", "avro", "xml", "binaryfile", "delta"})

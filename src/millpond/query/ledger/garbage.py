@@ -9,7 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.garbage import Collector
 from millpond.errors import FencedError, MillpondError
-from millpond.files.filesystem import FileSystem
+from millpond.files.backends.filesystem import FileSystem
 from millpond.query.ledger.ledger import Ledger
 
 log = logging.getLogger("millpond")

@@ -18,7 +18,7 @@ import msgspec
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.checkpoint.generation import check_fence, digits
 from millpond.errors import StateDamagedError
-from millpond.files.filesystem import AlreadyExistsError, FileSystem
+from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 
 Log = Literal["offsets", "commits"]
 

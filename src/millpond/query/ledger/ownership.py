@@ -17,7 +17,7 @@ import msgspec
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.checkpoint.generation import base_name, begun, digits
 from millpond.errors import MillpondError, StateIncompatibleError
-from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.ledger import Ledger
 
 _FOLDER = "millpond/claims/"

@@ -20,9 +20,9 @@ from millpond.conf import Settings
 from millpond.errors import MillpondError, SettingError
 from millpond.query.progress.counts import CountingListener, Counts
 from millpond.query.progress.reader import Progress, ProgressReader
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.task import PipeTask
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from millpond.checkpoint.manifest import PartitionManifest
 from millpond.errors import UsageError
-from millpond.files.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.ledger import Ledger
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reader import StateOperator, StateReader

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import SettingError, UnsupportedError, UsageError
 from millpond.plan.catalyst.nodes import Catalyst, Node
-from millpond.plan.decision import Decided, Decision, Operator
+from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.reading.user_functions import AGGREGATE
 
 TESTED = ("4.1", "4.2", "4.3")

@@ -9,8 +9,8 @@ import time
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import troubles
-from millpond.slot.task import PipeTask
 
 log = logging.getLogger("millpond")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.errors import StateIncompatibleError
-from millpond.files.filesystem import FileSystem
+from millpond.files.backends.filesystem import FileSystem
 from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.changelog.between import pinned_between
-from millpond.plan.decision import Decision
+from millpond.plan.reading.decision import Decision
 from millpond.query.ledger.ledger import Ledger, is_rolled_back
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.words import counted

@@ -8,10 +8,10 @@ import threading
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import SettingError
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import Process
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.queries import RunningNote, forget_query, note_query
-from millpond.slot.task import PipeTask
 
 log = logging.getLogger("millpond")
 

@@ -33,9 +33,9 @@ from millpond.errors import (
     StateIncompatibleError,
     TransientError,
 )
-from millpond.files.filesystem import FileSystem, join_url, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
 from millpond.plan.catalyst.nodes import Catalyst
-from millpond.plan.decision import Decision
+from millpond.plan.reading.decision import Decision
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.workers import load_ahead, on_one_host, run_this_python
 from millpond.query.ledger.garbage import collect_garbage
@@ -44,9 +44,9 @@ from millpond.query.ledger.ownership import SOON, Ownership, state_of_last_run
 from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.pinning import may_begin_anew, pinned_query
 from millpond.query.starting.running import note_while_running
+from millpond.slot.batch.task import PipeTask, SlotSettings
 from millpond.slot.pipe.client import drain, start_ahead
 from millpond.slot.process.identity import identify
-from millpond.slot.task import PipeTask, SlotSettings
 from millpond.words import counted
 
 log = logging.getLogger("millpond")

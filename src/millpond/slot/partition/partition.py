@@ -17,15 +17,15 @@ from millpond.layout import HashRange
 from millpond.metrics import DURABLE
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import Times
-from millpond.slot.offsets import check_time
-from millpond.slot.parcels import in_passes, open_parcels
+from millpond.slot.batch.offsets import check_time
+from millpond.slot.batch.parcels import in_passes, open_parcels
+from millpond.slot.batch.rows import strip_markers
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.running import RunningQuery
 from millpond.slot.partition.spool import Spool
 from millpond.slot.partition.tables import Tables
 from millpond.slot.partition.turns import Attempt, Turns
-from millpond.slot.rows import strip_markers
-from millpond.slot.task import PipeTask
 from millpond.spec.operators import GLOBAL_HASH
 from millpond.stores.aligned.table import AlignedTable
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from millpond.errors import FencedError, MillpondError, TransientError
-from millpond.slot.offsets import latest_batch
+from millpond.slot.batch.offsets import latest_batch
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
 from millpond.slot.partition.turns import Attempt
 from millpond.slot.process.protocol import Done, Run
 from millpond.slot.process.server import Answer
-from millpond.slot.task import PipeTask
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.process_memory import give_back_above
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.files.filesystem import FileSystem, join_url, open_filesystem
-from millpond.slot.offsets import Planned, planned
-from millpond.slot.parcels import exchange_folder, forget_batches
-from millpond.slot.task import PipeTask
+from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
+from millpond.slot.batch.offsets import Planned, planned
+from millpond.slot.batch.parcels import exchange_folder, forget_batches
+from millpond.slot.batch.task import PipeTask
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import Account, MemoryBudget
 from millpond.stores.runs.run_store import RunStore

@@ -20,8 +20,8 @@ from millpond.stores.unaligned.table import UnalignedTable
 
 if TYPE_CHECKING:
     from millpond.checkpoint.manifest import PartitionManifest, TableState
+    from millpond.slot.batch.task import PipeTask
     from millpond.slot.partition.running import RunningQuery
-    from millpond.slot.task import PipeTask
 
 T = TypeVar("T", bound=LoadedTable)
 

@@ -13,6 +13,7 @@ from threading import Thread
 from typing import NamedTuple, TypeVar
 
 from millpond.errors import TransientError
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import NO_THREADS, Process, identify, owner
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import (
@@ -28,7 +29,6 @@ from millpond.slot.process.protocol import (
     Status,
     Welcome,
 )
-from millpond.slot.task import PipeTask
 
 log = logging.getLogger(__name__)
 

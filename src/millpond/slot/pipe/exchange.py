@@ -22,13 +22,13 @@ from pyspark import TaskContext
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError
-from millpond.slot.offsets import latest_batch
-from millpond.slot.parcels import Parcel, exchange_folder
+from millpond.slot.batch.offsets import latest_batch
+from millpond.slot.batch.parcels import Parcel, exchange_folder
+from millpond.slot.batch.rows import key_groups
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.worker import promptly, settle
 from millpond.slot.process.identity import owner
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.rows import key_groups
-from millpond.slot.task import PipeTask
 
 PARCELS = pa.schema([("parcel", pa.binary()), ("__hash", pa.int64()), ("__mark", pa.bool_())])
 """What the map side gives to Spark; the hash is the lowest of the parcel's partition."""

@@ -13,12 +13,12 @@ from pyspark import TaskContext
 from pyspark.accumulators import AccumulatorParam
 
 from millpond.errors import MillpondError, TransientError
-from millpond.slot.figures import figure_rows, with_figures
+from millpond.slot.batch.figures import figure_rows, with_figures
+from millpond.slot.batch.rows import first_hash
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.pipe.worker import promptly, settle
 from millpond.slot.process.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
-from millpond.slot.rows import first_hash
-from millpond.slot.task import PipeTask
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:

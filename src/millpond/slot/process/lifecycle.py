@@ -36,8 +36,8 @@ from pathlib import Path
 import msgspec
 
 from millpond.errors import SettingError
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import Process, identify, namespace
-from millpond.slot.task import PipeTask
 
 POLL = 0.5
 """Seconds between two looks at whether the application still lives."""

@@ -21,8 +21,8 @@ import msgspec
 import pyarrow as pa
 
 from millpond.errors import MillpondError
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import Process
-from millpond.slot.task import PipeTask
 
 _HEADER = struct.Struct("<IQ")
 _BUFFER = 4 << 20

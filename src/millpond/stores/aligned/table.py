@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future
 import numpy as np
 
 from millpond.errors import TransientError
-from millpond.files.filesystem import Buffer
+from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.append_file import (
     AppendFile,
     AppendFileWriter,

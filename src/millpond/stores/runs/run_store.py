@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files.filesystem import FileSystem
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.patience import patiently
 from millpond.files.formats.run import RunWriter, Target
-from millpond.files.patience import patiently
 from millpond.files.refs import RunRef
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.files.tiers.in_place import in_place

@@ -1,4 +1,4 @@
-"""One of the demo's two engines, in a process of its own: `python -m millpond.demo.engine PLAN.json`.
+"""One of the demo's two engines, in a process of its own: `python -m millpond.demo.engines.engine PLAN.json`.
 
 Runs the job until it has done its batches, or is killed. Every batch's rows go to `rows/batch=<id>/` (a batch that is
 run again overwrites its own rows: all that a sink needs for exactly-once), its figures to `figures.jsonl`, what it runs
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millpond.demo.job import find
+from millpond.demo.engines.job import find
 from millpond.workloads.nexmark_spark import numbers
 from millpond.workloads.peer import PEER_SETTINGS
 from millpond.workloads.process import die_with_parent

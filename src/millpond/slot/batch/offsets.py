@@ -6,8 +6,8 @@ import json
 from typing import NamedTuple
 
 from millpond.errors import StateDamagedError, TransientError
-from millpond.files.filesystem import FileSystem, MissingFileError, open_filesystem
-from millpond.slot.task import PipeTask
+from millpond.files.backends.filesystem import FileSystem, MissingFileError, open_filesystem
+from millpond.slot.batch.task import PipeTask
 
 
 class Planned(NamedTuple):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from millpond.demo.engine import About, Figures, Plan
-from millpond.demo.figures import Run
+from millpond.demo.engines.engine import About, Figures, Plan
+from millpond.demo.engines.figures import Run
 from millpond.errors import MillpondError
 from millpond.workloads.process import ProcessTree, tree_bytes
 
-ENGINE = (sys.executable, "-m", "millpond.demo.engine")
+ENGINE = (sys.executable, "-m", "millpond.demo.engines.engine")
 # The demo measures batches, not processes: no samples.
 _NO_SAMPLES = 3600.0
 # Looking at files takes time of the cores that are measured.

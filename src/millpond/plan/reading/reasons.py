@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from millpond.plan.catalyst.text import nameless
 
 REASONS = {
     "MP-MODE": "it does not run in output mode {detail}",
@@ -68,11 +69,6 @@ class Reason:
 
     def __str__(self) -> str:
         return f"{self.code}: {REASONS[self.code].format(detail=nameless(self.detail))}"
-
-
-def nameless(text: str) -> str:
-    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time."""
-    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)
 
 
 class Unsupported(Exception):  # control flow within this package, not an error that a user sees

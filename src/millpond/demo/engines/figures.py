@@ -6,8 +6,8 @@ import statistics
 
 import msgspec
 
-from millpond.demo.engine import Figures
-from millpond.demo.job import LEFT_OUT
+from millpond.demo.engines.engine import Figures
+from millpond.demo.engines.job import LEFT_OUT
 
 NAMES = {"spark": "Spark (RocksDB)", "millpond": "Millpond"}
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import TransientError
 from millpond.layout import HashRange
-from millpond.slot.rows import key_groups
-from millpond.slot.task import PipeTask
+from millpond.slot.batch.rows import key_groups
+from millpond.slot.batch.task import PipeTask
 
 
 class Parcel(msgspec.Struct, array_like=True):
