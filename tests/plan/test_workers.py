@@ -3,15 +3,19 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark import cloudpickle
+from pyspark import SparkConf, cloudpickle
 from pyspark.sql import SparkSession
 
+from millpond.plan import workers
 from millpond.plan.workers import load_ahead, named, portable
 from millpond.slot.pipe.exchange import ExchangeWrite
 from millpond.slot.pipe.pipe import Pipe
@@ -73,6 +77,54 @@ def test_workers_are_forked_by_what_has_no_threads() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1"]
+
+
+class Context:
+    """What of Spark's context says which Python runs its workers."""
+
+    master = "local[2]"
+    pythonExec = "a-python-of-the-users"
+
+    def getConf(self) -> SparkConf:
+        return SparkConf(loadDefaults=False)
+
+
+@pytest.fixture
+def nobody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+
+
+def test_another_start_does_not_see_which_python_runs_a_function(nobody_chose: None) -> None:
+    """It would have all workers of the application forked by a daemon that the user's Python does not have."""
+    context: Any = Context()
+    with ThreadPoolExecutor(1) as other:
+        with workers._this_python(context):
+            assert context.pythonExec == sys.executable
+            asked = other.submit(workers._all_run_this_python, context)
+            wait([asked], timeout=0.5)
+        assert asked.result() is False
+
+
+def test_two_starts_at_once_leave_the_users_python_as_it_was(nobody_chose: None) -> None:
+    context: Any = Context()
+    first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with workers._this_python(context):
+            first_in.set()
+            second_in.wait(0.5)
+        first_out.set()
+
+    def second() -> None:
+        first_in.wait()
+        with workers._this_python(context):
+            second_in.set()
+            first_out.wait()
+
+    with ThreadPoolExecutor(2) as both:
+        for done in [both.submit(first), both.submit(second)]:
+            done.result()
+    assert context.pythonExec == Context.pythonExec
 
 
 PROGRAM = """

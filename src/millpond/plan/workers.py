@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,9 +40,13 @@ def run_this_python(context: SparkContext) -> bool:
 
 def _all_run_this_python(context: SparkContext) -> bool:
     """Whether all workers, those of the user's functions too, would run the driver's own Python on its host."""
-    theirs = shutil.which(context.pythonExec)
+    with _choosing:
+        theirs = shutil.which(context.pythonExec)
     return theirs is not None and _same_python(theirs, sys.executable)
 
+
+_choosing = threading.Lock()
+"""Held by whoever changes which Python the context says, for a moment, or asks: queries are started from any thread."""
 
 _DAEMON = "spark.python.daemon.module"
 
@@ -139,9 +144,10 @@ def _this_python(context: SparkContext) -> Iterator[None]:
     if not on_one_host(context) or _chosen(context):
         yield
         return
-    chosen = context.pythonExec
-    context.pythonExec = sys.executable
-    try:
-        yield
-    finally:
-        context.pythonExec = chosen
+    with _choosing:
+        chosen = context.pythonExec
+        context.pythonExec = sys.executable
+        try:
+            yield
+        finally:
+            context.pythonExec = chosen
