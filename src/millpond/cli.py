@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError, StateDamagedError, UsageError
 from millpond.words import counted
+
+if TYPE_CHECKING:
+    from millpond.checkpoint.manifest import PartitionManifest
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 state = typer.Typer(help="Look at the state of a query, without Spark.", no_args_is_help=True)
@@ -136,6 +140,56 @@ def verify_state(location: Location, version: Version = None) -> None:
     _out.print(f"version {chosen}: {counted(places, 'partition')}, {counted(rows, 'row')}, {failed} damaged")
     if failed:
         raise typer.Exit(1)
+
+
+@state.command("rescale")
+def rescale_state(
+    location: Location,
+    partitions: Annotated[int, typer.Option(min=1, max=1 << KEY_GROUP_BITS, help="How many there shall be.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what each would be made of.")] = False,
+) -> None:
+    """Give the state another number of partitions from the query's next start on; no data moves.
+
+    The query must not be running: its run is fenced. (spark.millpond.partitions does the same at a start.)
+    """
+    from millpond.checkpoint.generation import claim
+    from millpond.checkpoint.rescale import rescaled
+    from millpond.slot.reader import StateReader
+
+    reader = StateReader(location)
+    version = reader.choose()
+    before = counted(reader.partitions, "partition")
+    table = Table("operator", "partition", "made of", "keys, about", "runs", "of them shared", "deltas", "delta bytes")
+    for operator in reader.operators:
+
+        def manifest(partition: int, index: int = operator.index) -> PartitionManifest:
+            return reader.manifest(index, partition, version)
+
+        for made in rescaled(reader.claim, partitions, operator.index, version, manifest):
+            tables = made.manifest.tables.values()
+            runs = [run for one in tables for run in one.runs.runs]
+            deltas = [delta for one in tables for delta in one.deltas]
+            table.add_row(
+                f"{operator.index}: {operator.title}",
+                str(made.partition),
+                ", ".join(map(str, made.parents)),
+                f"{sum(one.runs.keys for one in tables):,}",
+                f"{len(runs):,}",
+                f"{sum(run.window is not None for run in runs):,}",
+                f"{len(deltas):,}",
+                f"{sum(delta.length for delta in deltas):,}",
+            )
+    _out.print(f"{reader.files.url}: version {version}, {before}, to become {partitions}")
+    _out.print(table)
+    if not dry_run:
+        claim(
+            reader.files,
+            run="millpond state rescale",
+            partitions=partitions,
+            key_groups=reader.claim.key_groups,
+            least=reader.claim.number + 1,
+        )
+        _out.print("The query's next start takes them, unless spark.millpond.partitions says otherwise.")
 
 
 @app.command()

@@ -170,8 +170,9 @@ SETTINGS = {
     "partitions": Setting(
         "partitions",
         _partitions,
-        "partitions of the state, 1 to 32768; a few per core are enough. Another number at a later start is an error",
-        default="`spark.sql.shuffle.partitions` at the first start",
+        "partitions of the state, 1 to 32768; a few per core are enough. Another number at a later start rescales the "
+        "state: no data moves, each partition reads its part of the old ones",
+        default="as many as there are; at the first start `spark.sql.shuffle.partitions`",
     ),
     "slots": Setting("slots", _positive, "slots per host", default="cores of a host"),
     "slot.memory": Setting(

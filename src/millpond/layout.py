@@ -41,6 +41,31 @@ class HashRange(NamedTuple):
     lo: int = 0
     hi: int = LAST_HASH + 1
 
+    def meet(self, other: HashRange) -> HashRange:
+        """The hashes that are in both; an empty range if there are none."""
+        lo = max(self.lo, other.lo)
+        return HashRange(lo, max(lo, min(self.hi, other.hi)))
+
+    def has(self, other: HashRange) -> bool:
+        """Whether all of another range is in this one."""
+        return self.lo <= other.lo and other.hi <= self.hi
+
+    def meets(self, other: HashRange) -> bool:
+        """Whether any hash is in both."""
+        return max(self.lo, other.lo) < min(self.hi, other.hi)
+
+    @property
+    def whole(self) -> bool:
+        """Whether no hash is left out."""
+        return self.lo == 0 and self.hi > LAST_HASH
+
+    def covers(self, hashes: Words) -> NDArray[np.bool_]:
+        """Which of some hashes are in the range."""
+        if self.lo >= self.hi:
+            return np.zeros(len(hashes), np.bool_)
+        inside: NDArray[np.bool_] = (hashes >= np.uint64(self.lo)) & (hashes <= np.uint64(self.hi - 1))
+        return inside
+
 
 class Column(msgspec.Struct, frozen=True):
     """A stored column: its name and how many words it takes."""

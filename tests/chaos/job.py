@@ -1,7 +1,7 @@
 """The program that the kill tests run in a process of its own: one query over a folder's files, until all are read.
 
 `python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` when Spark has finished a batch and `done` at the end.
-`MASTER` is the cluster's URL, `LOCATION` where state lies if not in the checkpoint.
+`MASTER` is the cluster's URL, `LOCATION` where state lies if not in the checkpoint, `PARTITIONS` how many it has.
 """
 
 import os
@@ -46,6 +46,8 @@ def session() -> SparkSession:
     )
     if "LOCATION" in os.environ:
         builder.config("spark.millpond.state.location", os.environ["LOCATION"])
+    if "PARTITIONS" in os.environ:
+        builder.config("spark.millpond.partitions", os.environ["PARTITIONS"])
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.streams.addListener(Announce())

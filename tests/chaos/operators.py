@@ -24,6 +24,7 @@ import pytest
 from millpond.checkpoint import deltas
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.sealed import SealedFiles
+from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends import patience
 from millpond.files.backends.filesystem import FileSystem
@@ -168,8 +169,11 @@ class OperatorWorld(World):
     Args:
         kind: the operator. stream: which of its streams. bits: how many bits of the hashes vary.
         local: whether the state location is on a local disk.
+        rescales: whether starts may change the number of partitions.
         others: as for `World`.
     """
+
+    key_groups = 1 << KEY_GROUP_BITS
 
     def __init__(
         self,
@@ -180,18 +184,27 @@ class OperatorWorld(World):
         stream: int = 0,
         bits: int = 64,
         local: bool = False,
+        rescales: bool = False,
         **others: Any,
     ) -> None:
         super().__init__(directory, seed, **others)
+        self.rescales = rescales
         self.kind = KINDS[kind]
         self.stream, self.expected = truth(kind, stream, bits)
         self.memory = MEMORY
-        self._given: dict[tuple[int, int], Rows] = {}
+        self._given: dict[tuple[int, int, int], Rows] = {}
         self.disk = 0
         self.folder = self.hosts.with_name(self.hosts.name + "-state")
         if local:
             self.raw = LocalFiles(str(self.folder))
             self.state = LocalTripwire(self.raw, "state", self.decide, self.delayed)
+
+    def start(self) -> None:
+        """A start, perhaps with other partitions than before."""
+        if self.rescales and self.random.random() < 0.7:
+            self.partitions = self.random.randrange(1, 6)
+            self.trace.append(f"{self.partitions} partitions")
+        super().start()
 
     def task(self, generation: int) -> PipeTask:
         """What the pipes of a run carry."""
@@ -226,7 +239,7 @@ class OperatorWorld(World):
             raise
         except MillpondError as error:
             raise TaskFailed(str(error)) from error
-        before = self._given.setdefault((batch, partition), found[partition])
+        before = self._given.setdefault((batch, partition, self.partitions), found[partition])
         assert found[partition] == before, f"batch {batch} of partition {partition} gives other rows when it runs again"
         return found
 

@@ -29,7 +29,9 @@ def survive_all(kind: str, seed: int, tmp_path: Path) -> OperatorWorld:
     choice = random.Random(seed * 104_729)
     stream, bits = seed % STREAMS, choice.choice([64, 64, 4])
     truth(kind, stream, bits)  # as things are usually
-    make = partial(OperatorWorld, kind=kind, stream=stream, bits=bits, local=choice.random() < 0.4)
+    make = partial(
+        OperatorWorld, kind=kind, stream=stream, bits=bits, local=choice.random() < 0.4, rescales=choice.random() < 0.7
+    )
     with small(choice.choice([1, 1, 2, 64])):
         world = random_world(seed, tmp_path, make)
         assert isinstance(world, OperatorWorld)

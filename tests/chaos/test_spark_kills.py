@@ -1,4 +1,7 @@
-"""Real Spark, killed for real: the driver, its workers and its slots die at random moments; the rows come out right."""
+"""Real Spark, killed for real: the driver, its workers and its slots die at random moments; the rows come out right.
+
+Each start draws how many partitions the state has.
+"""
 
 import os
 import random
@@ -32,7 +35,7 @@ QUERIES = ("aggregate", "deduplicate", "windows", "join", "aggregate")
 class Life:
     """One life of the job: it is killed a moment after a given line, or ends by itself."""
 
-    def __init__(self, query: str, folder: Path) -> None:
+    def __init__(self, query: str, folder: Path, partitions: int) -> None:
         self.log = folder / "log.txt"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -41,6 +44,7 @@ class Life:
                 stderr=log,
                 text=True,
                 start_new_session=True,
+                env={**os.environ, "PARTITIONS": str(partitions)},
             )
         self.known: set[int] = set()
 
@@ -67,7 +71,7 @@ class Life:
         if victim == "driver":
             targets = [*self.known, self.process.pid]
         else:
-            named = {"slot": "millpond.slot.template", "worker": "pyspark.daemon"}[victim]
+            named = {"slot": "millpond.slot.template", "worker": "millpond.slot.pipe.daemon"}[victim]
             candidates = [p.pid for p in psutil.process_iter() if _says(p, named) and self._ours(p)]
             targets = [rng.choice(sorted(candidates))] if candidates else []
         for pid in targets:
@@ -100,7 +104,7 @@ def test_rows_are_right_after_kills(seed: int, tmp_path: Path, monkeypatch: pyte
 
 
 def kill_until_done(seed: int, folder: Path) -> None:
-    """Two kills; then the rows are compared."""
+    """Two kills, each start with other partitions; then the rows are compared."""
     rng = random.Random(seed)
     rows = write_input(folder / "in", seed)
     query = QUERIES[seed % len(QUERIES)]
@@ -108,7 +112,7 @@ def kill_until_done(seed: int, folder: Path) -> None:
     lives, done = 0, False
     while not done:
         lives += 1
-        life = Life(query, folder)
+        life = Life(query, folder, rng.randint(1, 4))
         assert lives <= LIVES, life.log.read_text()[-4000:]
         killed, done = life.run(victims[0] if victims else None, rng)
         if killed:

@@ -165,6 +165,9 @@ class Slot:
 class World:
     """One application and its checkpoint; see the module.
 
+    Attributes:
+        key_groups: of its state.
+
     Args:
         directory: for the hosts' disks.
         seed: of everything random.
@@ -172,6 +175,8 @@ class World:
         decide: what becomes of an operation: `ok`, `before|after crash|failure`, `torn crash|failure` and
             `late crash|failure` (puts only: half of it is written; it arrives later), or `twice`.
     """
+
+    key_groups = 64
 
     def __init__(
         self,
@@ -342,8 +347,8 @@ class World:
 
     def start(self) -> None:
         """What happens in `start()` before the real sink, on a driver that has no slots yet."""
-        pin(self.state, PinnedQuery(64, ()))
-        generation = claim(self.state, run="chaos", partitions=self.partitions, key_groups=64)
+        pin(self.state, PinnedQuery(self.key_groups, ()))
+        generation = claim(self.state, run="chaos", partitions=self.partitions, key_groups=self.key_groups)
         rollback = RollBack(self._ledger_files, self.ledger, self.state, generation.number)
         rollback.undo_interrupted()
         recovery = Recovery(self.state, generation, operators=1)

@@ -153,7 +153,7 @@ def test_older_versions_are_found_in_older_runs(tmp_path):
         run(files, generation.number, tmp_path, stop, start=start)
     recovery = Recovery(files)
     assert [recovery.durable(version) for version in range(1, 8)] == [True] * 6 + [False]
-    assert (recovery.operators, recovery.partitions) == (1, 2)
+    assert (recovery.operators, len(recovery.ranges(3))) == (1, 2)
     manifest = recovery.manifest(0, 1, 4)
     assert (manifest.version, manifest.partition) == (4, 1)
     with pytest.raises(ValueError, match="claimed"):
@@ -176,8 +176,8 @@ def test_only_durable_versions_can_begin(tmp_path):
         look(memory()).begin([4])
 
 
-def test_other_partitions_are_refused_with_both_numbers(tmp_path):
+def test_other_key_groups_are_refused_with_both_numbers(tmp_path):
     files = memory()
     begin(files)
-    with pytest.raises(StateIncompatibleError, match=r"has 2 partitions.*asks for 5"):
-        Recovery(files, claim(files, run="r", partitions=5, key_groups=64), operators=1)
+    with pytest.raises(StateIncompatibleError, match=r"has 64 key groups; the query asks for 128"):
+        Recovery(files, claim(files, run="r", partitions=2, key_groups=128), operators=1)

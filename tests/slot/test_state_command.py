@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from millpond import cli
-from millpond.checkpoint.generation import claim
-from millpond.checkpoint.manifest import PartitionManifest, seal
+from millpond.checkpoint.generation import claim, newest_claim
+from millpond.checkpoint.manifest import PartitionManifest, TableState, seal
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
@@ -187,6 +187,29 @@ def test_sizes_are_those_of_all_slices(tmp_path: Path, state: Callable[..., tupl
         ["0: counts", "main (2 slices)", "4", "4,000", "20,000", "4", "10"],
         ["0: counts", "distinct0", "0", "0", "0", "2", "8"],
     ]
+
+
+def test_a_rescale_is_explained_and_made(checkpoint: Path, state: Callable[..., tuple]) -> None:
+    before = StateReader(str(checkpoint))
+    code, lines = state("rescale", checkpoint, "--partitions", PARTITIONS + 1, "--dry-run")
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [row[1:3] for row in rows] == [["0", "0"], ["1", "0, 1"], ["2", "1"]]
+    keys = sum(one.runs.keys for at in range(PARTITIONS) for one in _tables(before, at))
+    assert abs(sum(int(row[3].replace(",", "")) for row in rows) - keys) <= PARTITIONS
+    assert newest_claim(before.files) == before.claim
+
+    code, lines = state("rescale", checkpoint, "--partitions", PARTITIONS + 1)
+    assert code == 0
+    assert lines[-1].startswith("The query's next start takes them")
+    claimed = newest_claim(before.files)
+    assert claimed is not None
+    assert (claimed.partitions, claimed.key_groups) == (PARTITIONS + 1, 1 << 15)
+    assert state("verify", checkpoint)[0] == 0
+
+
+def _tables(reader: StateReader, partition: int) -> Iterator[TableState]:
+    yield from reader.manifest(0, partition, reader.choose()).tables.values()
 
 
 def test_operators_are_listed_before_there_is_a_version(tmp_path: Path, state: Callable[..., tuple]) -> None:

@@ -169,7 +169,7 @@ class TestEveryKind:
         shown = [name for name, table in state_tables(spec).items() if table.shown]
         assert shown
         if MAIN in state_tables(spec):
-            assert not state_tables(spec)[MAIN].mixed
+            assert state_tables(spec)[MAIN].axis == "hash"
 
     def test_watermark_comes_with_its_lag(self, spec: OperatorSpec) -> None:
         assert spec.with_lag(7).lag == (None if spec.lag is None else 7)

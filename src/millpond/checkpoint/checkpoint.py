@@ -22,8 +22,9 @@ from millpond.checkpoint.commit import (
 )
 from millpond.checkpoint.deltas import read_delta, read_deltas
 from millpond.checkpoint.documents import damaged
-from millpond.checkpoint.generation import Base, Generation, Tip, check_fence, read_base, read_claim
+from millpond.checkpoint.generation import Base, BaseVersion, Generation, Tip, check_fence, read_base, read_claim
 from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, checksum
+from millpond.checkpoint.rescale import inherited
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
 
@@ -91,9 +92,9 @@ class Checkpoint:
                 )
             if own:
                 return self._remember(own[0])
-            if version == 0 or self.base.has(version):
-                tip = self.base.tip(operator, partition, version)
-                return self._remember(self._read_tip(tip, operator, partition, version))
+            base = self.base.at(version)
+            if base is not None or version == 0:
+                return self._remember(self._inherited(base, operator, partition, version))
             if fresh and time.monotonic() >= deadline:
                 raise TransientError(
                     "This version of the state is not durable.",
@@ -160,13 +161,13 @@ class Checkpoint:
             known = self._known[manifest.place].get(manifest.parent)
         if known is not None:
             return known
-        tip = self.base.tip(*manifest.place, version)
-        if tip is not None and tip.id == manifest.parent:
-            return self._read_tip(tip, *manifest.place, version)
-        for found in self.commits_of(*manifest.place, version):
+        base = self.base.at(version)
+        if base is not None:
+            found = self._inherited(base, *manifest.place, version)
             if found.id == manifest.parent:
                 return found
-        return None
+        own = self.commits_of(*manifest.place, version)
+        return next((found for found in own if found.id == manifest.parent), None)
 
     def put_commit(self, slot: str, number: int, group: Sequence[tuple[Sealed, PartitionManifest]]) -> str:
         """Put one commit object over sealed deltas of one version, each with its parent's final manifest.
@@ -206,16 +207,20 @@ class Checkpoint:
         length = sum(memoryview(piece).nbytes for piece in pieces)
         return memoryview(data).nbytes == length and checksum([data]) == checksum(pieces)
 
-    def _read_tip(self, tip: Tip | None, operator: int, partition: int, version: int) -> PartitionManifest:
-        if tip is None:
-            return PartitionManifest(operator, partition, version)
+    def _inherited(self, base: BaseVersion | None, operator: int, partition: int, version: int) -> PartitionManifest:
+        """What this run's partition begins with."""
+        return inherited(self.claim, base, operator, partition, version, lambda tip: self._read_tip(tip, version))
+
+    def _read_tip(self, tip: Tip, version: int) -> PartitionManifest:
         try:
             for manifest in self._header(FileInfo(tip.commit, tip.size, 0.0)).manifests:
                 if manifest.id == tip.id:
                     return manifest
         except MillpondError as error:
-            raise error.at(operator=str(operator), partition=partition, version=version) from None
-        raise damaged(self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}")
+            raise error.at(operator=str(tip.operator), partition=tip.partition, version=version) from None
+        raise damaged(
+            self.files.locate(tip.commit), f"does not hold partition {tip.partition} of operator {tip.operator}"
+        )
 
     def _header(self, info: FileInfo) -> CommitHeader:
         with self._lock:

@@ -81,7 +81,9 @@ def encode_commit(
             own = sealed.pieces.get(name, [])
             length = sum(memoryview(piece).nbytes for piece in own)
             if length:
-                kept += (DeltaRef("", offset, length, sealed.manifest.version, checksum(own)),)
+                kept += (
+                    DeltaRef("", offset, length, sealed.manifest.version, checksum(own), sealed.rows.get(name, 0)),
+                )
                 pieces.extend(own)
                 offset += length
             tables[name] = TableState(table.runs, kept)

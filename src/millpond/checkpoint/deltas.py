@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from millpond.checkpoint.documents import damaged
 from millpond.checkpoint.manifest import DeltaRef, checksum
 from millpond.files.backends.filesystem import Buffer, FileSystem
+from millpond.files.formats.segment import decode_rows
+from millpond.layout import RowLayout, Rows
 
 _AHEAD = 4
 
@@ -23,6 +25,15 @@ def read_delta(files: FileSystem, ref: DeltaRef) -> Buffer:
     if checksum([data]) != ref.checksum:
         raise damaged(files.locate(ref.commit), "is altered")
     return data
+
+
+def rows_of(ref: DeltaRef, data: Buffer, layout: RowLayout, name: str) -> Iterator[Rows]:
+    """The rows of a delta, from the first that counts, in pieces (see `decode_rows`)."""
+    skip = ref.skip
+    for rows in decode_rows(data, layout, name):
+        if skip < rows.count:
+            yield Rows(rows.words[skip:], rows.heap) if skip else rows
+        skip = max(0, skip - rows.count)
 
 
 def read_deltas(files: FileSystem, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:

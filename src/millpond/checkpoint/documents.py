@@ -10,7 +10,7 @@ import xxhash
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 
-FORMAT = 2
+FORMAT = 3
 """Format version of the checkpoint; every document has it as `format`."""
 
 Document = TypeVar("Document", bound=msgspec.Struct)

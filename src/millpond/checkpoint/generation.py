@@ -17,10 +17,15 @@ import msgspec
 from millpond.checkpoint.documents import FORMAT, read_document, write_document
 from millpond.errors import FencedError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
+from millpond.layout import HashRange
 
 FOLDER = "generations/"
 _BASE = ".base.json"
 _DIGITS = 15
+
+
+KeyGroups = tuple[tuple[int, int], ...]
+"""The key groups [first, stop) of each partition, in order."""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -30,7 +35,7 @@ class Generation(msgspec.Struct, frozen=True):
         number: greater than those of all runs before.
         run: names the run that claimed it, for messages.
         key_groups: number of key groups of the query.
-        ranges: the key groups [first, stop) of each partition, in order.
+        ranges: of its partitions.
         created: seconds since the epoch.
         format: of the checkpoint.
     """
@@ -38,7 +43,7 @@ class Generation(msgspec.Struct, frozen=True):
     number: int
     run: str
     key_groups: int
-    ranges: tuple[tuple[int, int], ...]
+    ranges: KeyGroups
     created: float
     format: int = FORMAT
 
@@ -46,6 +51,15 @@ class Generation(msgspec.Struct, frozen=True):
     def partitions(self) -> int:
         """Number of partitions."""
         return len(self.ranges)
+
+    def hash_range(self, partition: int) -> HashRange:
+        """The hashes that a partition of this run holds."""
+        return self.hashes(self.ranges[partition])
+
+    def hashes(self, groups: tuple[int, int]) -> HashRange:
+        """The hashes of key groups [first, stop)."""
+        shift = 64 - (self.key_groups - 1).bit_length()
+        return HashRange(groups[0] << shift, groups[1] << shift)
 
 
 class Tip(msgspec.Struct, frozen=True):
@@ -60,10 +74,20 @@ class Tip(msgspec.Struct, frozen=True):
 
 
 class BaseVersion(msgspec.Struct, frozen=True):
-    """A version that is durable in every partition; a partition without a tip is empty at it."""
+    """A version that is durable in every partition; a partition without a tip is empty at it.
+
+    Attributes:
+        ranges: of the partitions that the tips are of; they may be others than those of the run that builds on them.
+    """
 
     version: int
     tips: tuple[Tip, ...]
+    ranges: KeyGroups
+
+    def tip(self, operator: int, partition: int) -> Tip | None:
+        """The tip of one of these partitions, or None when there is none."""
+        place = operator, partition
+        return next((tip for tip in self.tips if (tip.operator, tip.partition) == place), None)
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -79,18 +103,9 @@ class Base(msgspec.Struct, frozen=True):
     plan: str = ""
     format: int = FORMAT
 
-    def tip(self, operator: int, partition: int, version: int) -> Tip | None:
-        """The tip of a partition at a version, or None when the base does not name one."""
-        for base in self.versions:
-            if base.version == version:
-                for tip in base.tips:
-                    if (tip.operator, tip.partition) == (operator, partition):
-                        return tip
-        return None
-
-    def has(self, version: int) -> bool:
-        """Whether the version is part of the base."""
-        return any(base.version == version for base in self.versions)
+    def at(self, version: int) -> BaseVersion | None:
+        """What the base has of a version, if it has it."""
+        return next((base for base in self.versions if base.version == version), None)
 
 
 def split_key_groups(key_groups: int, partitions: int) -> tuple[tuple[int, int], ...]:

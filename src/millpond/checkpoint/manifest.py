@@ -14,17 +14,25 @@ import msgspec
 import xxhash
 
 from millpond.files.backends.filesystem import Buffer, views
-from millpond.files.refs import TableManifest
+from millpond.files.refs import TableManifest, Window
 
 
 class DeltaRef(msgspec.Struct, frozen=True):
-    """Where the delta of one table that made `version` lies: `length` bytes from `offset` in the object `commit`."""
+    """Where the delta of one table that made `version` lies: `length` bytes from `offset` in the object `commit`.
+
+    Attributes:
+        checksum: of the bytes. rows: how many it has.
+        skip: how many of them, from the first, do not count. window: the hashes of those that do (see `RunRef`).
+    """
 
     commit: str
     offset: int
     length: int
     version: int
     checksum: int
+    rows: int = 0
+    skip: int = 0
+    window: Window | None = None
 
 
 class TableState(msgspec.Struct, frozen=True):
@@ -66,10 +74,15 @@ class PartitionManifest(msgspec.Struct, frozen=True):
 
 @dataclass
 class Sealed:
-    """A version that is computed but not yet durable: its manifest without deltas, and the pieces of its own deltas."""
+    """A version that is computed but not yet durable: its manifest without deltas, and its own deltas by table.
+
+    Attributes:
+        pieces: of each delta. rows: how many each has. bytes: of all pieces.
+    """
 
     manifest: PartitionManifest
     pieces: dict[str, list[Buffer]]
+    rows: dict[str, int] = field(default_factory=dict)
     bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +100,7 @@ def seal(
     *,
     input_checksum: int,
     input_rows: int,
+    rows: Mapping[str, int] | None = None,
     metrics: Mapping[str, int] | None = None,
 ) -> Sealed:
     """The next version of a partition.
@@ -95,6 +109,7 @@ def seal(
         parent: what it was computed from: the manifest that `Checkpoint.open_partition` gave, or that of the `Sealed`
             before. (The deltas of the parent are looked up at commit time; those in `parent` are not used.)
         tables: by name, the runs as of now and the pieces of the sealed delta, in order; they must not change any more.
+        rows: how many each delta has, by the table's name.
         input_checksum, input_rows: order-independent checksum (unsigned 64 bits) and number of the batch's input rows.
         metrics: figures of the batch to keep in the manifest.
     """
@@ -111,7 +126,11 @@ def seal(
         tables={name: TableState(runs) for name, (runs, _) in tables.items()},
         metrics=dict(metrics or {}),
     )
-    return Sealed(manifest, {name: list(pieces) for name, (_, pieces) in tables.items()})
+    return Sealed(
+        manifest,
+        {name: list(pieces) for name, (_, pieces) in tables.items()},
+        dict(rows or {}),
+    )
 
 
 def checksum(pieces: Sequence[Buffer]) -> int:

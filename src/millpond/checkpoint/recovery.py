@@ -28,6 +28,7 @@ from millpond.checkpoint.generation import (
     Base,
     BaseVersion,
     Generation,
+    KeyGroups,
     Tip,
     begun,
     claim_name,
@@ -38,7 +39,6 @@ from millpond.checkpoint.generation import (
 from millpond.checkpoint.manifest import PartitionManifest
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
-from millpond.words import counted
 
 Place = tuple[int, int]
 
@@ -53,7 +53,7 @@ class Recovery:
         anew: whether to begin with empty state, whatever earlier runs have left.
 
     Raises:
-        StateIncompatibleError: the run before this one had other partitions.
+        StateIncompatibleError: the run before this one had other key groups.
         StateDamagedError: a generation file is altered, and it had been in use.
     """
 
@@ -76,11 +76,11 @@ class Recovery:
         newest = None if anew else self._runs.newest()
         self._anew = anew
         if newest and generation:
-            self._check_partitions(newest.claim, generation)
+            self._check_key_groups(newest.claim, generation)
         layout = generation or (newest.claim if newest else None)
+        self._ranges: KeyGroups = layout.ranges if layout else ()
         self.operators = operators if operators is not None else newest.base.operators if newest else 0
-        self.partitions = layout.partitions if layout else 0
-        self._tips: dict[int, dict[Place, Tip | None]] = {}
+        self._found: dict[int, _Found] = {}
 
     def durable(self, version: int) -> bool:
         """Whether every partition has this version."""
@@ -88,7 +88,16 @@ class Recovery:
 
     def missing(self, version: int) -> list[Place]:
         """The (operator, partition) pairs that lack a version, or whose attempts at it saw different input."""
-        return [place for place, tip in self._at(version).items() if tip is None and version > 0]
+        return [place for place, tip in self._at(version).tips.items() if tip is None and version > 0]
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the new generation has, or if there is none, the last run."""
+        return len(self._ranges)
+
+    def ranges(self, version: int) -> KeyGroups:
+        """The key groups of the partitions that have a version: those of the run that made it."""
+        return self._at(version).ranges
 
     def newest(self) -> int:
         """The newest durable version; 0 when there is none."""
@@ -113,15 +122,15 @@ class Recovery:
         for version in sorted(set(versions)):
             if not self.durable(version):
                 raise ValueError(f"Version {version} is not durable.")
-            tips = tuple(tip for tip in self._at(version).values() if tip is not None)
-            chosen.append(BaseVersion(version, tips))
+            found = self._at(version)
+            chosen.append(BaseVersion(version, tuple(tip for tip in found.tips.values() if tip), found.ranges))
         base = Base(self.generation.number, self.operators, tuple(chosen), plan)
         write_base(self.files, base)
         return base
 
     def manifest(self, operator: int, partition: int, version: int) -> PartitionManifest:
-        """The manifest of a partition at a durable version."""
-        tip = self._at(version).get((operator, partition))
+        """The manifest of a partition, of those that have it (see `ranges`), at a durable version."""
+        tip = self._at(version).tips.get((operator, partition))
         if tip is None:
             if version == 0:
                 return PartitionManifest(operator, partition, 0)
@@ -131,32 +140,40 @@ class Recovery:
                 return found
         raise damaged(self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}")
 
-    def _at(self, version: int) -> dict[Place, Tip | None]:
-        if version not in self._tips:
-            self._tips[version] = self._find(version)
-        return self._tips[version]
+    def _at(self, version: int) -> _Found:
+        if version not in self._found:
+            self._found[version] = self._find(version)
+        return self._found[version]
 
-    def _find(self, version: int) -> dict[Place, Tip | None]:
-        places = [(op, part) for op in range(self.operators) for part in range(self.partitions)]
+    def _places(self, ranges: KeyGroups) -> list[Place]:
+        return [(operator, partition) for operator in range(self.operators) for partition in range(len(ranges))]
+
+    def _find(self, version: int) -> _Found:
         run = self._runs.of(version)
         if run is None or version == 0 or self._anew:
-            return dict.fromkeys(places)
+            return _Found(self._ranges, dict.fromkeys(self._places(self._ranges)))
+        ranges = run.claim.ranges
+        places = self._places(ranges)
         own: dict[Place, dict[int, Tip]] = defaultdict(dict)
         for info, header in self._headers(version, run.claim.number):
             for manifest in header.manifests:
                 tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size)
                 own[manifest.place][manifest.lineage] = tip
         if all(len(own[place]) == 1 for place in places):
-            return {place: next(iter(own[place].values())) for place in places}
+            return _Found(ranges, {place: next(iter(own[place].values())) for place in places})
+        base = run.base.at(version)
+        if base is not None and base.ranges != ranges and all(len(tips) < 2 for tips in own.values()):
+            # Partitions of other ranges cannot be put together with its own: what it built on is whole.
+            return _Found(base.ranges, {place: base.tip(*place) for place in self._places(base.ranges)})
         # That run did not take all partitions this far: what it built on still counts, where the two agree.
         found: dict[Place, Tip | None] = {}
         for place in places:
             tips = dict(own[place])
-            base = run.base.tip(*place, version)
-            if base is not None:
-                tips[base.lineage] = base
+            before = base.tip(*place) if base is not None and base.ranges == ranges else None
+            if before is not None:
+                tips[before.lineage] = before
             found[place] = next(iter(tips.values())) if len(tips) == 1 else None
-        return found
+        return _Found(ranges, found)
 
     def _headers(self, version: int, number: int) -> Iterator[tuple[FileInfo, CommitHeader]]:
         for info in self._commits.get((version, number), ()):
@@ -167,15 +184,21 @@ class Recovery:
             except StateDamagedError:
                 self.damaged.add(self.files.locate(info.name))
 
-    def _check_partitions(self, before: Generation, now: Generation) -> None:
-        if (before.partitions, before.key_groups) != (now.partitions, now.key_groups):
+    def _check_key_groups(self, before: Generation, now: Generation) -> None:
+        if before.key_groups != now.key_groups:
             raise StateIncompatibleError(
-                f"The state has {counted(before.partitions, 'partition')} of {before.key_groups} key groups; the query "
-                f"asks for {now.partitions} of {now.key_groups}.",
-                action=f"Set spark.millpond.partitions to {before.partitions}, spark.millpond.keyGroups to "
-                f"{before.key_groups}.",
+                f"The state has {before.key_groups} key groups; the query asks for {now.key_groups}.",
+                action=f"Set spark.millpond.keyGroups to {before.key_groups}.",
                 file=self.files.locate(claim_name(before.number)),
             )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What there is of one version: the key groups of the partitions that it is in, and the tip of each place."""
+
+    ranges: KeyGroups
+    tips: dict[Place, Tip | None]
 
 
 @dataclass(frozen=True)

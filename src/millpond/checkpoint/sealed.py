@@ -178,14 +178,15 @@ class _Folder:
 def _sealed(header: CommitHeader, data: memoryview, *, check: bool = False) -> Sealed:
     (manifest,) = header.manifests
     pieces: dict[str, list[Buffer]] = {}
-    tables = {}
+    tables, rows = {}, {}
     for table, state in manifest.tables.items():
         own: list[Buffer] = [data[delta.offset : delta.offset + delta.length] for delta in state.deltas]
         if check and any(checksum([piece]) != delta.checksum for piece, delta in zip(own, state.deltas, strict=True)):
             raise StateDamagedError("A sealed delta is altered.")
         pieces[table] = own
+        rows[table] = sum(delta.rows for delta in state.deltas)
         tables[table] = TableState(state.runs)
-    return Sealed(msgspec.structs.replace(manifest, tables=tables), pieces)
+    return Sealed(msgspec.structs.replace(manifest, tables=tables), pieces, rows)
 
 
 def _file_name(manifest: PartitionManifest) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, overload
 
 import pyarrow as pa
 
+from millpond.files.refs import Axis
 from millpond.layout import HashRange, TableSchema, Words
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class StateTable(NamedTuple):
 
     Attributes:
         schema: of its rows. initial: the words of a fresh row. kind: the store that it is in.
-        mixed: whether it has rows of all hashes, not those of the partition's range alone.
+        axis: by what its rows belong to partitions; if it is not their hash, the table has rows of all hashes.
         shown: whether its rows are what a user reads who asks for the operator's state.
         counted: whether its rows are counted as those of the state.
         drop_matched: of an ordered table, whether matched rows are of no use.
@@ -48,7 +49,7 @@ class StateTable(NamedTuple):
     schema: TableSchema
     initial: Words
     kind: TableKind = "rmw"
-    mixed: bool = False
+    axis: Axis = "hash"
     shown: bool = True
     counted: bool = True
     drop_matched: bool = False
@@ -57,7 +58,7 @@ class StateTable(NamedTuple):
 class MakeTable(Protocol):
     """Opens a table of the partition: its name, its schema, the words of a fresh row, and the store that it is in.
 
-    The table `MAIN` (each slice of it) holds the partition's range of hashes; those that are `mixed` the whole range.
+    The table `MAIN` (each slice of it) holds the partition's range of hashes; those of another axis the whole range.
     """
 
     @overload

@@ -6,21 +6,23 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 
 from millpond.checkpoint.commit import commit_prefix, parse_commit_name, read_header
-from millpond.checkpoint.deltas import read_deltas
-from millpond.checkpoint.generation import Base, Generation, numbers, read_base, read_claim
+from millpond.checkpoint.deltas import read_deltas, rows_of
+from millpond.checkpoint.generation import Base, BaseVersion, Generation, numbers, read_base, read_claim
 from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
+from millpond.checkpoint.rescale import inherited
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.blocks import sort_rows
-from millpond.files.formats.segment import decode_rows
+from millpond.files.refs import range_of
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.operators.kinds.registry import read_rows, state_tables
 from millpond.operators.protocol import MAIN, StateTable, TableKind, base_name
@@ -33,6 +35,7 @@ from millpond.stores.protocol import LoadedTable
 from millpond.stores.runs.run_set import RunSet, memory_run
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned.table import UnalignedTable
+from millpond.stores.windows import axis_word, inside
 
 _MEMORY = 64 << 20
 """Bytes of file blocks that one reader keeps."""
@@ -188,7 +191,7 @@ class StateReader:
             if base not in wanted:
                 continue
             found = tables[base]
-            range_ = HashRange() if found.mixed else self._range(partition)
+            range_ = HashRange() if found.axis != "hash" else self.claim.hash_range(partition)
             for rows in _READ[found.kind](self, found, state, range_):
                 yield from read_rows(spec, base, rows)
 
@@ -201,7 +204,9 @@ class StateReader:
                 files = [store.open(ref, [layout]) for ref in reversed(state.runs.runs)]
                 for ref in state.deltas:
                     if ref.length:
-                        files += store.open_range(ByteRange(ref.commit, ref.offset, ref.length), [layout])
+                        at = ByteRange(ref.commit, ref.offset, ref.length, ref.window)
+                        files += store.open_range(at, [layout])
+                range_ = range_.meet(HashRange(state.runs.lowest))
                 yield from gradually([files], layout, _MEMORY // 8, range_)
             finally:
                 store.close()
@@ -248,14 +253,9 @@ class StateReader:
     def _scanned(self, table: LoadedTable, state: TableState) -> Iterator[Rows]:
         """The rows of a table that was opened on its files, once its deltas are applied."""
         for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
-            for rows in decode_rows(data, table.layout, self.files.locate(ref.commit)):
-                table.load(rows)
+            for rows in rows_of(ref, data, table.layout, self.files.locate(ref.commit)):
+                table.load(rows, range_of(ref.window))
         yield from table.scan()
-
-    def _range(self, partition: int) -> HashRange:
-        first, last = self.claim.ranges[partition]
-        shift = 64 - (self.claim.key_groups - 1).bit_length()
-        return HashRange(first << shift, last << shift)
 
     def _rows(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
         """The rows of a read-modify-write table."""
@@ -263,9 +263,11 @@ class StateReader:
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
             store = RunStore(self.files, local, disk=0, memory=_MEMORY)
             try:
-                runs = RunSet(layout, store.open_all(state.runs.runs, layout, range_), range_)
+                axis = axis_word(layout, state.runs.axis)
+                runs = RunSet(layout, store.open_all(state.runs.runs, layout, range_, axis), range_)
                 for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
-                    for rows in decode_rows(data, layout, self.files.locate(ref.commit)):
+                    for rows in rows_of(ref, data, layout, self.files.locate(ref.commit)):
+                        rows = inside(rows, range_of(ref.window), axis)
                         runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))
                 yield from runs.scan()
             finally:
@@ -274,20 +276,40 @@ class StateReader:
     def _read_commits(self, version: int) -> _Commits:
         if version not in self._commits:
             found = _Commits({}, [])
-            names = [info.name for info in self.files.list(commit_prefix(version, self.claim.number))]
-            names += [tip.commit for base in self.base.versions if base.version == version for tip in base.tips]
-            for name in dict.fromkeys(names):
-                try:
-                    header = read_header(self.files, name)
-                except StateDamagedError as error:
-                    error.at(version=version)
-                    found.damage.append(error)
-                    continue
-                for manifest in header.manifests:
-                    if manifest.version == version:
-                        found.manifests.setdefault(manifest.place, manifest)
+            for info in self.files.list(commit_prefix(version, self.claim.number)):
+                for manifest in self._manifests_in(info.name, version, found.damage):
+                    found.manifests.setdefault(manifest.place, manifest)
+            base = self.base.at(version)
+            if base is not None:
+                self._inherit(base, found)
             self._commits[version] = found
         return self._commits[version]
+
+    def _manifests_in(self, name: str, version: int, damage: list[StateDamagedError]) -> list[PartitionManifest]:
+        try:
+            header = read_header(self.files, name)
+        except StateDamagedError as error:
+            error.at(version=version)
+            damage.append(error)
+            return []
+        return [manifest for manifest in header.manifests if manifest.version == version]
+
+    def _inherit(self, base: BaseVersion, found: _Commits) -> None:
+        """Take what the run began with for the places that have nothing newer of the version."""
+        held = {
+            manifest.id: manifest
+            for name in dict.fromkeys(tip.commit for tip in base.tips)
+            for manifest in self._manifests_in(name, base.version, found.damage)
+        }
+        for operator in range(len(self.operators)):
+            for partition in range(self.partitions):
+                if (operator, partition) in found.manifests:
+                    continue
+                with suppress(KeyError):  # a commit that cannot be read
+                    at = operator, partition, base.version
+                    manifest = inherited(self.claim, base, *at, lambda tip: held[tip.id])
+                    if manifest.id:
+                        found.manifests[operator, partition] = manifest
 
     @property
     def _places(self) -> int:

@@ -28,7 +28,7 @@ from millpond.files.formats.append_file import (
     open_files,
 )
 from millpond.files.formats.codec import damaged
-from millpond.files.refs import RunRef
+from millpond.files.refs import RunRef, range_of
 from millpond.layout import RowLayout, Rows
 
 FOLDER = "files/"
@@ -132,17 +132,19 @@ class AppendFiles:
             place = self._in_place.place(ref.name)
             if self._in_place.size(ref.name) != ref.bytes:
                 raise damaged(place, "it does not have the length that it was written with")
-            return AppendFile(MappedBytes.of_file(place), layouts)
-        return AppendFile(RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests), layouts)
+            return AppendFile(MappedBytes.of_file(place), layouts, range_of(ref.window))
+        data = RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests)
+        return AppendFile(data, layouts, range_of(ref.window))
 
     def open_range(self, at: ByteRange, layouts: Sequence[RowLayout]) -> list[AppendFile]:
         """Open files that lie one after another within another object (see `open`)."""
+        window = range_of(at.window)
         if self._in_place is None:
-            return open_files(RemoteBytes(self._files, at, self._requests), layouts)
+            return open_files(RemoteBytes(self._files, at, self._requests), layouts, window)
         if self._in_place.size(at.name) < at.offset + at.length:
             raise damaged(self._files.locate(at.name), "it is shorter than it was written")
         whole = MappedBytes.of_file(self._in_place.place(at.name))
-        return open_files(whole.part(at.offset, at.length), layouts)
+        return open_files(whole.part(at.offset, at.length), layouts, window)
 
     def read_ahead(self, parts: Iterable[Part]) -> Iterator[list[Rows]]:
         """The rows of some parts of files, in order, while the next ones are on their way."""

@@ -49,8 +49,8 @@ class Table(Protocol):
 class LoadedTable(Table, Protocol):
     """A table that holds what its deltas say; others read deltas where they lie."""
 
-    def load(self, delta_rows: Rows) -> None:
-        """Apply rows of a delta behind the table's files, oldest delta first."""
+    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
+        """Apply rows of a delta behind the table's files, oldest first; those outside of a window do not count."""
 
     def scan(self) -> Iterator[Rows]:
         """All rows, in pieces."""

@@ -31,9 +31,10 @@ from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.patience import patiently
 from millpond.files.formats.blocks import cut_blocks
 from millpond.files.formats.codec import damaged, decode_block, encode_block
+from millpond.files.refs import Window
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.readahead import ask_for_range
-from millpond.layout import RowLayout, Rows, TableSchema
+from millpond.layout import HashRange, RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLAPND"
 FORMAT = 1
@@ -45,11 +46,12 @@ _REQUEST = 1 << 20
 
 
 class ByteRange(msgspec.Struct, frozen=True):
-    """`length` bytes from `offset` of an object of the state location."""
+    """`length` bytes from `offset` of an object of the state location; `window`: which of their rows count."""
 
     name: str
     offset: int
     length: int
+    window: Window | None = None
 
 
 class _Section(msgspec.Struct, frozen=True):
@@ -278,6 +280,7 @@ class AppendFile:
     Args:
         data: the bytes of the file; of several files one after another, the last one is opened.
         layouts: of the sections that it should have: one for each, the last one for all further ones.
+        window: the hashes of the rows that count (see `RunRef`).
 
     Attributes:
         begin: where in `data` the file begins.
@@ -288,10 +291,21 @@ class AppendFile:
         StateIncompatibleError: it is of a newer format, or its rows have other columns.
     """
 
-    def __init__(self, data: Bytes, layouts: Sequence[RowLayout]) -> None:
+    def __init__(self, data: Bytes, layouts: Sequence[RowLayout], window: HashRange = HashRange()) -> None:  # noqa: B008
         self.data = data
+        self.window = window
         self.begin, self.sections = _read_directory(data, layouts)
         self.memory = sum(section.memory for section in self.sections)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the first section that count, if hashes order it; those of whole blocks where the window ends."""
+        section = self.sections[0]
+        if self.window.whole or not section.count:
+            return section.rows
+        begin = max(0, int(np.searchsorted(section.first, np.uint64(self.window.lo), "left")) - 1)
+        end = max(begin, int(np.searchsorted(section.first, np.uint64(self.window.hi - 1), "right")))
+        return int(section.starts[end] - section.starts[begin])
 
     def ranges(self, section: Section, blocks: Sequence[int] | NDArray[np.int64]) -> list[tuple[int, int]]:
         """Where some blocks are in the file."""
@@ -315,12 +329,12 @@ class AppendFile:
         return out
 
 
-def open_files(data: Bytes, layouts: Sequence[RowLayout]) -> list[AppendFile]:
+def open_files(data: Bytes, layouts: Sequence[RowLayout], window: HashRange = HashRange()) -> list[AppendFile]:  # noqa: B008
     """All of some append files that lie one after another, in order (see `AppendFile`)."""
     files: list[AppendFile] = []
     end = data.size
     while end:
-        files.append(AppendFile(data.part(0, end), layouts))
+        files.append(AppendFile(data.part(0, end), layouts, window))
         end = files[-1].begin
     return files[::-1]
 

@@ -14,6 +14,7 @@ import numpy as np
 from numba import from_dtype, types
 from numpy.typing import NDArray
 
+from millpond.conf import KEY_GROUP_BITS
 from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.memory import BYTES, HALF, I64, INTS, LOW_HALF, SHORTS, UINTS, WORDS
 from millpond.kernels.pointers import prefetch, step
@@ -34,6 +35,7 @@ NOWHERE = -1
 WANTED = -2
 """In `chunk`: not in the prefetch buffer; being brought there, `at` being its number among those."""
 
+_GROUP = np.uint64(((1 << KEY_GROUP_BITS) - 1) << (64 - KEY_GROUP_BITS))
 _BINS = 4096
 _AHEAD = 8
 
@@ -43,7 +45,10 @@ _TABLE = types.Array(from_dtype(WINDOW), 1, "C")
 
 @kernel(types.void(types.Array(types.uint64, 1, "A"), types.Array(types.uint64, 1, "A"), UINTS))
 def window_ids(hashes: Array, windows: Array, out: Array) -> None:
-    """The ids of windows: their key's hash and initial boundary, mixed; never 0."""
+    """The ids of windows: their key's hash and initial boundary, mixed; never 0.
+
+    The first bits are those of the hash, so that an id lies in the range of its key's partition.
+    """
     for i in range(len(hashes)):
         x = (windows[i] + np.uint64(0x632BE59BD9B4E019)) * np.uint64(0xFF51AFD7ED558CCD)
         x ^= x >> np.uint64(33)
@@ -53,7 +58,7 @@ def window_ids(hashes: Array, windows: Array, out: Array) -> None:
         x ^= x >> HALF
         x *= np.uint64(0xD6E8FEB86659FD93)
         x ^= x >> HALF
-        out[i] = max(x, np.uint64(1))
+        out[i] = max((hashes[i] & _GROUP) | (x & ~_GROUP), np.uint64(1))
 
 
 @inlined

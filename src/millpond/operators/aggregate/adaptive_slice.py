@@ -13,7 +13,7 @@ from millpond.layout import HASH, LAST_HASH, HashRange, Rows
 from millpond.operators.aggregate.cardinality_observer import Observation, Sample
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.tables import BACKFILLED, backfill_table, distincts
-from millpond.operators.columns.encode import key_rows, portions
+from millpond.operators.columns.encode import portions
 from millpond.operators.hash_ranges import bounds, by_range, key_groups
 from millpond.operators.protocol import MAIN, ROWS, MakeRows, MakeTable
 from millpond.operators.tables.input_rows import StoredRows
@@ -32,9 +32,9 @@ _INDEX = 24  # bytes that an entry takes beside its words, roughly
 class AdaptiveSlice:
     """The state of one slice. Its tables say how it is kept.
 
-    `MAIN` and side tables: it has groups. `ROWS` and `SAMPLE`: it has rows that were appended. `BACKFILLED`: it appends
-    no more, and rows up to a hash have become groups. That table stays when all have, and `ROWS` is gone: a slice
-    appends once at most, so that no pattern makes it go to and fro.
+    `MAIN` and side tables: it has groups. `ROWS` and `SAMPLE`: it has rows that were appended. `BACKFILLED`, which has
+    no rows: it appends no more, and rows up to a hash, `ROWS` says which, have become groups. That table stays when all
+    have, and `ROWS` is gone: a slice appends once at most, so that no pattern makes it go to and fro.
 
     Args:
         spec: keys, inputs and calls. make_table: opens the partition's tables. suffix: of their names.
@@ -76,7 +76,7 @@ class AdaptiveSlice:
         """How many rows are still to become groups, roughly."""
         if self._rows is None or self._backfilled is None:
             return 0
-        return max(1, int(self._rows[0].rows * (1 - self._backfilled_until / (LAST_HASH + 1))))
+        return max(1, int(self._rows[0].rows * (1 - self._rows[0].lowest / (LAST_HASH + 1))))
 
     @property
     def table(self) -> AlignedTable | RmwTable:
@@ -183,12 +183,6 @@ class AdaptiveSlice:
 
     # From rows to groups
 
-    @property
-    def _backfilled_until(self) -> int:
-        """The hash below which appended rows have become groups."""
-        pieces = [] if self._backfilled is None else list(self._backfilled.scan())
-        return int(pieces[0].words[0, backfill_table().values[0].offset]) if pieces else 0
-
     def backfill(self) -> int:
         """Make groups of some of the appended rows; how many. The running batch has to have to do with the slice."""
         assert self._rows is not None
@@ -209,19 +203,14 @@ class AdaptiveSlice:
             self._rows = None
             return 0 if some is None else some.count
         assert some is not None
-        table = backfill_table()
-        ids = self._backfilled.upsert(
-            key_rows(np.zeros(1, np.int64), [], [], table.layout.key_stop), self._version
-        ).rows
-        self._backfilled.words[ids, table.values[0].offset] = np.uint64(last + 1)
+        self._rows[0].lowest = last + 1
         return some.count
 
     def _backlog_rows(self) -> Generator[Rows]:
         """The rows that have not become groups, in hash order, in pieces that have all rows of their hashes."""
         assert self._rows is not None
         rows = self._rows[0]
-        range_ = HashRange(self._backfilled_until)
-        yield from gradually([rows.readable()], self._stored.layout, max(1, rows.portion // 2), range_)
+        yield from gradually([rows.readable()], self._stored.layout, max(1, rows.portion // 2), HashRange(rows.lowest))
 
     # Closing
 

@@ -221,7 +221,8 @@ class _Side:
             flat = flatten(columns[position], self._types[position])
             counts = both(counts, flat[0].valid)
             leaves += flat
-        words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop)
+        words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop + 1)
+        words[:, self._stop] = hashes.view(np.uint64)  # of the group: by it, rows belong to the partition
         self._selected = np.flatnonzero(counts) if counts.size else None
         if self._selected is not None:
             words, hashes = words[self._selected], hashes[self._selected]

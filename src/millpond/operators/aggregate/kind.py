@@ -37,11 +37,11 @@ def _tables(spec: AggregateSpec) -> dict[str, StateTable]:
         return {MAIN: rows}
     tables = {MAIN: main_table(spec)[0].state}
     for distinct, table, _ in distincts(spec):
-        tables[distinct.table] = table.state._replace(mixed=True, shown=False)
+        tables[distinct.table] = table.state._replace(axis="group", shown=False)
     if spec.observed:
         about = {SAMPLE: sample_table(), BACKFILLED: backfill_table()}
         for name, table in about.items():
-            tables[name] = table.state._replace(mixed=True, shown=False, counted=False)
+            tables[name] = table.state._replace(axis="none", shown=False, counted=False)
         tables[ROWS] = rows
     return tables
 

@@ -17,7 +17,7 @@ SAMPLE = "sample"
 """The name of the table of some of the distinct inputs of the rows that are kept beside groups."""
 
 BACKFILLED = "moved"
-"""The name of the table that says up to which hash such rows have become groups."""
+"""The name of the table whose being there says that such rows become groups."""
 
 
 @dataclass(frozen=True)
@@ -83,5 +83,5 @@ def sample_table() -> Keyed:
 
 
 def backfill_table() -> Keyed:
-    """How it is known up to which hash appended rows have become groups: in a table of one row."""
-    return keyed([], [(Column("until", "word"), False)])
+    """How it is known that appended rows become groups: by a table without rows."""
+    return keyed([], [(Column("nothing", "word"), False)])

@@ -347,6 +347,9 @@ def begin(
         elif not runs_planned(planned):
             again.append(planned)
     recovery.begin(built_on, plan)
+    before, now = len(recovery.ranges(built_on[0])), recovery.partitions
+    if built_on[0] and before != now:
+        log.info("the state goes on in %s, each with its part of the %d before", counted(now, "partition"), before)
     return again
 
 

@@ -211,6 +211,7 @@ class Partition:
             },
             input_checksum=seen.value,
             input_rows=seen.rows,
+            rows={name: delta.rows for name, delta in deltas.items()},
             metrics={name: round(figures[name]) for name in DURABLE if name in figures},
         )
         sealed = self.query.sealed.write(sealed, self.task.generation)

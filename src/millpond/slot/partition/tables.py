@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
+from millpond.checkpoint.deltas import rows_of
 from millpond.files.formats.append_file import ByteRange
-from millpond.files.formats.segment import decode_rows
-from millpond.files.refs import TableManifest
+from millpond.files.refs import TableManifest, range_of
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.kinds.registry import state_tables
 from millpond.operators.protocol import TableKind, base_name
@@ -80,6 +80,7 @@ class Tables:
 
     def _open_rmw(self, wanted: _Wanted) -> RmwTable:
         means = self._query.means
+        axis = self._shapes[base_name(wanted.name)].axis
         table = RmwTable.open(
             wanted.schema,
             wanted.initial,
@@ -87,8 +88,9 @@ class Tables:
             self._query.runs,
             means.budget,
             means.merges,
-            HashRange() if self._shapes[base_name(wanted.name)].mixed else self._range,
+            self._range if axis == "hash" else HashRange(),
             writers=means.writers,
+            axis=axis,
         )
         return self._loads(wanted.name, table)
 
@@ -124,7 +126,7 @@ class Tables:
     def _open_aligned(self, wanted: _Wanted) -> AlignedTable:
         name = wanted.name
         deltas = self._states[name].deltas if name in self._states else ()
-        at = [ByteRange(ref.commit, ref.offset, ref.length) for ref in deltas if ref.length]
+        at = [ByteRange(ref.commit, ref.offset, ref.length, ref.window) for ref in deltas if ref.length]
         return self._appends(wanted.schema).open(name, self._runs(name), at, layout=RowLayout(wanted.schema))
 
     def _open_scratch(self, wanted: _Wanted) -> RmwTable:
@@ -161,8 +163,8 @@ class Tables:
                 assert name in self._opened  # it reads its deltas where they lie
                 continue
             for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
-                for rows in decode_rows(data, table.layout, checkpoint.files.locate(ref.commit)):
-                    table.load(rows)
+                for rows in rows_of(ref, data, table.layout, checkpoint.files.locate(ref.commit)):
+                    table.load(rows, range_of(ref.window))
 
     def discard(self) -> None:
         """Close what was opened for an operator that could not be."""

@@ -55,10 +55,12 @@ class _Cursor:
     def __init__(self, file: AppendFile, section: Section, range_: HashRange) -> None:
         self.file = file
         self.section = section
+        range_ = range_.meet(file.window)
         first = section.first
         self.at = max(0, int(np.searchsorted(first, np.uint64(range_.lo), "left")) - 1)
-        self.stop = int(np.searchsorted(first, np.uint64(range_.hi - 1), "right"))
+        self.stop = int(np.searchsorted(first, np.uint64(range_.hi - 1), "right")) if range_.lo < range_.hi else 0
         self._lo = np.uint64(range_.lo)
+        self._hi = range_.hi
         self._rest: Rows | None = None  # what is left of the last block read
 
     @property
@@ -84,7 +86,7 @@ class _Cursor:
     def _split(self, rows: Rows, end: int, out: list[Rows]) -> None:
         hashes = rows.words[:, HASH]
         begin = int(np.searchsorted(hashes, self._lo, "left"))
-        cut = int(np.searchsorted(hashes, np.uint64(end - 1), "right"))
+        cut = int(np.searchsorted(hashes, np.uint64(min(end, self._hi) - 1), "right"))
         if cut > begin:
             out.append(Rows(rows.words[begin:cut], rows.heap))
         self._rest = Rows(rows.words[cut:], rows.heap) if cut < len(hashes) else None

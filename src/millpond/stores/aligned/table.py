@@ -47,7 +47,7 @@ class AlignedTable:
     """The rows of one window. Not thread-safe; made by `AlignedStore.open`.
 
     Attributes:
-        layout: of the rows. rows: how many there are.
+        layout: of the rows. rows: how many there are. lowest: rows of lower hashes do not count any more.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class AlignedTable:
         self._fresh: list[AppendFile] = []  # segments of the running batch
         self._merging: tuple[int, int, int, Future[tuple[RunRef, AppendFile]]] | None = None
         self.buffered = 0
-        self.rows = sum(file.sections[0].rows for file in self.files)
+        self.lowest = manifest.lowest
+        self.rows = sum(file.rows for file in self.files)
         self._held = 0
         self._count()
 
@@ -195,7 +196,7 @@ class AlignedTable:
             for rows in gradually([inputs], self.layout, piece):
                 writer.add(rows, rows.words[:, HASH])
 
-        return self._store.write(fill, [self.layout], sum(file.sections[0].rows for file in inputs))
+        return self._store.write(fill, [self.layout], sum(file.rows for file in inputs))
 
     def _adopt(self) -> None:
         if self._merging is None or not self._merging[3].done():
@@ -214,7 +215,8 @@ class AlignedTable:
 
     def manifest(self) -> TableManifest:
         """The merged segments, newest first; the others are the deltas of later versions."""
-        return TableManifest(tuple(ref for ref, _ in reversed(self._merged)), self._flushed, self.rows)
+        refs = tuple(ref for ref, _ in reversed(self._merged))
+        return TableManifest(refs, self._flushed, self.rows, lowest=self.lowest)
 
     def stats(self) -> dict[str, int]:
         """Figures: `keys`: rows; `windows`; `segments`; `bytes`: in memory and files; `hot_bytes`: in memory."""

@@ -51,6 +51,8 @@ class Input:
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], object]:
         """Addresses of blocks and of their heaps, rows in them and before them, of an interval of hashes."""
         part = self.part
+        if not part.range.meets(HashRange(lowest, highest + 1)):
+            return _NOWHERE, _NOWHERE, np.empty(0, np.int64), np.empty(0, np.int64), None
         if part.rows is not None:
             begin = int(np.searchsorted(self._hashes, np.uint64(lowest), "left"))
             end = int(np.searchsorted(self._hashes, np.uint64(highest), "right"))
@@ -108,7 +110,11 @@ def merged(
 
 
 def _boundaries(inputs: Sequence[Input], lowest: int, highest: int, size: int) -> Iterator[int]:
-    """Where to cut an interval (each the end of a part, excluded) so that the parts hold about `size` rows."""
+    """Where to cut an interval (each the end of a part, excluded) so that the parts hold about `size` rows.
+
+    In one part, all rows of an input count, or none.
+    """
+    ends: list[int] = [edge for each in inputs for edge in each.part.range]
     spans = [each.fences(lowest, highest) for each in inputs]
     fences = np.concatenate([fence for fence, _ in spans])
     rows = np.concatenate([counts for _, counts in spans])
@@ -116,7 +122,8 @@ def _boundaries(inputs: Sequence[Input], lowest: int, highest: int, size: int) -
         order = np.argsort(fences, kind="stable")
         before = np.cumsum(rows[order]) - rows[order]
         cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
-        for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
-            if fence > lowest:
-                yield fence
+        ends += fences[order[cuts[cuts < len(order)]]].tolist()
+    for end in sorted(set(ends)):
+        if lowest < end <= highest:
+            yield end
     yield highest + 1

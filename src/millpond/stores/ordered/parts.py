@@ -238,8 +238,9 @@ class Part:
             yield 0, len(hashes), self.blocks()
             return
         index = self.source.index
-        begin = int(np.searchsorted(hashes, index.fence[0], "left"))
-        end = int(np.searchsorted(hashes, np.uint64(index.highest), "right"))
+        lowest, highest = max(int(index.fence[0]), self.range.lo), min(index.highest, self.range.hi - 1)
+        begin = int(np.searchsorted(hashes, np.uint64(lowest), "left"))
+        end = max(begin, int(np.searchsorted(hashes, np.uint64(highest), "right")))
         first = np.maximum(np.searchsorted(index.fence, hashes[begin:end], "left") - 1, 0)
         last = np.maximum(np.searchsorted(index.fence, hashes[begin:end], "right") - 1, first)
         at = 0

@@ -33,6 +33,7 @@ from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.protocol import TableDelta
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.windows import inside
 
 _GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows
 _CHUNK = 65536
@@ -138,7 +139,7 @@ class OrderedTable:
         )
         for note in notes:
             for rows, _ in note.chunks():
-                table._apply_notes(rows)
+                table._apply_notes(inside(rows, note.range))
             if table._files is not None:
                 table._files.notes.append(note)
         return table
@@ -307,8 +308,9 @@ class OrderedTable:
         for part in self.fresh:
             yield from self._remaining(rows for rows, _ in part.chunks())
 
-    def load(self, delta_rows: Rows) -> None:
-        """Take up rows of a delta, in recovery."""
+    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
+        """Take up rows of a delta, in recovery; those outside of a window do not count."""
+        delta_rows = inside(delta_rows, window)
         notes = delta_rows.words[:, META] & np.uint64(MARK) != 0
         if not notes.all():
             words = delta_rows.words[~notes] if notes.any() else delta_rows.words

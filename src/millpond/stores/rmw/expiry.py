@@ -128,7 +128,7 @@ class Expiry:
         last = -1
         first_left = STAMP_END + 1
         layout, range_ = self._hot.layout, self._range
-        pieces = merge([run.source], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=_PIECE)
+        pieces = merge([run.view], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=_PIECE)
         for rows in pieces:
             stamps = rows.words[:, META] >> np.uint64(STAMP_SHIFT)
             if last < 0:  # runs are ordered by hash: any part of one is a fair sample of it

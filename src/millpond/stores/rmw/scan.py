@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millpond.files.formats.blocks import BlockSource, MemorySource
+from millpond.files.formats.blocks import MemorySource
 from millpond.kernels.hot_table.state import FLAGS, TOMBSTONE, TOUCHED
 from millpond.layout import HASH, META, HashRange, Rows
 from millpond.stores.rmw.hot_table import HotTable
-from millpond.stores.runs.merge import merge
+from millpond.stores.runs.merge import View, merge
 
 _LEAST_ROWS = 64
 """Rows of each run in a piece, on average, or most of the time would go into finding them."""
@@ -18,7 +18,7 @@ _LEAST_ROWS = 64
 
 def merged(
     hot: HotTable,
-    sources: Sequence[BlockSource],
+    runs: Sequence[View],
     range_: HashRange,
     size: int,
     *,
@@ -28,12 +28,12 @@ def merged(
     """The newest version of each key, interval by interval of the hash axis.
 
     Args:
-        hot: the newest rows. sources: runs, newest first.
+        hot: the newest rows. runs: the others, newest first.
         range_: the hashes wanted. size: rows in a piece, roughly.
         touched: only rows that the running batch changed.
         dead: tombstones, with their flag, too.
     """
-    size = max(size, _LEAST_ROWS * len(sources))
+    size = max(size, _LEAST_ROWS * len(runs))
     lowest = range_.lo
     flag = TOUCHED if touched else 0
     rest = np.empty(0, np.uint32)
@@ -44,15 +44,15 @@ def merged(
         cut = int(np.searchsorted(hashes, hashes[-1], "left"))
         if cut:
             highest = int(hashes[-1]) - 1
-            yield from _interval(hot, rest[:cut], sources, lowest, highest, size, touched, dead)
+            yield from _interval(hot, rest[:cut], runs, lowest, highest, size, touched, dead)
             lowest, rest = highest + 1, rest[cut:]
-    yield from _interval(hot, rest, sources, lowest, range_.hi - 1, size, touched, dead)
+    yield from _interval(hot, rest, runs, lowest, range_.hi - 1, size, touched, dead)
 
 
 def _interval(
     hot: HotTable,
     ids: np.ndarray[tuple[int], np.dtype[np.uint32]],
-    sources: Sequence[BlockSource],
+    runs: Sequence[View],
     lowest: int,
     highest: int,
     size: int,
@@ -61,7 +61,7 @@ def _interval(
 ) -> Iterator[Rows]:
     newest = MemorySource(hot.copy(ids, keep=TOUCHED | TOMBSTONE, compact=False), hot.layout, filtered=False)
     for rows in merge(
-        [newest, *sources], hot.layout, drop_tombstones=not dead, lowest=lowest, highest=highest, size=size
+        [View(newest), *runs], hot.layout, drop_tombstones=not dead, lowest=lowest, highest=highest, size=size
     ):
         words = rows.words
         if touched:

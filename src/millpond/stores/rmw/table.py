@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import UsageError
 from millpond.files.formats.segment import encode_rows
-from millpond.files.refs import TableManifest
+from millpond.files.refs import Axis, TableManifest
 from millpond.kernels.hot_table.state import TOMBSTONE, TOUCHED
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, TableSchema, Words
@@ -30,6 +30,7 @@ from millpond.stores.rmw.scratch import Scratch
 from millpond.stores.runs.compactor import Compactor, Writer
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.windows import axis_word, inside
 
 _PIECE = 65536  # rows in a piece of a scan or a delta, at most
 _LEAST_PIECE = 1024
@@ -54,6 +55,8 @@ class RmwTable:
         writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
         flushed: the version up to which deltas are covered by `runs`.
         keys: how many keys the state holds that `runs` and the deltas to be loaded make up.
+        axis: by what rows belong to the partition. Keys that are looked for have the hash of their group behind their
+            key columns, if it is that.
 
     Attributes:
         layout: of the rows.
@@ -74,8 +77,10 @@ class RmwTable:
         writers: Executor | None = None,
         flushed: int = 0,
         keys: int = 0,
+        axis: Axis = "hash",
     ) -> None:
         self.layout = RowLayout(schema)
+        self._axis = axis
         self._range = range_
         self._runs = runs
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
@@ -113,6 +118,7 @@ class RmwTable:
         range_: HashRange = HashRange(),  # noqa: B008
         *,
         writers: Executor | None = None,
+        axis: Axis = "hash",
     ) -> RmwTable:
         """Open a table on the runs that a manifest names; the deltas behind them are then to be given to `load`.
 
@@ -120,7 +126,7 @@ class RmwTable:
             StateDamagedError: a run file is missing or damaged.
         """
         layout = RowLayout(schema)
-        runs = RunSet(layout, store.open_all(manifest.runs, layout, range_), range_)
+        runs = RunSet(layout, store.open_all(manifest.runs, layout, range_, axis_word(layout, axis)), range_)
         return cls(
             schema,
             initial,
@@ -132,6 +138,7 @@ class RmwTable:
             writers=writers,
             flushed=manifest.flushed,
             keys=manifest.keys,
+            axis=axis,
         )
 
     @property
@@ -361,7 +368,7 @@ class RmwTable:
             yield self._hot.copy(ids[start : start + size], compact=False)
 
     def _merged_touched(self, size: int, *, dead: bool = False) -> Iterator[Rows]:
-        spilled = [evicted.run.source for evicted in reversed(self._memory.spilled)]
+        spilled = [evicted.run.view for evicted in reversed(self._memory.spilled)]
         return merged(self._hot, spilled, self._range, size, touched=True, dead=dead)
 
     def scan(self, size: int | None = None) -> Iterator[Rows]:
@@ -370,7 +377,7 @@ class RmwTable:
 
     def _scan(self, size: int) -> Iterator[Rows]:
         if not self._memory.complete:
-            yield from merged(self._hot, [run.source for run in self._runs.runs], self._range, size)
+            yield from merged(self._hot, [run.view for run in self._runs.runs], self._range, size)
             return
         for ids in self._hot.walk(size):
             live = self._hot.live(ids)
@@ -421,8 +428,9 @@ class RmwTable:
         for start in range(0, len(ids), size):
             yield self._hot.copy(ids[start : start + size], keep=TOMBSTONE, clear=TOUCHED)
 
-    def load(self, delta_rows: Rows) -> None:
-        """Apply rows of a delta, in recovery: they replace what the table knows of their keys."""
+    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
+        """Apply rows of a delta, in recovery: they replace what the table knows of their keys; others do not count."""
+        delta_rows = inside(delta_rows, window, axis_word(self.layout, self._axis))
         words = delta_rows.words
         if words.strides[1] != 8 or words.strides[0] % 8:
             words = np.ascontiguousarray(words)
@@ -447,7 +455,7 @@ class RmwTable:
         """The runs that hold the state together with the deltas of later versions."""
         refs = [run.ref for run in self._runs.runs]
         flushed = self._flusher.flushed if self._flusher is not None else 0
-        return TableManifest(tuple(ref for ref in refs if ref is not None), flushed, self._keys)
+        return TableManifest(tuple(ref for ref in refs if ref is not None), flushed, self._keys, axis=self._axis)
 
     def stats(self) -> dict[str, int]:
         """Figures, `cache_hits` and `cache_misses` since the batch began.

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Executor, Future
 from typing import Protocol
 
 from millpond.errors import TransientError
-from millpond.layout import RowLayout, Rows
+from millpond.layout import HASH, RowLayout, Rows
 from millpond.stores.runs.merge import PIECE_ROWS, merge
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MOST_LAYERS, Extent, Pick, layered, pick
@@ -118,7 +118,7 @@ class Compactor:
         rows, size = sum(run.rows for run in inputs), sum(_extent(run).bytes for run in inputs)
         most = self._piece // max(8 * layout.width, size // max(1, rows))
         pieces = merge(
-            [run.source for run in inputs],
+            [run.view for run in inputs],
             layout,
             drop_tombstones=whole,
             lowest=range_.lo,
@@ -145,5 +145,9 @@ class Compactor:
 
 
 def _extent(run: Run) -> Extent:
-    assert run.ref is not None
-    return Extent(run.ref.first, run.ref.last, run.ref.bytes)
+    ref = run.ref
+    assert ref is not None
+    if ref.window is None or run.view.axis != HASH:
+        return Extent(ref.first, ref.last, ref.bytes)
+    first, last = max(ref.first, ref.window[0]), min(ref.last, ref.window[1])
+    return Extent(first, max(first, last), ref.bytes * run.rows // max(1, ref.rows))

@@ -3,19 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockSource, shape_of
+from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, shape_of
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.merge import merge_order
-from millpond.layout import LAST_HASH, RowLayout, Rows
+from millpond.layout import HASH, LAST_HASH, HashRange, RowLayout, Rows
+from millpond.stores.windows import inside
 
 PIECE_ROWS = 65536
 
 
+class View(NamedTuple):
+    """A run as it is merged: where its blocks come from, and which of its rows count (see `RunRef.window`).
+
+    Attributes:
+        axis: the word of a row that the window is of.
+    """
+
+    source: BlockSource
+    window: HashRange = HashRange()
+    axis: int = HASH
+
+    def between(self, lowest: int, highest: int) -> tuple[NDArray[np.int64], BlockTable]:
+        """The blocks with rows of an interval, both ends included; how many rows each has, and their addresses."""
+        index = self.source.index
+        if self.axis == HASH and not self.window.meets(HashRange(lowest, highest + 1)):
+            return np.empty(0, np.int64), BlockTable(_NOWHERE, _NOWHERE, ())
+        begin, end = index.span(lowest, highest)
+        self.source.expect_blocks(begin, min(begin + 2 * (end - begin), index.count))
+        counts = np.diff(index.starts[begin : end + 1])
+        table = self.source.blocks(np.arange(begin, end))
+        words_at, heap_at = table.words_at[begin:end], table.heap_at[begin:end]
+        if self.axis == HASH or self.window.whole or begin == end:
+            return counts, BlockTable(words_at, heap_at, table.pins)
+        width = self.source.layout.width
+        place = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows_at = np.repeat(words_at, counts) + place.astype(np.uint64) * np.uint64(8 * width)
+        rows = Rows(*gather_rows(rows_at, np.repeat(heap_at, counts), width, shape_of(self.source.layout).blobs))
+        left = MemorySource(inside(rows, self.window, self.axis), self.source.layout, filtered=False)
+        table = left.blocks(np.arange(left.index.count))
+        return np.diff(left.index.starts), BlockTable(table.words_at, table.heap_at, (left,))
+
+    @property
+    def edges(self) -> list[int]:
+        """Where, on the axis of hashes, its rows begin and end to count."""
+        return [] if self.window.whole or self.axis != HASH else [self.window.lo, self.window.hi]
+
+
+_NOWHERE = np.empty(0, np.uint64)
+
+
 def merge(
-    sources: Sequence[BlockSource],
+    runs: Sequence[View],
     layout: RowLayout,
     *,
     drop_tombstones: bool,
@@ -26,7 +69,7 @@ def merge(
     """The newest version of each key of some runs, in hash order.
 
     Args:
-        sources: the runs, newest first; within one run each key occurs once.
+        runs: newest first; within one run each key occurs once.
         layout: the layout of their rows.
         drop_tombstones: leave out deleted keys; right only if no older run lies below.
         lowest, highest: the interval of hashes wanted, both ends included.
@@ -37,20 +80,14 @@ def merge(
     """
     shape = shape_of(layout)
     current = lowest
-    for boundary in _boundaries(sources, lowest, highest, size) if sources else ():
-        pieces = []
-        for source in sources:
-            begin, end = source.index.span(current, boundary - 1)
-            source.expect_blocks(begin, min(begin + 2 * (end - begin), source.index.count))
-            pieces.append((begin, end, source.blocks(np.arange(begin, end))))
-        first = np.zeros(len(sources) + 1, np.int64)
-        np.cumsum([end - begin for begin, end, _ in pieces], out=first[1:])
+    for boundary in _boundaries(runs, lowest, highest, size) if runs else ():
+        pieces = [run.between(current, boundary - 1) for run in runs]
+        first = np.zeros(len(runs) + 1, np.int64)
+        np.cumsum([len(counts) for counts, _ in pieces], out=first[1:])
         if first[-1]:
-            rows_in = np.concatenate(
-                [np.diff(s.index.starts[b : e + 1]) for s, (b, e, _) in zip(sources, pieces, strict=True)]
-            )
-            words_at = np.concatenate([table.words_at[b:e] for b, e, table in pieces])
-            heap_at = np.concatenate([table.heap_at[b:e] for b, e, table in pieces])
+            rows_in = np.concatenate([counts for counts, _ in pieces])
+            words_at = np.concatenate([table.words_at for _, table in pieces])
+            heap_at = np.concatenate([table.heap_at for _, table in pieces])
             room = int(rows_in.sum())
             rows_at, heaps_at = np.empty(room, np.uint64), np.empty(room, np.uint64)
             count = merge_order(
@@ -61,16 +98,20 @@ def merge(
         current = boundary
 
 
-def _boundaries(sources: Sequence[BlockSource], lowest: int, highest: int, size: int) -> Iterator[int]:
-    """Where to cut an interval (each the end of a part, excluded) so that the parts hold about `size` rows."""
-    spans = [(source.index, *source.index.span(lowest, highest)) for source in sources]
+def _boundaries(runs: Sequence[View], lowest: int, highest: int, size: int) -> Iterator[int]:
+    """Where to cut an interval (each the end of a part, excluded) so that the parts hold about `size` rows.
+
+    In one part, all rows of a run count, or none.
+    """
+    spans = [(run.source.index, *run.source.index.span(lowest, highest)) for run in runs]
     fences = np.concatenate([index.fence[begin:end] for index, begin, end in spans])
     rows = np.concatenate([np.diff(index.starts[begin : end + 1]) for index, begin, end in spans])
     order = np.argsort(fences, kind="stable")
     before = np.cumsum(rows[order]) - rows[order]
     cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
     # Rows of one hash may fill blocks: they stay together.
-    for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
-        if fence > lowest:
-            yield fence
+    ends = fences[order[cuts[cuts < len(order)]]].tolist()
+    for end in sorted({*ends, *(edge for run in runs for edge in run.edges)}):
+        if lowest < end <= highest:
+            yield end
     yield highest + 1

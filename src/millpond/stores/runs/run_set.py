@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, shape_of
-from millpond.files.refs import RunRef
+from millpond.files.refs import RunRef, range_of
 from millpond.kernels.hot_table.state import STAMP_SHIFT
 from millpond.kernels.pointers import data_of
 from millpond.kernels.runs.bloom import admit
@@ -20,7 +20,7 @@ from millpond.kernels.runs.search import DELETED, RunBlocks, Sought, likely_plac
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows
 from millpond.stores.protocol import Found
-from millpond.stores.runs.merge import PIECE_ROWS, merge
+from millpond.stores.runs.merge import PIECE_ROWS, View, merge
 
 _USELESS = 0.9
 """Share of keys that pass a filter from which it is not asked for the next `_IDLE` searches."""
@@ -65,13 +65,24 @@ class Run:
         source: where its blocks come from.
         ref: its file, if it has one.
         range_: the hashes that it is opened for; it may hold others, which nobody asks for.
+        axis: the word of a row by which it belongs to a partition (see `stores.windows`).
+
+    Attributes:
+        view: the run for merges. range: the hashes of its rows that count.
     """
 
-    def __init__(self, source: BlockSource, ref: RunRef | None = None, range_: HashRange = HashRange()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        source: BlockSource,
+        ref: RunRef | None = None,
+        range_: HashRange = HashRange(),  # noqa: B008
+        axis: int = HASH,
+    ) -> None:
         self.source = source
         self.layout = source.layout
         self.ref = ref
-        self.range = range_
+        self.view = View(source, range_of(ref.window if ref is not None else None), axis)
+        self.range = range_.meet(self.view.window) if axis == HASH else range_
         self._filter_idle = 0
         self._due: int | None = None
 
@@ -79,7 +90,7 @@ class Run:
     def due(self) -> int:
         """A stamp below which no row is that expires and was not brought into memory."""
         if self._due is None:
-            self._due = self.ref.oldest if self.ref is not None else _oldest(self.source)
+            self._due = self.ref.oldest if self.ref is not None else _oldest(self.view)
         return self._due
 
     @due.setter
@@ -109,6 +120,14 @@ class Run:
 
     def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
         """Look for the selected keys of a query, note what is found, and return those to seek in older runs."""
+        if self.view.window.whole:
+            return self._search(query, select)
+        values = query.keys.words[query.sought.order[select], self.view.axis]
+        count = self.view.window.covers(values)
+        left = self._search(query, select[count])
+        return np.sort(np.concatenate([select[~count], left]))
+
+    def _search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
         index = self.source.index
         if not index.count or not len(select):
             return select
@@ -215,9 +234,9 @@ class Run:
             yield admitted[begin:end]
 
 
-def _oldest(source: BlockSource) -> int:
+def _oldest(run: View) -> int:
     """The lowest stamp of a run's rows, tombstones aside."""
-    pieces = merge([source], source.layout, drop_tombstones=True)
+    pieces = merge([run], run.source.layout, drop_tombstones=True)
     return min((int(rows.words[:, META].min() >> np.uint64(STAMP_SHIFT)) for rows in pieces), default=_NO_STAMP)
 
 
@@ -289,9 +308,9 @@ class RunSet:
             extra: rows in hash order that are newer than every run, each key once.
             size: rows in a piece, roughly.
         """
-        sources = [run.source for run in self.runs]
+        runs = [run.view for run in self.runs]
         if extra is not None:
-            sources.insert(0, MemorySource(extra, self.layout, filtered=False))
+            runs.insert(0, View(MemorySource(extra, self.layout, filtered=False)))
         return merge(
-            sources, self.layout, drop_tombstones=True, lowest=self.range.lo, highest=self.range.hi - 1, size=size
+            runs, self.layout, drop_tombstones=True, lowest=self.range.lo, highest=self.range.hi - 1, size=size
         )

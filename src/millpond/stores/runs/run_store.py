@@ -15,13 +15,13 @@ from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.patience import patiently
 from millpond.files.formats.run import RunWriter, Target
-from millpond.files.refs import RunRef
+from millpond.files.refs import RunRef, range_of
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.files.tiers.in_place import in_place
 from millpond.files.tiers.local_copies import CachedSource, LocalCache
 from millpond.files.tiers.mapped import CompressedError, MappedSource
 from millpond.files.tiers.remote import RemoteSource
-from millpond.layout import HashRange, RowLayout, Rows
+from millpond.layout import HASH, HashRange, RowLayout, Rows
 from millpond.stores.runs.run_set import Run
 
 FOLDER = "files/"
@@ -98,31 +98,46 @@ class RunStore:
                 _fill(writer, pieces)
         return writer.ref(name, remote)
 
-    def open(self, ref: RunRef, layout: RowLayout, range_: HashRange = HashRange()) -> Run:  # noqa: B008
+    def open(
+        self,
+        ref: RunRef,
+        layout: RowLayout,
+        range_: HashRange = HashRange(),  # noqa: B008
+        axis: int = HASH,
+    ) -> Run:
         """Open a run for a range of hashes: from its local copy, or else from the state location.
 
         A run without local copy gets one in the background, unless it is opened for a part of its hashes only.
+
+        Args:
+            axis: the word of a row by which it belongs to a partition (see `stores.windows`).
 
         Raises:
             StateDamagedError: the file is missing, cut short or altered.
             StateIncompatibleError: its rows are of another layout, or its format is newer.
         """
         if self._in_place is not None and (lying := self._in_place.open(ref, layout)) is not None:
-            return Run(lying, ref, range_)
+            return Run(lying, ref, range_, axis)
         source = self._source(ref, layout, self._map(ref, layout))
-        whole = range_.lo <= ref.first and ref.last < range_.hi
+        whole = range_.meet(range_of(ref.window)).has(HashRange(ref.first, ref.last + 1))
         if not source.mapped and whole and self._fits(ref, layout):
             self._hydrator.submit(self.hydrate, source)
-        return Run(source, ref, range_)
+        return Run(source, ref, range_, axis)
 
     def _fits(self, ref: RunRef, layout: RowLayout) -> bool:
         return ref.rows * layout.width * 8 <= self._local.limit
 
-    def open_all(self, refs: Sequence[RunRef], layout: RowLayout, range_: HashRange = HashRange()) -> list[Run]:  # noqa: B008
+    def open_all(
+        self,
+        refs: Sequence[RunRef],
+        layout: RowLayout,
+        range_: HashRange = HashRange(),  # noqa: B008
+        axis: int = HASH,
+    ) -> list[Run]:
         """Open the runs of a table (see `open`), reading their footers side by side."""
         if len(refs) < 2:
-            return [self.open(ref, layout, range_) for ref in refs]
-        return list(self._requests.map(lambda ref: self.open(ref, layout, range_), refs))
+            return [self.open(ref, layout, range_, axis) for ref in refs]
+        return list(self._requests.map(lambda ref: self.open(ref, layout, range_, axis), refs))
 
     def hydrate(self, source: CachedSource) -> None:
         """Make a local copy of a run's file and use it, unless it has one. Failures leave the run as it was."""

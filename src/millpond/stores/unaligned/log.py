@@ -104,9 +104,10 @@ class WindowLog:
             self._stat.remove(ids, self._prefetched.left)
         for _, entries in entries_in(self.files, [segment], None):
             self._stat.make_room(len(entries.words))
-            ids = np.ascontiguousarray(entries.words[:, HASH])
-            times = (entries.words[:, META] >> np.uint64(TIME_BITS)).astype(np.int64)
-            self._stat.count += kernels.add_entries(self._stat.table, ids, places(entries.words), times, segment.seq)
+            words = entries.words[entries.words[:, HASH] != 0]
+            ids = np.ascontiguousarray(words[:, HASH])
+            times = (words[:, META] >> np.uint64(TIME_BITS)).astype(np.int64)
+            self._stat.count += kernels.add_entries(self._stat.table, ids, places(words), times, segment.seq)
 
     @property
     def next(self) -> int:

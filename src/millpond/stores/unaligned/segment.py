@@ -104,6 +104,8 @@ def entries_of(part: Part, rows: list[Rows]) -> Entries:
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([piece.count for piece in rows], out=bounds[1:])
     words = np.concatenate([piece.words for piece in rows]) if rows else np.empty((0, 3), np.uint64)
+    if not part.file.window.whole:
+        words[~part.file.window.covers(words[:, HASH]), HASH] = 0  # of no window of this partition
     return Entries(part.blocks, words, bounds)
 
 
@@ -120,7 +122,8 @@ def ids_in(store: AppendFiles, segment: Segment) -> Iterator[NDArray[np.uint64]]
     for begin in range(0, section.count, _GROUP):
         part = Part(segment.file, section, np.arange(begin, min(begin + _GROUP, section.count)))
         for rows in store.read_ahead([part]):
-            yield np.ascontiguousarray(np.concatenate([piece.words[:, HASH] for piece in rows]))
+            ids = np.concatenate([piece.words[:, HASH] for piece in rows])
+            yield np.ascontiguousarray(ids[segment.file.window.covers(ids)])
 
 
 def fill_index(writer: AppendFileWriter, entries: Words, dead: NDArray[np.uint64]) -> None:

@@ -23,7 +23,7 @@ from millpond.files.refs import TableManifest
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.unaligned import stat_table as kernels
-from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
+from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import Log
@@ -32,6 +32,7 @@ from millpond.stores.unaligned.batch_read import BatchRead
 from millpond.stores.unaligned.log import WindowLog, Workers
 from millpond.stores.unaligned.segment import Covered
 from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer, too_small
+from millpond.stores.windows import inside
 
 READ_BATCH_RATIO = 0.02
 MAXIMUM_SPACE_AMPLIFICATION = 1.5
@@ -316,14 +317,19 @@ class UnalignedTable:
         self._budget.relieve()
         return delta
 
-    def load(self, delta_rows: Rows) -> None:
-        """Apply rows of a delta, in recovery; deltas come in the order of their versions, behind the manifest's."""
+    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
+        """Apply rows of a delta, in recovery; deltas come in the order of the manifest's.
+
+        Rows outside of the window do not count, but as rows of the deltas that segments cover (`TableManifest.skip`).
+        """
         words = delta_rows.words
         if self._to_skip:
             covered = min(self._to_skip, len(words))
             self._to_skip -= covered
             words = words[covered:]
-        words = np.ascontiguousarray(words)
+        inside_ = inside(Rows(words, delta_rows.heap), window)
+        self._ops += len(words) - inside_.count
+        words = np.ascontiguousarray(inside_.words)
         dead = (words[:, META] & _DEAD) != 0
         cuts = np.flatnonzero(np.diff(dead)) + 1
         for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(words)], strict=True):
