@@ -16,7 +16,7 @@ from millpond.errors import MillpondError, StateDamagedError, UsageError
 from millpond.words import counted
 
 if TYPE_CHECKING:
-    from millpond.checkpoint.manifest import PartitionManifest
+    from millpond.checkpoint.formats.manifest import PartitionManifest
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 state = typer.Typer(help="Look at the state of a query, without Spark.", no_args_is_help=True)

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.checkpoint import deltas
 from millpond.checkpoint.checkpoint import Checkpoint
+from millpond.checkpoint.formats import deltas
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError, StateDamagedError

@@ -25,9 +25,9 @@ from typing import Any
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
+from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.checkpoint.garbage import Collector
 from millpond.checkpoint.generation import claim, numbers
-from millpond.checkpoint.manifest import PartitionManifest, seal
 from millpond.checkpoint.pinned import PinnedQuery, pin
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.sealed import SealedFiles

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
+from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed, seal
 from millpond.checkpoint.generation import Generation, claim
-from millpond.checkpoint.manifest import PartitionManifest, Sealed, seal
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.files.backends.filesystem import FileSystem, open_filesystem

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from millpond.checkpoint.commit import commit_name, encode_commit, read_header
-from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, TableState, seal
+from millpond.checkpoint.formats.commit import commit_name, encode_commit, read_header
+from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, TableState, seal
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.refs import RunRef, TableManifest
 from tests.checkpoint.rig import memory

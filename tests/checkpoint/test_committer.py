@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from millpond.checkpoint.commit import read_header
+from millpond.checkpoint.formats.commit import read_header
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError, TransientError
 from millpond.files.backends.faults import Faults, FaultyFiles

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
+from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, TableState
 from millpond.checkpoint.generation import BaseVersion, Generation, Tip, claim, split_key_groups
-from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, TableState
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.rescale import inherited, rescaled
 from millpond.errors import StateDamagedError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.checkpoint.manifest import PartitionManifest, seal
+from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.files.refs import TableManifest
 from tests.checkpoint.rig import Slot, begin, memory
@@ -186,7 +186,7 @@ def test_written_pieces_outlive_the_buffers(tmp_path):
 def test_killed_process_lets_go_of_its_lock(tmp_path):
     program = textwrap.dedent(f"""
         import sys
-        from millpond.checkpoint.manifest import PartitionManifest, seal
+        from millpond.checkpoint.formats.manifest import PartitionManifest, seal
         from millpond.checkpoint.sealed import SealedFiles
         from millpond.files.refs import TableManifest
         files = SealedFiles({str(tmp_path)!r}, "victim")

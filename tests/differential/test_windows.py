@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-from millpond.checkpoint.commit import read_header
+from millpond.checkpoint.formats.commit import read_header
 from millpond.operators.protocol import base_name
 from millpond.slot.reader import StateReader
 from tests.differential.data import write

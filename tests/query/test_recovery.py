@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import millpond
-from millpond.checkpoint.documents import write_document
+from millpond.checkpoint.formats.documents import write_document
 from millpond.checkpoint.generation import claim_name
 from millpond.checkpoint.pinned import read_pinned
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from millpond import cli
+from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, seal
 from millpond.checkpoint.generation import claim, newest_claim
-from millpond.checkpoint.manifest import PartitionManifest, TableState, seal
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError

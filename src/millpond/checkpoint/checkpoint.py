@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 
-from millpond.checkpoint.commit import (
+from millpond.checkpoint.formats.commit import (
     CommitHeader,
     commit_name,
     commit_prefix,
@@ -20,10 +20,10 @@ from millpond.checkpoint.commit import (
     read_header,
     resolve,
 )
-from millpond.checkpoint.deltas import read_delta, read_deltas
-from millpond.checkpoint.documents import damaged
+from millpond.checkpoint.formats.deltas import read_delta, read_deltas
+from millpond.checkpoint.formats.documents import damaged
+from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, Tip, check_fence, read_base, read_claim
-from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.checkpoint.rescale import inherited
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from millpond.checkpoint.checkpoint import Checkpoint
-from millpond.checkpoint.commit import commit_name
-from millpond.checkpoint.manifest import PartitionManifest, Sealed
+from millpond.checkpoint.formats.commit import commit_name
+from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError

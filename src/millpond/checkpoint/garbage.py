@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from millpond.checkpoint.commit import parse_commit_name, read_header
-from millpond.checkpoint.generation import FOLDER, check_fence, digits, numbers
+from millpond.checkpoint.formats.commit import parse_commit_name, read_header
+from millpond.checkpoint.formats.documents import digits
+from millpond.checkpoint.generation import FOLDER, check_fence, numbers
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING

@@ -14,14 +14,13 @@ from itertools import pairwise
 
 import msgspec
 
-from millpond.checkpoint.documents import FORMAT, read_document, write_document
+from millpond.checkpoint.formats.documents import DIGITS, FORMAT, digits, read_document, write_document
 from millpond.errors import FencedError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.layout import HashRange
 
 FOLDER = "generations/"
 _BASE = ".base.json"
-_DIGITS = 15
 
 
 KeyGroups = tuple[tuple[int, int], ...]
@@ -168,14 +167,14 @@ def numbers(files: FileSystem, after: int = 0) -> list[int]:
     """The claimed generations behind `after`, ascending."""
     start = claim_name(after) if after else ""
     found = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER, after=start))
-    claimed = {int(name[:_DIGITS]) for name in found if name[:_DIGITS].isdigit()}
+    claimed = {int(name[:DIGITS]) for name in found if name[:DIGITS].isdigit()}
     return sorted(number for number in claimed if number > after)
 
 
 def begun(files: FileSystem) -> list[int]:
     """The generations that have a base, ascending."""
     found = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER))
-    return sorted(int(name[:_DIGITS]) for name in found if name[:_DIGITS].isdigit() and name[_DIGITS:] == _BASE)
+    return sorted(int(name[:DIGITS]) for name in found if name[:DIGITS].isdigit() and name[DIGITS:] == _BASE)
 
 
 def check_fence(files: FileSystem, number: int) -> None:
@@ -187,11 +186,6 @@ def check_fence(files: FileSystem, number: int) -> None:
             action="Stop this run; only the newest run of a query may write its checkpoint.",
             file=files.locate(claim_name(later[-1])),
         )
-
-
-def digits(number: int) -> str:
-    """A generation's number as names hold it: they sort as the numbers do."""
-    return f"{number:0{_DIGITS}d}"
 
 
 def claim_name(number: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from millpond.checkpoint.differences import differences
-from millpond.checkpoint.documents import FORMAT, read_document, write_document
+from millpond.checkpoint.formats.documents import FORMAT, read_document, write_document
 from millpond.checkpoint.generation import numbers
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, MissingFileError

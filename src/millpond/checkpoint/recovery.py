@@ -22,8 +22,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from millpond.checkpoint.commit import CommitHeader, parse_commit_name, read_header
-from millpond.checkpoint.documents import damaged
+from millpond.checkpoint.formats.commit import CommitHeader, parse_commit_name, read_header
+from millpond.checkpoint.formats.documents import damaged
+from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import (
     Base,
     BaseVersion,
@@ -36,7 +37,6 @@ from millpond.checkpoint.generation import (
     read_claim,
     write_base,
 )
-from millpond.checkpoint.manifest import PartitionManifest
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
+from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, TableState
 from millpond.checkpoint.generation import BaseVersion, Generation, Tip, split_key_groups
-from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, TableState
 from millpond.errors import StateDamagedError
 from millpond.files.refs import RunRef, TableManifest, range_of, window_of
 from millpond.layout import HashRange

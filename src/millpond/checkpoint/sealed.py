@@ -3,7 +3,7 @@
 Written, not synced: they outlive the slot's process, not the host. Each use has a folder of its own, under a name that
 is never used again, and holds its lock from before the folder can be seen until it ends: nobody can be faster. What a
 use leaves is taken over by the next one on the host that finds the lock free, and uploaded.
-A file has the format of a commit object (`checkpoint/commit.py`), so one that is only half there is recognised.
+A file has the format of a commit object (`checkpoint/formats/commit.py`), so one that is only half there is recognised.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from millpond.checkpoint.commit import CommitHeader, encode_commit, header_end, read_header, resolve
-from millpond.checkpoint.manifest import PartitionManifest, Sealed, TableState, checksum
+from millpond.checkpoint.formats.commit import CommitHeader, encode_commit, header_end, read_header, resolve
+from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed, TableState, checksum
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.local import LocalFiles

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from millpond.checkpoint.commit import commit_prefix, parse_commit_name, read_header
-from millpond.checkpoint.deltas import read_deltas, rows_of
+from millpond.checkpoint.formats.commit import commit_prefix, parse_commit_name, read_header
+from millpond.checkpoint.formats.deltas import read_deltas, rows_of
+from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, numbers, read_base, read_claim
-from millpond.checkpoint.manifest import PartitionManifest, TableState
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.checkpoint.rescale import inherited
 from millpond.errors import StateDamagedError, UsageError

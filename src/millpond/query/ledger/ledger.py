@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from millpond.checkpoint.documents import FORMAT, read_document, write_document
-from millpond.checkpoint.generation import check_fence, digits
+from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
+from millpond.checkpoint.generation import check_fence
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 

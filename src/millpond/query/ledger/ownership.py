@@ -14,8 +14,8 @@ from datetime import timedelta
 
 import msgspec
 
-from millpond.checkpoint.documents import FORMAT, read_document, write_document
-from millpond.checkpoint.generation import base_name, begun, digits
+from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
+from millpond.checkpoint.generation import base_name, begun
 from millpond.errors import MillpondError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.ledger import Ledger

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millpond.checkpoint.manifest import PartitionManifest
+from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.ledger import Ledger

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from millpond.checkpoint.manifest import PartitionManifest, seal
+from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange
 from millpond.metrics import DURABLE

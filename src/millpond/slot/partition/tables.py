@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
-from millpond.checkpoint.deltas import rows_of
+from millpond.checkpoint.formats.deltas import rows_of
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest, range_of
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
@@ -19,7 +19,7 @@ from millpond.stores.runs.run_set import RunSet
 from millpond.stores.unaligned.table import UnalignedTable
 
 if TYPE_CHECKING:
-    from millpond.checkpoint.manifest import PartitionManifest, TableState
+    from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
     from millpond.slot.batch.task import PipeTask
     from millpond.slot.partition.running import RunningQuery
 

@@ -13,6 +13,9 @@ from millpond.files.backends.filesystem import FileSystem
 FORMAT = 3
 """Format version of the checkpoint; every document has it as `format`."""
 
+DIGITS = 15
+"""Of a generation's number in names."""
+
 Document = TypeVar("Document", bound=msgspec.Struct)
 
 
@@ -58,3 +61,8 @@ def other_format(url: str, found: int) -> StateIncompatibleError:
         action="Use the version of Millpond that wrote it, or start with a new checkpointLocation.",
         file=url,
     )
+
+
+def digits(number: int) -> str:
+    """A generation's number as names hold it: they sort as the numbers do."""
+    return f"{number:0{DIGITS}d}"

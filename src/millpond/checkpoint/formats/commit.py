@@ -19,9 +19,8 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from millpond.checkpoint.documents import FORMAT, damaged, other_format
-from millpond.checkpoint.generation import digits
-from millpond.checkpoint.manifest import DeltaRef, PartitionManifest, Sealed, TableState, checksum
+from millpond.checkpoint.formats.documents import FORMAT, damaged, digits, other_format
+from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, TableState, checksum
 from millpond.files.backends.filesystem import Buffer, FileSystem
 
 MAGIC = b"MILLCMIT"

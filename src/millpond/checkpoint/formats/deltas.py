@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from millpond.checkpoint.documents import damaged
-from millpond.checkpoint.manifest import DeltaRef, checksum
+from millpond.checkpoint.formats.documents import damaged
+from millpond.checkpoint.formats.manifest import DeltaRef, checksum
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import RowLayout, Rows
