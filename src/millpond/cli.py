@@ -51,8 +51,8 @@ def options(
 @state.command("ls")
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
-    from millpond.operators.protocol import base_name
     from millpond.slot.reader import StateReader, span
+    from millpond.time_slices import base_name
 
     reader = StateReader(location)
     versions, damage = reader.versions(), reader.damage()

@@ -36,6 +36,7 @@ from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
 from millpond.slot.partition.turns import Attempt
 from millpond.spec.kinds.join import JoinSpec
+from millpond.stores import event_time_slices
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned import table as aligned
 from millpond.stores.append_files import AppendFiles
@@ -60,9 +61,13 @@ _attempts = itertools.count()
 
 
 @contextmanager
-def small(most_deltas: int = 2) -> Iterator[None]:
-    """Stores write, flush and merge files after a few batches; nothing runs in a thread, and nobody sleeps."""
+def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
+    """Stores write, flush and merge files after a few batches; nothing runs in a thread, and nobody sleeps.
+
+    Slices of event time get wider once there are `many_slices`, by partitions each as its rows come.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(event_time_slices, "_MANY", many_slices)
         patch.setattr(flush, "_MOST_DELTAS", most_deltas)
         patch.setattr(ordered_files, "_MOST_DELTAS", most_deltas)
         patch.setattr(aligned, "_MOST_SEGMENTS", most_deltas)

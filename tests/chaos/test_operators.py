@@ -32,7 +32,7 @@ def survive_all(kind: str, seed: int, tmp_path: Path) -> OperatorWorld:
     make = partial(
         OperatorWorld, kind=kind, stream=stream, bits=bits, local=choice.random() < 0.4, rescales=choice.random() < 0.7
     )
-    with small(choice.choice([1, 1, 2, 64])):
+    with small(choice.choice([1, 1, 2, 64]), choice.choice([1, 2, 32])):
         world = random_world(seed, tmp_path, make)
         assert isinstance(world, OperatorWorld)
         world.unrepeatable = False

@@ -11,6 +11,7 @@ from millpond.checkpoint.rescale import inherited, rescaled
 from millpond.errors import StateDamagedError
 from millpond.files.refs import RunRef, TableManifest
 from millpond.layout import HashRange
+from millpond.time_slices import disjoint
 from tests.checkpoint.rig import Slot, begin, memory
 
 GROUPS = 64
@@ -121,12 +122,12 @@ def test_partitions_that_disagree_on_what_has_expired_are_refused():
 
 def test_tables_of_some_partitions_are_taken_from_those():
     manifests = [
-        PartitionManifest(0, 0, 5, id="a", tables={"main@1": TableState(TableManifest(keys=4))}),
-        PartitionManifest(0, 1, 5, id="b", tables={"main@2": TableState(TableManifest(keys=6))}),
+        PartitionManifest(0, 0, 5, id="a", tables={"main@1:1": TableState(TableManifest(keys=4))}),
+        PartitionManifest(0, 1, 5, id="b", tables={"main@2:2": TableState(TableManifest(keys=6))}),
     ]
     (found,) = rescaled(of(2), 1, 0, 5, manifests.__getitem__)
     assert found.parents == (0, 1)
-    assert {name: table.runs.keys for name, table in found.manifest.tables.items()} == {"main@1": 4, "main@2": 6}
+    assert {name: table.runs.keys for name, table in found.manifest.tables.items()} == {"main@1:1": 4, "main@2:2": 6}
 
 
 def test_what_nothing_was_written_to_is_empty():
@@ -196,3 +197,28 @@ def test_attempts_that_contradict_each_other_do_not_count_after_a_rescale_either
         slot.seal(slot.open(0, 1), b"again", seen=seen)
         slot.settle()
     assert not Recovery(files).durable(2)
+
+
+def test_slices_of_event_time_that_overlap_become_one():
+    names = ["main@0:9", "main@10:19", "main@0:19", "rows@10:19", "main@40:49", "other"]
+    assert disjoint(names) == {
+        "main@0:9": "main@0:19",
+        "main@10:19": "main@0:19",
+        "main@0:19": "main@0:19",
+        "rows@10:19": "rows@0:19",
+        "main@40:49": "main@40:49",
+        "other": "other",
+    }
+
+
+def test_partitions_that_cut_event_time_otherwise_are_put_together():
+    def table(name: str, keys: int) -> TableState:
+        return TableState(TableManifest((RunRef(name, 9, 9, 0, 0),), keys=keys))
+
+    manifests = [
+        PartitionManifest(0, 0, 5, id="a", tables={"main@0:9": table("a", 1), "main@10:19": table("b", 2)}),
+        PartitionManifest(0, 1, 5, id="b", tables={"main@0:19": table("c", 4), "main@20:29": table("d", 8)}),
+    ]
+    (found,) = rescaled(of(2), 1, 0, 5, manifests.__getitem__)
+    kept = {name: ([run.name for run in one.runs.runs], one.runs.keys) for name, one in found.manifest.tables.items()}
+    assert kept == {"main@0:19": (["a", "b", "c"], 7), "main@20:29": (["d"], 8)}

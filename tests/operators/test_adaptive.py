@@ -21,7 +21,7 @@ from millpond.operators.aggregate.cardinality_observer import Observation, Obser
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.tables import BACKFILLED, SAMPLE
 from millpond.operators.kinds.registry import open_operator
-from millpond.operators.protocol import MAIN, ROWS, TableKind, Times, base_name
+from millpond.operators.protocol import MAIN, ROWS, TableKind, Times
 from millpond.spec.operators import AggregateCall, Windows
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
@@ -29,6 +29,7 @@ from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.time_slices import base_name
 from tests.operators.rig import Rig, Row, as_rows, normal, record_batch
 from tests.operators.test_buffered import SECOND, Truth, shape
 from tests.stores.shelf import Shelf

@@ -18,6 +18,7 @@ from millpond.checkpoint.generation import BaseVersion, Generation, Tip, split_k
 from millpond.errors import StateDamagedError
 from millpond.files.refs import RunRef, TableManifest, range_of, window_of
 from millpond.layout import HashRange
+from millpond.time_slices import disjoint
 
 Parent = tuple[PartitionManifest, HashRange]
 """A partition as it was, with the range of hashes that it held."""
@@ -83,7 +84,12 @@ def _joined(
         return PartitionManifest(operator, partition, version)
     if len(parents) == 1 and parents[0][1] == range_:
         return msgspec.structs.replace(parents[0][0], partition=partition)
-    names = dict.fromkeys(name for manifest, _ in parents for name in manifest.tables)
+    # Each partition cuts event time as its rows ask for it: slices that overlap become one.
+    belongs = disjoint({name: None for manifest, _ in parents for name in manifest.tables})
+    tables: dict[str, list[tuple[TableState, HashRange]]] = {}
+    for manifest, held in parents:
+        for name, table in manifest.tables.items():
+            tables.setdefault(belongs[name], []).append((table, held))
     words = [str(part) for manifest, _ in parents for part in (manifest.id, manifest.lineage)]
     digest = xxhash.xxh3_128(",".join([*words, *map(str, range_)]).encode())
     return PartitionManifest(
@@ -92,17 +98,16 @@ def _joined(
         version=version,
         id=digest.hexdigest(),
         lineage=digest.intdigest() & (1 << 64) - 1,
-        tables={name: _table(name, parents, range_) for name in names},
+        tables={name: _table(name, version, parts, range_) for name, parts in tables.items()},
     )
 
 
-def _table(name: str, parents: Sequence[Parent], range_: HashRange) -> TableState:
-    parts = [(manifest.tables[name], held) for manifest, held in parents if name in manifest.tables]
+def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]], range_: HashRange) -> TableState:
     if len({state.runs.expired for state, _ in parts}) > 1:
         raise StateDamagedError(
             f"The partitions of one version do not agree on what of table {name} has expired.",
             action="Start with as many partitions as the last run had.",
-            version=parents[0][0].version,
+            version=version,
         )
     runs: list[RunRef] = []
     deltas: list[DeltaRef] = []

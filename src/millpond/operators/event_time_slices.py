@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from millpond.layout import NEVER, HashRange
 from millpond.operators.columns.encode import numbers, plain, validity
-from millpond.operators.protocol import SLICE, Times
+from millpond.operators.protocol import Times
 from millpond.spec.operators import EventTime
 from millpond.spec.types import DataType
-from millpond.stores.event_time_slices import SliceAssigner, TimeSlice
+from millpond.stores.event_time_slices import SliceAssigner
+from millpond.time_slices import SLICE, TimeSlice
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import SlicedTable, TableDelta

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 MAIN = "main"
 """The name of an operator's first table."""
 
-SLICE = "@"
-"""What stands between a table's name and that of the slice of event time that it holds."""
-
 PIECE = 65_536
 """Rows of an output batch, at most."""
 
@@ -91,11 +88,6 @@ MakeRows = Callable[[str, TableSchema, "Words"], "RmwTable"]
 def scratch(make_table: MakeTable) -> MakeRows:
     """Opens tables that live for a moment."""
     return lambda name, schema, initial: make_table(name, schema, initial, kind="scratch")
-
-
-def base_name(table: str) -> str:
-    """The name under which a table's schema is known: that of the table without its slice of event time."""
-    return table.partition(SLICE)[0]
 
 
 NO_FIGURES: Mapping[str, float] = MappingProxyType({})

@@ -25,7 +25,7 @@ from millpond.files.formats.blocks import sort_rows
 from millpond.files.refs import range_of
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.operators.kinds.registry import read_rows, state_tables
-from millpond.operators.protocol import MAIN, StateTable, TableKind, base_name
+from millpond.operators.protocol import MAIN, StateTable, TableKind
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.stores.aligned.hash_intervals import gradually
 from millpond.stores.append_files import AppendFiles
@@ -36,6 +36,7 @@ from millpond.stores.runs.run_set import RunSet, memory_run
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned.table import UnalignedTable
 from millpond.stores.windows import axis_word, inside
+from millpond.time_slices import base_name
 
 _MEMORY = 64 << 20
 """Bytes of file blocks that one reader keeps."""

@@ -8,34 +8,16 @@ row is touched (the read-modify-write store's part of what FlowKV §4.1 does for
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.event_time.slices import assign, group
 from millpond.layout import NEVER
+from millpond.time_slices import TimeSlice
 
 _MANY = 32
 """Slices that one batch adds at most, roughly; beyond as many live ones, new ones get wider."""
-
-
-class TimeSlice(NamedTuple):
-    """Event times from `low` to `last`, both included, in microseconds."""
-
-    low: int
-    last: int
-
-    @property
-    def name(self) -> str:
-        """What tells the slice's tables from those of others."""
-        return f"{self.low}:{self.last}"
-
-    @staticmethod
-    def parse(name: str) -> TimeSlice:
-        """The slice of a `name`."""
-        low, last = name.split(":")
-        return TimeSlice(int(low), int(last))
 
 
 class SliceAssigner:

@@ -22,8 +22,9 @@ from millpond.operators.aggregate.adaptive_slice import AdaptiveSlice
 from millpond.operators.aggregate.cardinality_observer import Observation, Observer
 from millpond.operators.aggregate.windowed import WindowedAggregate
 from millpond.operators.event_time_slices import SlicedState
-from millpond.operators.protocol import SLICE, MakeTable, Times, scratch
+from millpond.operators.protocol import MakeTable, Times, scratch
 from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.time_slices import SLICE
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta

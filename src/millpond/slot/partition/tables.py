@@ -10,13 +10,14 @@ from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest, range_of
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.kinds.registry import state_tables
-from millpond.operators.protocol import TableKind, base_name
+from millpond.operators.protocol import TableKind
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.protocol import LoadedTable, Table
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.unaligned.table import UnalignedTable
+from millpond.time_slices import base_name
 
 if TYPE_CHECKING:
     from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
