@@ -25,6 +25,7 @@ app.add_typer(state, name="state")
 Location = Annotated[
     str, typer.Argument(help="The query's checkpointLocation (or its folder in spark.millpond.state.location).")
 ]
+Checkpoint = Annotated[str, typer.Argument(help="The query's checkpointLocation.")]
 Operator = Annotated[int, typer.Option(help="Which operator of the query.")]
 Version = Annotated[int | None, typer.Option(help="The state after batch VERSION-1; the newest by default.")]
 
@@ -192,9 +193,45 @@ def rescale_state(
         _out.print("The query's next start takes them, unless spark.millpond.partitions says otherwise.")
 
 
+@state.command("gc")
+def collect_state(
+    checkpoint: Checkpoint,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove files of the state that nobody needs any more; the query may run meanwhile.
+
+    What retained versions need and is not there is named: then nothing is removed, and the exit status is 1.
+    """
+    from millpond.files.backends.filesystem import MissingFileError
+    from millpond.query.ledger.orphans import orphans_of
+
+    files, orphans = orphans_of(checkpoint)
+    table = Table("kind", "objects", "bytes")
+    for kind, infos in orphans.found.items():
+        table.add_row(kind, f"{len(infos):,}", f"{sum(info.size for info in infos):,}")
+    _out.print(f"{files.url}:")
+    _out.print(table)
+    for name, version in orphans.missing.items():
+        _complain(
+            MissingFileError(
+                "A state file is missing.",
+                action="Restore it from a backup of the location.",
+                version=version,
+                file=files.locate(name),
+            )
+        )
+    if orphans.missing:
+        _out.print(f"{counted(len(orphans.missing), 'file')} missing, nothing was removed")
+        raise typer.Exit(1)
+    if not dry_run:
+        orphans.remove(files)
+    number = sum(len(infos) for infos in orphans.found.values())
+    _out.print(f"{counted(number, 'object')} {'would be removed' if dry_run else 'removed'}")
+
+
 @app.command()
 def top(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.")],
+    checkpoint: Checkpoint,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end; so it is without a terminal.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
 ) -> None:

@@ -26,10 +26,10 @@ from typing import Any
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
-from millpond.checkpoint.garbage import Collector
 from millpond.checkpoint.generation import claim, numbers
 from millpond.checkpoint.pinned import PinnedQuery, pin
 from millpond.checkpoint.recovery import Recovery
+from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem

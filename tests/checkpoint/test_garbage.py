@@ -1,8 +1,8 @@
 import pytest
 
 from millpond.checkpoint.formats.manifest import seal
-from millpond.checkpoint.garbage import Collector
 from millpond.checkpoint.generation import claim
+from millpond.checkpoint.retention.collector import Collector
 from millpond.errors import FencedError
 from millpond.files.refs import RunRef, TableManifest
 from tests.checkpoint.rig import Slot, begin, memory

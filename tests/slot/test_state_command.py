@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.slot.reader import StateReader
+from millpond.stores.rmw import flush
 from tests.checkpoint.rig import Slot
 from tests.s3 import s3
 
@@ -221,3 +223,108 @@ def test_operators_are_listed_before_there_is_a_version(tmp_path: Path, state: C
     assert head.endswith(": generation 1, 1 partition, no durable version yet")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     assert rows == [["0: counts", "main, distinct0", *"–––––"]]
+
+
+LONG = 8
+"""Batches of a history that is long enough for garbage."""
+
+
+@pytest.fixture(scope="module")
+def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, with files; all of it two days old."""
+    folder = tmp_path_factory.mktemp("long")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flush, "_MOST_DELTAS", 2)
+        for batches in (LONG - 3, LONG):
+            Counts(folder).through(batches)
+    (folder / "metadata").write_text('{"id":"7c1d9a35-6f7e-4f0f-9d53-6d0a3a3f4a52"}')
+    for path in folder.rglob("*"):
+        age(path)
+    return folder
+
+
+def age(path: Path, seconds: float = 2 * 86400.0) -> None:
+    """Make a file older."""
+    at = path.stat().st_mtime - seconds
+    os.utime(path, (at, at))
+
+
+@pytest.fixture
+def aged(long_history: Path, tmp_path: Path) -> Path:
+    """A copy of it, with something that nobody needs of each kind but commits."""
+    folder = Path(shutil.copytree(long_history, tmp_path / "aged"))
+    for name in ("files/0rphan.run", "staging/half"):
+        path = folder / "millpond" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"12345")
+        age(path, 3 * 86400.0)
+    return folder
+
+
+def contents(folder: Path) -> set[str]:
+    """All files of the state."""
+    return {str(path.relative_to(folder / "millpond")) for path in folder.glob("millpond/**/*") if path.is_file()}
+
+
+def collected(lines: list[str]) -> list[tuple[str, str]]:
+    """Objects and bytes by kind, as the table has them."""
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    return [(objects, size) for _, objects, size in rows]
+
+
+def test_gc_removes_what_nobody_needs(aged: Path, state: Callable[..., tuple]) -> None:
+    before = contents(aged)
+    code, lines = state("gc", aged, "--dry-run")
+    assert (code, collected(lines), lines[-1]) == (
+        0,
+        [("1", "5"), ("0", "0"), ("1", "5")],
+        "2 objects would be removed",
+    )
+    assert contents(aged) == before
+    code, lines = state("gc", aged)
+    assert (code, lines[-1]) == (0, "2 objects removed")
+    assert before - contents(aged) == {"files/0rphan.run", "staging/half"}
+    assert state("verify", aged)[0] == 0
+
+
+def test_gc_removes_commits_that_are_not_retained(aged: Path, state: Callable[..., tuple]) -> None:
+    for log in ("offsets", "commits"):
+        for batch in range(LONG - 3):
+            (aged / log / str(batch)).unlink()
+    before = contents(aged)
+    assert state("gc", aged)[0] == 0
+    assert any(name.startswith("commits/") for name in before - contents(aged))
+    assert state("verify", aged)[0] == 0
+    Counts(aged).through(LONG + 4)
+    assert state("gc", aged)[0] == 0
+    assert state("verify", aged)[0] == 0
+
+
+def test_gc_names_what_is_missing_and_removes_nothing(aged: Path, state: Callable[..., tuple]) -> None:
+    reader = StateReader(str(aged))
+    held = reader.manifest(0, 0, reader.choose()).tables["main"].runs.runs
+    (aged / "millpond" / held[0].name).unlink()
+    before = contents(aged)
+    code, lines = state("gc", aged)
+    assert code == 1
+    assert any(line.startswith("[STATE_FILE_MISSING] ") and held[0].name in line for line in lines)
+    assert lines[-1] == "1 file missing, nothing was removed"
+    assert contents(aged) == before
+
+
+def test_gc_wants_the_ledger(aged: Path, state: Callable[..., tuple]) -> None:
+    (aged / "metadata").unlink()
+    code, (told,) = state("gc", aged)
+    assert code == 1
+    assert told.startswith("[USAGE] There is no ledger of Spark's here")
+
+
+def test_gc_removes_nothing_where_the_state_is_not_that_of_the_ledger(aged: Path, state: Callable[..., tuple]) -> None:
+    for log in ("offsets", "commits"):
+        (aged / log / "500").write_bytes(b"")
+        age(aged / log / "500")
+    before = contents(aged)
+    code, (told,) = state("gc", aged)
+    assert code == 1
+    assert "no version from 500 on is whole" in told
+    assert contents(aged) == before

@@ -1,1 +1,1 @@
-"""From sealed deltas to durable versions: commits, manifests, generations, recovery, garbage collection."""
+"""From sealed deltas to durable versions: commits, manifests, generations, recovery, retention."""

@@ -114,7 +114,11 @@ class StateReader:
 
     def versions(self) -> list[int]:
         """The versions that every partition has, ascending."""
-        return [version for version in self.known() if len(self.manifests(version)) == self._places]
+        return [version for version in self.known() if self.is_whole(version)]
+
+    def is_whole(self, version: int) -> bool:
+        """Whether every partition has a version."""
+        return len(self.manifests(version)) == self._places
 
     def choose(self, version: int | None = None) -> int:
         """A version that every partition has: the one asked for, or the newest.

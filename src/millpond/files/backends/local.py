@@ -122,10 +122,11 @@ class LocalFiles:
         return staged
 
     def publish(self, staged: str, name: str) -> None:
-        """Sync a file written aside and make it the object `name`."""
+        """Sync a file written aside and make it the object `name`, as old as it has that name."""
         with self._errors(name):
             handle = os.open(staged, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                os.utime(handle)
                 os.fsync(handle)
             finally:
                 os.close(handle)

@@ -7,7 +7,7 @@ import threading
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millpond.checkpoint.garbage import Collector
+from millpond.checkpoint.retention.collector import Collector
 from millpond.errors import FencedError, MillpondError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.query.ledger.ledger import Ledger

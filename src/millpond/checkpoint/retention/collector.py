@@ -14,15 +14,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from millpond.checkpoint.formats.commit import parse_commit_name, read_header
+from millpond.checkpoint.formats.commit import parse_commit_name
 from millpond.checkpoint.formats.documents import digits
 from millpond.checkpoint.generation import FOLDER, check_fence, numbers
+from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
-
-_IN_FLIGHT = 3
-"""A file written before version *b − 3* was committed is named by version *b − 1*, or never."""
 
 _GENERATIONS = 16
 """Claims that stay; they are small and say what ran when."""
@@ -60,7 +58,7 @@ class Collector:
     ) -> None:
         self.files = files
         self.generation = generation
-        self._retain = max(retain, _IN_FLIGHT)
+        self._retain = max(retain, IN_FLIGHT)
         self._grace = grace
         self._keep_aside = keep_aside
         self._clock = clock
@@ -78,7 +76,7 @@ class Collector:
         commits = self.files.list("commits/")
         kept = [info for info in commits if parse_commit_name(info.name)[0] >= oldest]
         live = self._named(kept) | {info.name for info in kept}
-        before = self._committed_at(commits, oldest)
+        before = committed_at(commits, oldest)
         candidates = {info.name: info for info in commits if info.name not in live}
         candidates |= {info.name: info for info in runs if info.name not in live and info.modified < before}
         removed = self._remove_unneeded(candidates)
@@ -88,30 +86,10 @@ class Collector:
         known, self._needs = self._needs, {}
         for info in commits:
             try:
-                self._needs[info.name] = known.get(info.name) or self._read_needs(info)
+                self._needs[info.name] = known.get(info.name) or read_needs(self.files, info)
             except (MissingFileError, StateDamagedError):
                 continue  # torn: nobody opens it
         return set().union(*self._needs.values())
-
-    def _read_needs(self, info: FileInfo) -> frozenset[str]:
-        tables = [
-            table
-            for manifest in read_header(self.files, info.name, info.size).manifests
-            for table in manifest.tables.values()
-        ]
-        return frozenset(
-            [delta.commit for table in tables for delta in table.deltas]
-            + [run.name for table in tables for run in table.runs.runs]
-        )
-
-    def _committed_at(self, commits: Iterable[FileInfo], version: int) -> float:
-        """When the newest version up to `version` was committed; −inf when there is none."""
-        times: dict[int, float] = {}
-        for info in commits:
-            found = parse_commit_name(info.name)[0]
-            if found <= version:
-                times[found] = min(info.modified, times.get(found, info.modified))
-        return times[max(times)] if times else float("-inf")
 
     def _remove_unneeded(self, candidates: dict[str, FileInfo]) -> Collected:
         now = self._clock()

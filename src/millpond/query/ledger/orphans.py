@@ -1,0 +1,44 @@
+"""Garbage that is looked for from outside: `millpond state gc`."""
+
+from __future__ import annotations
+
+from millpond.checkpoint.retention.orphans import Orphans, find_orphans
+from millpond.errors import StateDamagedError, UsageError
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.query.ledger.ledger import Ledger
+from millpond.query.ledger.ownership import state_of_last_run
+from millpond.slot.reader import StateReader
+
+
+def orphans_of(checkpoint: str, *, now: float | None = None) -> tuple[FileSystem, Orphans]:
+    """What nobody needs of a query's state, and where that lies; what is needed and is not there, too.
+
+    Args:
+        checkpoint: path or URL of the query's checkpoint location.
+        now: seconds since the epoch.
+
+    Raises:
+        UsageError: there is no ledger of Spark's, or no state.
+        StateDamagedError: the state is not that of the ledger, or a commit cannot be read: nothing is known for sure.
+    """
+    if not checkpoint.strip():
+        raise UsageError("The location of the checkpoint is empty.", action="Give the query's checkpointLocation.")
+    ledger_files = open_filesystem(checkpoint)
+    ledger = Ledger(ledger_files)
+    if ledger.query_id() is None:
+        raise UsageError(
+            "There is no ledger of Spark's here, which tells what may be needed.",
+            action="Give the query's checkpointLocation, also if its state lies elsewhere.",
+            file=ledger_files.url,
+        )
+    # In this order: a batch that Spark commits later needs nothing older.
+    planned, committed = ledger.written("offsets"), ledger.last("commits")
+    reader = StateReader(state_of_last_run(ledger_files) or checkpoint)
+    if committed >= 0 and not any(reader.is_whole(version) for version in reader.known() if version >= committed):
+        raise StateDamagedError(
+            f"Spark has committed batch {committed}, and no version from {committed} on is whole: what else is needed "
+            "is not known, and nothing is removed.",
+            action="`millpond state verify` names what is damaged.",
+            file=reader.files.url,
+        )
+    return reader.files, find_orphans(reader.files, planned, now=now)

@@ -1,0 +1,169 @@
+"""Garbage that is looked for once, from outside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond.checkpoint.retention.orphans import AGE, STAGING_AGE, Orphans, find_orphans
+from millpond.errors import StateDamagedError
+from millpond.files.backends.local import LocalFiles
+from tests.checkpoint.rig import Slot
+from tests.checkpoint.test_garbage import Job
+
+
+def look(job: Job, planned: range, *, since: float = AGE + 60, files: Any = None) -> Orphans:
+    """Look so many seconds after all of the batches were planned."""
+    at = max(info.modified for info in job.files.list(""))
+    return find_orphans(files or job.files, dict.fromkeys(planned, at), now=at + since)
+
+
+def names(orphans: Orphans) -> list[str]:
+    return sorted(info.name for infos in orphans.found.values() for info in infos)
+
+
+def readable(job: Job, tmp_path: Path, version: int) -> list[bytes]:
+    fresh = Slot(job.files, job.generation.number, tmp_path)
+    return fresh.read(fresh.open(0, version))
+
+
+def test_files_that_no_retained_version_names_go(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for name in ("kept", "old", "orphan"):
+        job.write_run(name)
+    for version in range(10):
+        job.batch("kept", "old") if version < 4 else job.batch("kept")
+    assert names(look(job, range(10))) == ["files/orphan.run"]
+    orphans = look(job, range(5, 10))
+    assert "files/old.run" in names(orphans)
+    orphans.remove(job.files)
+    assert job.names("files/") == ["files/kept.run"]
+    assert not names(look(job, range(5, 10)))
+    assert not look(job, range(5, 10)).missing
+
+
+def test_commits_that_no_retained_version_needs_go(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    assert not names(look(job, range(10)))
+    look(job, range(5, 10)).remove(job.files)
+    assert [int(name[8:20]) for name in job.names("commits/")] == [5, 6, 7, 8, 9, 10]
+    for version in range(5, 11):
+        assert readable(job, tmp_path, version) == [b"delta"]
+
+
+def test_deltas_that_a_retained_version_reads_stay(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=1)
+    look(job, range(7, 10)).remove(job.files)
+    assert [int(name[8:20]) for name in job.names("commits/")] == list(range(2, 11))
+    assert len(readable(job, tmp_path, 10)) == 9
+
+
+def test_nothing_goes_within_the_hour(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write_run("orphan")
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    assert not names(look(job, range(7, 10), since=AGE - 60))
+    assert names(look(job, range(7, 10)))
+
+
+def test_what_was_retained_an_hour_ago_stays_with_all_that_it_names(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for name in ("old", "orphan"):
+        job.write_run(name)
+    for version in range(20):
+        job.batch("old", flushed=version) if version < 10 else job.batch(flushed=version)
+    at = max(info.modified for info in job.files.list(""))
+    now = at + 2 * AGE
+    planned = {batch: now - (60 if batch > 11 else AGE + 60) for batch in range(15, 20)}
+    # All plans that are left are young: there is no telling what was retained an hour ago.
+    assert names(find_orphans(job.files, planned, now=now)) == ["files/orphan.run"]
+    planned = {batch: now - (60 if batch > 13 else AGE + 60) for batch in range(13, 20)}
+    orphans = find_orphans(job.files, planned, now=now)
+    assert [int(name[8:20]) for name in names(orphans) if name.startswith("commits/")] == [1, 2, 3, 4, 5, 6]
+    assert "files/old.run" not in names(orphans)
+
+
+def test_a_file_that_the_next_batches_may_name_stays_however_long_the_query_idles(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch()
+    job.write_run("flushed-in-the-background")
+    assert not names(look(job, range(7, 10), since=1e6))
+    job.batch("flushed-in-the-background")
+    assert not names(look(job, range(8, 11), since=1e6))
+
+
+class Meanwhile:
+    """Files of a query that goes on while commits are about to be listed."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._inner = job.files
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def list(self, prefix: str, *, after: str = "") -> Any:
+        if prefix == "commits/":
+            self._job.write_run("new")
+            self._job.batch("in-flight", "new")
+        return self._inner.list(prefix, after=after)
+
+
+def test_what_a_query_names_meanwhile_is_neither_garbage_nor_missing(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch()
+    job.write_run("in-flight")
+    orphans = look(job, range(7, 10), since=1e6, files=Meanwhile(job))
+    assert not names(orphans)
+    assert not orphans.missing
+    assert job.names("files/") == ["files/in-flight.run", "files/new.run"]
+
+
+def test_what_is_needed_and_not_there_is_named(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for name in ("early", "late"):
+        job.write_run(name)
+    for version in range(10):
+        job.batch("early") if version < 4 else job.batch("late", flushed=version)
+    job.files.delete("files/late.run")
+    job.files.delete("files/early.run")
+    gone = next(name for name in job.names("commits/") if int(name[8:20]) == 2)
+    job.files.delete(gone)
+    assert look(job, range(10)).missing == {gone: 4, "files/early.run": 4, "files/late.run": 10}
+    assert look(job, range(6, 10)).missing == {"files/late.run": 10}
+
+
+def test_nothing_is_known_when_a_retained_commit_cannot_be_read(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for _ in range(5):
+        job.batch()
+    name = job.names("commits/")[2]
+    job.files.put(name, [bytes(job.files.get(name))[:50]])
+    with pytest.raises(StateDamagedError, match="cut short"):
+        look(job, range(5))
+
+
+def test_files_that_were_never_finished_go_after_a_day(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.files.put("staging/left-by-a-dead-writer", [b"half"])
+    assert not names(look(job, range(1), since=STAGING_AGE - 60))
+    assert names(look(job, range(1), since=STAGING_AGE + 60)) == ["staging/left-by-a-dead-writer"]
+
+
+def test_a_file_is_as_old_as_it_has_its_name(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    staged = Path(files.staging())
+    staged.write_bytes(b"run")
+    os.utime(staged, (1_000_000, 1_000_000))
+    files.publish(str(staged), "files/slow.run")
+    assert files.list("files/")[0].modified > 1_000_000
