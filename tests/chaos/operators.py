@@ -44,6 +44,7 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered import files as ordered_files
 from millpond.stores.rmw import eviction_buffer, flush
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.unaligned import table as unaligned
 from tests.chaos.kinds import KINDS, Batch, Kind, Rows, ordered, part_of, shown
 from tests.chaos.later import Later, at_once, wait_for
 from tests.chaos.tripwire import Crash, LocalTripwire, Tripwire
@@ -68,6 +69,7 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_time_slices, "_MANY", many_slices)
+        patch.setattr(unaligned, "_CHUNK", 32)
         patch.setattr(flush, "_MOST_DELTAS", most_deltas)
         patch.setattr(ordered_files, "_MOST_DELTAS", most_deltas)
         patch.setattr(aligned, "_MOST_SEGMENTS", most_deltas)

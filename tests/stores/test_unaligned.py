@@ -16,7 +16,7 @@ from millpond.errors import SettingError, StateDamagedError, TransientError, Usa
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.layout import RowLayout, Rows
+from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.unaligned import batch_read
@@ -471,3 +471,75 @@ def test_segments_do_not_pile_up(tmp_path: Path, kept: int) -> None:
     assert table.stats()["keys"] == kept
     assert len(table.manifest().runs) <= 66
     table.close()
+
+
+def appended(keys: np.ndarray, window: int, first: int) -> Rows:
+    """A row for each key, in one window, with values from `first` on."""
+    return rows_of(keys, np.full(len(keys), window), first + np.arange(len(keys)))
+
+
+def reopened(files: AppendFiles, local: Path, deltas: list[tuple[bytes, HashRange]], budget: int) -> tuple[int, int]:
+    """Rows that a table with little memory has loaded, and those of one opened on what it left a batch later."""
+
+    def open_on(manifest: TableManifest, budget: int, behind: list[tuple[bytes, HashRange]]) -> UnalignedTable:
+        table = UnalignedTable(WIDE.schema, files, MemoryBudget(budget), Immediate(), manifest, directory=str(local))
+        for data, window in behind:
+            for rows in decode_rows(data, WIDE, "a delta"):
+                table.load(rows, window)
+        return table
+
+    table = open_on(TableManifest(), budget, deltas)
+    before = sum(rows.count for rows in table.scan())
+    table.begin(len(deltas))
+    last = b"".join(memoryview(piece).cast("B") for piece in table.seal().pieces)
+    manifest = table.manifest()
+    assert manifest.runs
+    assert manifest.flushed == 0
+    table.close()
+    again = open_on(manifest, 512 << 20, [*deltas, (last, HashRange())])
+    after = sum(rows.count for rows in again.scan())
+    again.close()
+    return before, after
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[tuple[AppendFiles, UnalignedTable]]:
+    files = AppendFiles(open_filesystem(f"memory:{tmp_path}"), str(tmp_path))
+    table = UnalignedTable(WIDE.schema, files, MemoryBudget(512 << 20), Immediate(), directory=str(tmp_path))
+    yield files, table
+    table.close()
+    files.close()
+
+
+def test_rows_of_other_partitions_cover_none_of_its_own(source: tuple, tmp_path: Path) -> None:
+    """They lie between its own in the deltas, and are left out where segments are written while deltas are loaded."""
+    files, table = source
+    rows = appended(np.random.default_rng(1).integers(0, 500, 200_000, np.uint64), 1, 0)
+    hashes = rows.words[:, 0].copy()
+    table.begin(0)
+    table.append(rows, np.full(rows.count, 5))
+    delta = b"".join(memoryview(piece).cast("B") for piece in table.seal().pieces)
+    for half in (HashRange(0, 1 << 63), HashRange(1 << 63)):
+        wanted = int(half.covers(hashes).sum())
+        assert reopened(files, tmp_path, [(delta, half)], 8 << 20) == (wanted, wanted)
+
+
+def test_what_has_come_and_gone_is_covered_once(source: tuple, tmp_path: Path) -> None:
+    files, table = source
+    numbers = np.random.default_rng(2)
+    gone, kept = numbers.integers(0, 1 << 64, 100, np.uint64), numbers.integers(0, 1 << 64, 100, np.uint64)
+    deltas = []
+
+    def seal() -> None:
+        deltas.append((b"".join(memoryview(piece).cast("B") for piece in table.seal().pieces), HashRange()))
+
+    table.begin(0)
+    table.append(appended(np.resize(gone, 8192), 1, 0), np.full(8192, 5))
+    seal()
+    table.begin(1)
+    assert sum(rows.count for rows in table.take(appended(gone, 1, 0).words[:, 0], np.full(len(gone), 1))) == 8192
+    seal()
+    table.begin(2)
+    table.append(appended(np.resize(kept, 200_000), 2, 8192), np.full(200_000, 5))
+    seal()
+    assert reopened(files, tmp_path, deltas, 8 << 20) == (200_000, 200_000)

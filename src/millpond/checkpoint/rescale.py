@@ -114,7 +114,7 @@ def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]
     keys = 0
     for state, held in parts:
         part = held.meet(range_)
-        keys += round(state.runs.keys * (part.hi - part.lo) / (held.hi - held.lo))
+        keys += _share(state.runs.keys, held, part.hi) - _share(state.runs.keys, held, part.lo)
         rest = part.meet(HashRange(state.runs.lowest))
         if rest.lo >= rest.hi:
             continue
@@ -125,6 +125,11 @@ def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]
     first = parts[0][0].runs
     manifest = TableManifest(tuple(dict.fromkeys(runs)), flushed, keys, first.expired, axis=first.axis)
     return TableState(manifest, tuple(dict.fromkeys(deltas)))
+
+
+def _share(keys: int, held: HashRange, until: int) -> int:
+    """About how many keys of a range are below a hash: such that the parts of a range have all of them together."""
+    return keys * (until - held.lo) // (held.hi - held.lo)
 
 
 def _runs(table: TableManifest, window: HashRange) -> Iterator[RunRef]:

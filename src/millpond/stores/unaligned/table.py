@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from millpond.files.refs import TableManifest
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.unaligned import stat_table as kernels
-from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema
+from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import Log
@@ -112,6 +113,7 @@ class UnalignedTable:
         self._log = Log(directory, self._account.limit // 16)
         self._ops = 0  # rows and tombstones of the running batch; before the first batch: of the deltas loaded
         self._to_skip = manifest.skip
+        self._opened_at = Covered(manifest.flushed, manifest.skip)
         self._deltas = self._delta_bytes = 0  # since the last segment
         self._figures = dict.fromkeys(("hits", "misses", "loads", "loaded_rows", "taken_rows", "fetched_bytes"), 0)
         self._before = dict(self._figures)  # as the running batch began
@@ -327,26 +329,26 @@ class UnalignedTable:
             covered = min(self._to_skip, len(words))
             self._to_skip -= covered
             words = words[covered:]
-        inside_ = inside(Rows(words, delta_rows.heap), window)
-        self._ops += len(words) - inside_.count
-        words = np.ascontiguousarray(inside_.words)
         dead = (words[:, META] & _DEAD) != 0
-        cuts = np.flatnonzero(np.diff(dead)) + 1
-        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(words)], strict=True):
-            if begin == end:
-                continue
-            if not dead[begin]:
-                for start in range(begin, end, _CHUNK):
-                    self._put(Rows(words[start : min(end, start + _CHUNK)], delta_rows.heap))
-                continue
-            ids = self._ids(words[begin:end, HASH], words[begin:end, self._window])
-            records = self._stat.look(ids)
-            known = records["id"] != 0
-            self._segments.take(ids[known], records["rows"][known])
-            self._stat.remove(ids, self._prefetched.left)
-            self._ops += end - begin
+        cuts = {*(np.flatnonzero(np.diff(dead)) + 1).tolist(), *range(0, len(words), _CHUNK), len(words)}
+        for begin, end in pairwise(sorted(cuts)):
+            own = inside(Rows(np.ascontiguousarray(words[begin:end]), delta_rows.heap), window)
+            if own.count and not dead[begin]:
+                self._put(own)  # may write a segment first, of what came before: only then do these rows count
+            elif own.count:
+                self._remove(own.words)
+            self._ops += end - begin - own.count
         self._deltas += 1
         self._delta_bytes += words.nbytes + len(delta_rows.heap)
+
+    def _remove(self, words: Words) -> None:
+        """Take up that windows were taken."""
+        ids = self._ids(np.ascontiguousarray(words[:, HASH]), np.ascontiguousarray(words[:, self._window]))
+        records = self._stat.look(ids)
+        known = records["id"] != 0
+        self._segments.take(ids[known], records["rows"][known])
+        self._stat.remove(ids, self._prefetched.left)
+        self._ops += len(words)
 
     # Memory
 
@@ -391,7 +393,7 @@ class UnalignedTable:
         """Make a segment of the write buffer."""
         covered = Covered(self._version, self._ops)
         if self._sealed:  # deltas are being loaded: they lie behind what the manifest covers
-            covered = Covered(self._segments.covered.version, self._segments.covered.rows + self._ops)
+            covered = Covered(self._opened_at.version, self._opened_at.rows + self._ops)
         self._segments.write(self._buffer, covered)
         self._deltas = self._delta_bytes = 0
 
