@@ -81,7 +81,7 @@ class Rig:
         self._budget = budget
         self._pool = ThreadPoolExecutor(1)
         self._deltas: list[dict[str, bytes]] = []
-        self._keys: dict[str, int] = {}
+        self._manifests: dict[str, TableManifest] = {}
         self.operator: Operator
         self._open()
 
@@ -93,12 +93,12 @@ class Rig:
 
         def make(name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
             if kind == "aligned":
-                return self._appended.open(name, schema)
+                return self._appended.open(name, schema, self._manifests.get(name, TableManifest()).lowest)
             if kind == "spool":
                 return self._appended.spool(schema)
             if kind == "scratch":
                 return RmwTable(schema, initial, no_runs(schema), budget, self._pool)
-            keys = self._keys.get(name, 0)
+            keys = self._manifests.get(name, TableManifest()).keys
             table: Any = RmwTable(schema, initial, no_runs(schema), budget, self._pool, keys=keys)
             if kind == "unaligned":
                 files, folder = self._appended.files, self._appended.folder
@@ -109,7 +109,7 @@ class Rig:
             self._made.append(table)
             return table
 
-        self.operator = open_operator(self.spec, make, list(self._keys), memory=self._memory)
+        self.operator = open_operator(self.spec, make, list(self._manifests), memory=self._memory)
 
     def restart(self) -> None:
         """Forget everything that is in memory and read the deltas again."""
@@ -123,7 +123,7 @@ class Rig:
             self.operator.process(piece)
         sealed = self.operator.finish()
         self._deltas.append({name: b"".join(bytes(p) for p in delta.pieces) for name, delta in sealed.items()})
-        self._keys = {name: table.manifest().keys for name, table in self.operator.tables.items()}
+        self._manifests = {name: table.manifest() for name, table in self.operator.tables.items()}
         self.version += 1
         out = list(self.operator.output())
         again = list(self.operator.output())
@@ -149,7 +149,7 @@ class AlignedTables:
         self.files = AppendFiles(self._files, self.folder)
         self._store: AlignedStore | None = None
 
-    def open(self, name: str, schema: TableSchema) -> AlignedTable:
+    def open(self, name: str, schema: TableSchema, lowest: int = 0) -> AlignedTable:
         if self._store is None:
             self._store = AlignedStore(schema, self.files, self._budget, self._pool)
         slices = []
@@ -157,7 +157,7 @@ class AlignedTables:
             if delta.get(name):
                 self._files.put(f"{version}-{name}", [delta[name]])
                 slices.append(ByteRange(f"{version}-{name}", 0, len(delta[name])))
-        return self._store.open(name, TableManifest(), slices, layout=RowLayout(schema))
+        return self._store.open(name, TableManifest(lowest=lowest), slices, layout=RowLayout(schema))
 
     def spool(self, schema: TableSchema) -> AlignedTable:
         return AlignedStore(schema, self.files, self._budget, self._pool).open("spool", TableManifest())
