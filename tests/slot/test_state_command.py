@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.slot.reader import StateReader
 from millpond.stores.rmw import flush
+from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from tests.checkpoint.rig import Slot
 from tests.s3 import s3
 
@@ -229,12 +231,19 @@ LONG = 8
 """Batches of a history that is long enough for garbage."""
 
 
+def adopt_all(buffer: EvictionBuffer, adopt: Callable[[EvictionBuffer], None] = EvictionBuffer.adopt) -> None:
+    """Adopt the files of what was evicted when they are written, not when they happen to be."""
+    wait([evicted.file for evicted in buffer.waiting])
+    adopt(buffer)
+
+
 @pytest.fixture(scope="module")
 def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, with files; all of it two days old."""
     folder = tmp_path_factory.mktemp("long")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flush, "_MOST_DELTAS", 2)
+        patch.setattr(EvictionBuffer, "adopt", adopt_all)
         for batches in (LONG - 3, LONG):
             Counts(folder).through(batches)
     (folder / "metadata").write_text('{"id":"7c1d9a35-6f7e-4f0f-9d53-6d0a3a3f4a52"}')
