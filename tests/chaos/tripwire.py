@@ -19,7 +19,12 @@ class Tripwire:
     """Passes operations to `inner`; `decide(step)` says what becomes of each: see `World.decide`.
 
     A step is named by the store, the operation and the kind of file, e.g. `state put commits`.
+
+    Attributes:
+        claimed: the newest generation that a run has claimed here and gone on with; the world says so.
     """
+
+    claimed = 0
 
     def __init__(self, inner: FileSystem, store: str, decide: Callable[[str], str], delayed: list[Any]) -> None:
         self.inner = inner

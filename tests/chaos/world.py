@@ -26,7 +26,7 @@ from typing import Any
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
-from millpond.checkpoint.generation import claim, numbers
+from millpond.checkpoint.generation import claim
 from millpond.checkpoint.pinned import PinnedQuery, pin
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
@@ -68,7 +68,7 @@ class WatchedCommitter(Committer):
     """A committer that is caught acknowledging what a newer run may not see."""
 
     def _acknowledge(self, group: Any, size: int) -> None:
-        if numbers(self.checkpoint.files.inner, after=self.checkpoint.generation):  # type: ignore[attr-defined]
+        if self.checkpoint.files.claimed > self.checkpoint.generation:  # type: ignore[attr-defined]
             raise Violation("acknowledged after a newer run has begun")
         super()._acknowledge(group, size)
 
@@ -205,7 +205,7 @@ class World:
         self.quiet = False
         store = open_filesystem(f"memory:chaos{number}/state")
         self.raw = store
-        self.state: FileSystem = Tripwire(store, "state", self.decide, self.delayed)
+        self.state = Tripwire(store, "state", self.decide, self.delayed)
         ledger = open_filesystem(f"memory:chaos{number}/spark")
         self._ledger_files: FileSystem = Tripwire(ledger, "spark", self.decide, self.delayed)
         self.ledger = Ledger(self._ledger_files)
@@ -349,6 +349,7 @@ class World:
         """What happens in `start()` before the real sink, on a driver that has no slots yet."""
         pin(self.state, PinnedQuery(self.key_groups, ()))
         generation = claim(self.state, run="chaos", partitions=self.partitions, key_groups=self.key_groups)
+        self.state.claimed = generation.number  # from here on it looks at what is durable
         rollback = RollBack(self._ledger_files, self.ledger, self.state, generation.number)
         rollback.undo_interrupted()
         recovery = Recovery(self.state, generation, operators=1)

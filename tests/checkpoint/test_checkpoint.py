@@ -151,4 +151,4 @@ def test_partitions_opened_together_share_listings_and_headers(tmp_path):
     again = Slot(counted, generation.number, tmp_path)
     for partition in range(50):
         again.open(partition, 1)
-    assert counted.requests == {"list": 2, "get": 3}  # fence and commits; claim, base and one header
+    assert counted.requests == {"list": 1, "head": 2, "get": 3}  # commits; fence; claim, base and one header

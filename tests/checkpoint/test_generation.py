@@ -6,6 +6,7 @@ from millpond.checkpoint.generation import (
     check_fence,
     claim,
     claim_name,
+    fenced_name,
     newest_claim,
     numbers,
     read_base,
@@ -45,6 +46,51 @@ def test_fence_holds_when_the_next_generation_has_been_collected():
         check_fence(files, 1)
 
 
+def test_the_fence_is_looked_at_without_a_list():
+    files = memory()
+    claim(files, run="a", partitions=1)
+    counted = FaultyFiles(files, Faults())
+    check_fence(counted, 1)
+    assert counted.requests == {"head": 2}
+    claim(files, run="b", partitions=1)
+    assert files.exists(fenced_name(1))
+    assert not files.exists(fenced_name(2))
+
+
+def test_of_two_claims_at_once_the_lower_one_is_fenced():
+    class Overtaken:
+        """Before a claim of it is put, another run claims a higher number."""
+
+        def __init__(self):
+            self.first = True
+
+        def __getattr__(self, name):
+            return getattr(files, name)
+
+        def put(self, name, data, *, create=False, sync=True):
+            if self.first:
+                self.first = False
+                assert claim(files, run="b", partitions=1, least=10).number == 10
+            files.put(name, data, create=create, sync=sync)
+
+    files = memory()
+    assert claim(Overtaken(), run="a", partitions=1).number == 1
+    with pytest.raises(FencedError, match="Generation 10"):
+        check_fence(files, 1)
+    check_fence(files, 10)
+
+
+def test_a_run_whose_checkpoint_was_deleted_is_fenced():
+    files = memory()
+    first = claim(files, run="a", partitions=1, least=1000)
+    for info in files.list(""):
+        files.delete(info.name)
+    check_fence(files, first.number)  # nobody has begun in its place
+    claim(files, run="b", partitions=1, least=2000)
+    with pytest.raises(FencedError, match="Generation 2000"):
+        check_fence(files, first.number)
+
+
 @pytest.mark.parametrize("partitions", [1, 3, 7, 200])
 def test_ranges_are_those_of_the_hash(partitions):
     ranges = split_key_groups(1 << 15, partitions)
@@ -62,6 +108,10 @@ def test_racing_claims_get_different_numbers():
     for thread in threads:
         thread.join()
     assert sorted(c.number for c in claims) == numbers(files) == list(range(1, 9))
+    check_fence(files, 8)
+    for number in range(1, 8):
+        with pytest.raises(FencedError):
+            check_fence(files, number)
 
 
 def test_claim_survives_puts_of_unknown_outcome():
@@ -74,6 +124,9 @@ def test_claim_survives_puts_of_unknown_outcome():
         except TransientError:
             continue
         assert read_claim(files, number).run == "r"
+        for older in before:
+            with pytest.raises(FencedError):
+                check_fence(files, older)
         assert number > max(before, default=0)
 
 

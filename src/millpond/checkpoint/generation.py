@@ -1,7 +1,8 @@
 """Generations: each run of a query claims the next number and thereby fences the runs before it.
 
 `generations/<n>.json` is the claim, put-if-absent before anything is listed; from then on no older run acknowledges a
-commit. `generations/<n>.base.json` follows once recovery has chosen what to start from: it names, version by version,
+commit: the claim leaves `<m>.fenced` for every older one, so that a run that goes on looks for one name, and lists
+nothing. `generations/<n>.base.json` follows once recovery has chosen what to start from: it names, version by version,
 the exact manifests that this generation builds on, so a commit of an older run that arrives late is never looked at.
 A claim without a base belongs to a run that died before it began; recovery skips it.
 """
@@ -9,6 +10,7 @@ A claim without a base belongs to a run that died before it began; recovery skip
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 
@@ -17,10 +19,12 @@ import msgspec
 from millpond.checkpoint.formats.documents import DIGITS, FORMAT, digits, read_document, write_document
 from millpond.errors import FencedError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
+from millpond.files.backends.patience import patiently
 from millpond.layout import HashRange
 
 FOLDER = "generations/"
 _BASE = ".base.json"
+_FENCED = ".fenced"
 
 
 KeyGroups = tuple[tuple[int, int], ...]
@@ -136,7 +140,20 @@ def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 <
             failures -= 1
             number += 1  # whether it took effect is not known; a claim without a base does no harm
         else:
+            patiently(lambda: _fence_older(files))
             return generation
+
+
+def _fence_older(files: FileSystem) -> None:
+    """Leave a mark for every claim but the newest. Of two that race, the later one's listing has both.
+
+    Marks are never taken back, so a put of one that arrives late does no harm.
+    """
+    names = {info.name for info in files.list(FOLDER)}
+    claimed = _numbers_of(names)
+    for older in claimed[:-1]:
+        if fenced_name(older) not in names:
+            files.put(fenced_name(older), [b"%d\n" % claimed[-1]])
 
 
 def write_base(files: FileSystem, base: Base) -> None:
@@ -166,9 +183,13 @@ def newest_claim(files: FileSystem) -> Generation | None:
 def numbers(files: FileSystem, after: int = 0) -> list[int]:
     """The claimed generations behind `after`, ascending."""
     start = claim_name(after) if after else ""
-    found = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER, after=start))
-    claimed = {int(name[:DIGITS]) for name in found if name[:DIGITS].isdigit()}
-    return sorted(number for number in claimed if number > after)
+    claimed = _numbers_of(info.name for info in files.list(FOLDER, after=start))
+    return [number for number in claimed if number > after]
+
+
+def _numbers_of(names: Iterable[str]) -> list[int]:
+    found = (name.removeprefix(FOLDER)[:DIGITS] for name in names)
+    return sorted({int(name) for name in found if name.isdigit()})
 
 
 def begun(files: FileSystem) -> list[int]:
@@ -178,7 +199,13 @@ def begun(files: FileSystem) -> list[int]:
 
 
 def check_fence(files: FileSystem, number: int) -> None:
-    """Raise `FencedError` if a newer generation exists."""
+    """Raise `FencedError` if a newer generation exists.
+
+    Two requests for objects by name, cheaper than a list: the claim is still there (whoever begins anew where a
+    checkpoint was deleted does not know whom to fence), and the mark is not.
+    """
+    if files.exists(claim_name(number)) and not files.exists(fenced_name(number)):
+        return
     later = numbers(files, after=number)
     if later:
         raise FencedError(
@@ -191,6 +218,11 @@ def check_fence(files: FileSystem, number: int) -> None:
 def claim_name(number: int) -> str:
     """The object of a claim."""
     return f"{FOLDER}{digits(number)}.json"
+
+
+def fenced_name(number: int) -> str:
+    """The object that says that a newer run than this has claimed its generation."""
+    return f"{FOLDER}{digits(number)}{_FENCED}"
 
 
 def base_name(number: int) -> str:
