@@ -1,5 +1,6 @@
 import re
 import threading
+import time
 
 import pytest
 
@@ -65,6 +66,65 @@ def test_the_group_waits_for_nobody(tmp_path):
     slot.committer.drain(10)
     sizes = sorted(len(read_header(files, info.name).manifests) for info in files.list("commits/"))
     assert sizes == [1, 3]
+
+
+class Held:
+    """Two partitions of a slot, their first version committed: the slot knows what belongs to the next one."""
+
+    def __init__(self, tmp_path, **options):
+        self.files, self.slot = slot_on(tmp_path, lambda put, name: put(), **options)
+        self.last = [self.slot.seal(self.slot.open(partition, 0), b"a").manifest for partition in (0, 1)]
+        self.slot.committer.drain(10)
+
+    def seal(self, partition):
+        self.last[partition] = self.slot.seal(self.last[partition], b"b").manifest
+
+    def commits(self, version):
+        """How many manifests each commit of a version has."""
+        names = [info.name for info in self.files.list(f"commits/{version:012d}-")]
+        return [len(read_header(self.files, name).manifests) for name in names]
+
+    def wait_for(self, version, commits):
+        deadline = time.monotonic() + 10
+        while self.commits(version) != commits:
+            assert time.monotonic() < deadline, self.commits(version)
+            time.sleep(0.01)
+
+
+def test_a_version_is_held_until_all_partitions_of_the_slot_have_it(tmp_path):
+    held = Held(tmp_path, hold=60)
+    held.seal(0)
+    time.sleep(0.2)
+    assert held.commits(2) == []
+    held.seal(1)
+    held.wait_for(2, [2])
+
+
+def test_nobody_waits_for_what_is_held(tmp_path):
+    held = Held(tmp_path, hold=60)
+    held.seal(0)
+    held.slot.committer.wait_durable(0, 0, 1, timeout=10)  # it is durable, and says nothing of the next one
+    assert held.commits(2) == []
+    held.slot.committer.wait_durable(0, 0, 2, timeout=10)
+    assert held.commits(2) == [1]
+
+
+def test_a_partition_that_went_elsewhere_is_not_waited_for(tmp_path):
+    held = Held(tmp_path, hold=60)
+    held.seal(0)
+    held.slot.committer.release(1)
+    time.sleep(0.2)
+    assert held.commits(2) == []
+    held.slot.committer.release(2)  # the next batch has begun, so this one is over
+    held.wait_for(2, [1])
+    held.seal(0)
+    held.wait_for(3, [1])
+
+
+def test_what_is_held_is_committed_after_a_while(tmp_path):
+    held = Held(tmp_path, hold=0.2)
+    held.seal(0)
+    held.wait_for(2, [1])
 
 
 def test_acknowledged_only_after_the_put(tmp_path):

@@ -1,10 +1,11 @@
 """The committer: makes sealed versions durable behind the batch's back (MiSA §4.1–4.5).
 
 A background thread groups what is sealed into one commit object per version, puts it with put-if-absent, checks that no
-newer generation exists, and only then acknowledges. It never waits for a partition. A put that fails is repeated with
-backoff; one whose outcome is not known (a time-out, a name that is suddenly taken) is settled by reading it back.
-The thread leaves a heartbeat; whoever waits for it watches that, and replaces a thread that died or is stuck in a put:
-its put, should it still take effect, has the same name and the same bytes.
+newer generation exists, and only then acknowledges. What is sealed is held for the slot's other partitions, so that a
+batch is one put, but only until it is released, by who waits for it or by the next batch, or until a second is over.
+A put that fails is repeated with backoff; one whose outcome is not known (a time-out, a name that is suddenly taken) is
+settled by reading it back. The thread leaves a heartbeat; whoever waits for it watches that, and replaces a thread that
+died or is stuck in a put: its put, should it still take effect, has the same name and the same bytes.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Committer:
         trouble: seconds of failing after which it is told: a store may fail now and then.
         stuck: seconds after which a put that has not returned is taken over by a new thread (more for large ones).
         backoff: first and longest pause between tries, in seconds; a random half of it is jitter.
+        hold: seconds for which what is sealed waits for the other partitions that the version before had, at most.
         threaded: run in a thread; without, the caller drives it by `step()` (tests).
     """
 
@@ -66,6 +68,7 @@ class Committer:
         trouble: float = 5.0,
         stuck: float = 20.0,
         backoff: tuple[float, float] = (0.05, 5.0),
+        hold: float = 1.0,
         threaded: bool = True,
     ) -> None:
         self.checkpoint = checkpoint
@@ -76,12 +79,16 @@ class Committer:
         self._trouble = trouble
         self._stuck = stuck
         self._backoff = backoff
+        self._hold = hold
         self._threaded = threaded
         self.heartbeat = time.monotonic()
         self._changed = threading.Condition()
         self._pending: dict[str, Sealed] = {}  # by manifest id, in the order of submission
         self._unsure: set[str] = set()  # of those, adopted ones: they may be durable already
         self._group: _Group | None = None
+        self._places: dict[int, set[tuple[int, int]]] = {}  # of the last versions: what was submitted of them
+        self._held_since = 0.0  # when the first of the newest version was
+        self._released = 0  # nothing is held of versions up to this one
         self._latest: dict[Key, str] = {}  # id of the newest seal of a version
         self._durable: dict[tuple[int, int], int] = {}
         self._lost: dict[str, TransientError] = {}
@@ -114,12 +121,20 @@ class Committer:
                 raise self._fenced
             self._forget_attempt(sealed)
             self._pending[sealed.manifest.id] = sealed
+            self._note_place(sealed.manifest)
             self._latest[sealed.key] = sealed.manifest.id
             if adopted:
                 self._unsure.add(sealed.manifest.id)
             if self._threaded and self._thread is None:
                 self._start_thread()
             self._changed.notify_all()
+
+    def release(self, version: int) -> None:
+        """Hold nothing back any more of this version and those before it: a batch that reads it has begun."""
+        with self._changed:
+            if version > self._released:
+                self._released = version
+                self._changed.notify_all()
 
     def wait_durable(self, operator: int, partition: int, version: int, timeout: float | None = None) -> None:
         """Return once the newest seal of this version is acknowledged; at once for version 0 and what was `opened`.
@@ -134,7 +149,7 @@ class Committer:
         """
         key = (operator, partition, version)
         try:
-            self._wait(lambda: self._is_durable(key), timeout)
+            self._wait(lambda: self._is_durable(key), timeout, version)
         except MillpondError as error:
             raise error.at(operator=str(operator), partition=partition, version=version) from None
 
@@ -180,6 +195,21 @@ class Committer:
         if before is not None and not any(before is member for member in on_its_way):
             del self._pending[before.manifest.id]
             self._sealed.remove(before)
+
+    def _note_place(self, manifest: PartitionManifest) -> None:
+        known = self._places
+        if manifest.version not in known:
+            self._held_since = time.monotonic()
+        known.setdefault(manifest.version, set()).add(manifest.place)
+        self._places = {version: places for version, places in known.items() if version >= manifest.version - 1}
+
+    def _held(self) -> float:
+        """Seconds for which what is sealed may still wait for the rest of its version."""
+        version = min(sealed.manifest.version for sealed in self._pending.values())
+        whole = self._places.get(version - 1, set()) <= self._places.get(version, set())
+        if self._group is not None or self._fenced is not None or whole or version <= self._released:
+            return 0.0
+        return max(0.0, self._held_since + self._hold - time.monotonic())
 
     def _take_group(self) -> _Group | None:
         with self._changed:
@@ -279,13 +309,14 @@ class Committer:
             return True
         raise TransientError("This slot has not sealed the version.", action="Restart the query.")
 
-    def _wait(self, done: Callable[[], bool], timeout: float | None) -> None:
+    def _wait(self, done: Callable[[], bool], timeout: float | None, version: int | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             before = self.stats.retries + self.stats.restarts
             while not done():
                 if self._fenced is not None:
                     raise self._fenced
+                self.release(max(self._places, default=0) if version is None else version)
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     raise self._overdue(f"A commit is not durable after {timeout:g} s")
@@ -334,8 +365,11 @@ class Committer:
         me = threading.current_thread()
         while True:
             with self._changed:
-                while self._thread is me and not self._pending and not self._closed.is_set():
-                    self._changed.wait()
+                while self._thread is me and not self._closed.is_set():
+                    held = self._held() if self._pending else None
+                    if held == 0.0:
+                        break
+                    self._changed.wait(held)
                 if self._thread is not me or self._closed.is_set() or self._fenced is not None:
                     return
             self.step()

@@ -103,6 +103,7 @@ class Partition:
         Returns:
             The batch's figures.
         """
+        self.query.committer.release(attempt.batch)
         check = partial(check_time, self.task, attempt.batch) if unsure else None
         feed = _Feed(attempt, batches, self.task.exchange == "local", check)
         applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
