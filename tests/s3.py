@@ -1,4 +1,4 @@
-"""An S3 server in this process, for state on an object store."""
+"""An S3 server in this process, for state on an object store, and what it is asked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from moto.moto_server.werkzeug_app import MotoRequestHandler
 from moto.server import ThreadedMotoServer
 
 BUCKET = "millpond-tests"
@@ -36,3 +37,23 @@ def s3() -> Iterator[str]:
         finally:
             urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
             server.stop()
+
+
+@contextmanager
+def asked() -> Iterator[list[tuple[str, str]]]:
+    """Kind (as S3 charges for it) and path of each request that servers of this process have answered meanwhile."""
+    seen: list[tuple[str, str]] = []
+
+    def log_request(handler: MotoRequestHandler, *_: object) -> None:
+        path, _, query = handler.path.partition("?")
+        if handler.command == "GET" and "list-type" in query:
+            kind = "lists"
+        elif handler.command == "DELETE" or "delete" in query:
+            kind = "deletes"
+        else:
+            kind = {"GET": "gets", "HEAD": "heads", "PUT": "puts", "POST": "puts"}[handler.command]
+        seen.append((kind, path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MotoRequestHandler, "log_request", log_request)
+        yield seen

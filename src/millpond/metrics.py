@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FIGURE_COLUMN = "__figure"
-_BITS = 4
+_BITS = 5
 
 SUMMED = ("input_rows", "output_rows", "late_rows", "state_rows", "state_bytes", "cache_hits", "cache_misses")
 """Figures added up over partitions: rows in and out in this batch, and dropped as late; rows and bytes of the state;
@@ -28,17 +28,29 @@ OBSERVED = ("appending", "moved_rows", "left_rows")
 """Figures added up likewise, of operators whose store is chosen while they run: partitions whose rows are appended;
 appended rows that the batch has made groups of; those that are still to become groups."""
 
+REQUESTS = ("puts", "put_bytes", "gets", "get_bytes", "lists", "heads", "request_cost")
+"""Figures added up likewise, where the state is on an object store, of what slots have asked of it since the figures
+before: objects (or parts of large ones) put, and their bytes; ranges got, and bytes; pages of lists; looks whether an
+object is there; and what that costs, in micro-dollars. Operators of a slot share them: who reports first has all."""
+
+PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
+"""Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
+COPY, POST and LIST requests, 0.0004 for 1,000 of any other kind; deletions are free (https://aws.amazon.com/s3/pricing).
+docs/guides/state-on-s3.md says so, too."""
+
 COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses")
 """Of the figures, those that count what happened in a batch: they add up over batches."""
 
 FIGURES = SUMMED + GREATEST
 """What every operator reports."""
 
-DURABLE = ("late_rows", "state_rows", "memory_bytes", "cache_hits", "cache_misses", "process_ms")
+DURABLE = ("late_rows", "state_rows", "memory_bytes", "cache_hits", "cache_misses", "process_ms", *PRICES)
 """Figures that a partition's manifest keeps beside its input rows, for those who look from outside: `memory_bytes` of
-the state in memory; `process_ms`, how long the operator took over the batch."""
+the state in memory; `process_ms`, how long the operator took over the batch; requests, where there are any."""
 
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REQUESTS
+_SCALES = {"request_cost": 10}
+"""Of figures that are no whole numbers, what makes them so."""
 
 
 def observation(operator: int) -> str:
@@ -48,11 +60,21 @@ def observation(operator: int) -> str:
 
 def pack(metrics: Mapping[str, float]) -> list[int]:
     """The `__figure` values of one partition's figures; unknown ones are left out."""
-    return [int(metrics[name]) << _BITS | number for number, name in enumerate(_NUMBERED) if name in metrics]
+    return [
+        round(metrics[name] * _SCALES.get(name, 1)) << _BITS | number
+        for number, name in enumerate(_NUMBERED)
+        if name in metrics
+    ]
 
 
 def unpacking(name: str) -> str:
     """SQL that gives one figure from the column of its partitions' values."""
     mine = f"{FIGURE_COLUMN} & {(1 << _BITS) - 1} = {_NUMBERED.index(name)}"
     value = f"if({mine}, shiftright({FIGURE_COLUMN}, {_BITS}), null)"
-    return f"{'max' if name in GREATEST else 'sum'}({value})"
+    total = f"{'max' if name in GREATEST else 'sum'}({value})"
+    return f"{total} / {_SCALES[name]}" if name in _SCALES else total
+
+
+def request_cost(figures: Mapping[str, float]) -> float:
+    """What the requests among some figures cost, in micro-dollars."""
+    return sum(price * figures.get(name, 0.0) for name, price in PRICES.items())

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.errors import MillpondError, TransientError
+from millpond.metrics import PRICES, request_cost
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.queries import find_query
@@ -106,7 +107,22 @@ def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealt
         table.add_row("", "".join(_BARS[round(rate / (max(rates) or 1.0) * (len(_BARS) - 1))] for rate in rates))
     failed = f", {counted(health.failed, 'failed try', 'failed tries')}" if health is not None else ""
     table.add_row("commit lag", f"{counted(progress.commit_lag, 'version')}{failed}")
+    if recent and recent[-1].requests:
+        table.add_row("requests", _requests(recent))
     return table
+
+
+def _requests(recent: list[BatchProgress]) -> str:
+    """What slots ask of the object store a batch; from two batches on, what that costs if it goes on like this."""
+    counts = [batch.requests for batch in recent]
+    means = {name: sum(count.get(name, 0) for count in counts) / len(counts) for name in PRICES}
+    said = ", ".join(f"{mean:.3g} {name}" for name, mean in means.items()) + " a batch"
+    span = (recent[-1].planned or 0.0) - (recent[0].planned or 0.0)
+    if span <= 0.0:
+        return said
+    # The first one's figures are of the time before it.
+    dollars = sum(request_cost(count) for count in counts[1:]) / 1e6 / span * 86_400
+    return f"{said}, {dollars:,.2f} dollars a day at the list price of S3 Standard in us-east-1"
 
 
 def _operators(last: BatchProgress, timed: BatchProgress | None) -> Table:

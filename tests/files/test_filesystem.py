@@ -5,21 +5,24 @@ import textwrap
 import threading
 import time
 import uuid
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError
+from millpond.files.backends.counted import CountedFiles
 from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import (
     AlreadyExistsError,
     FileSystem,
     MissingFileError,
     join_url,
+    on_disk,
     open_filesystem,
 )
 from millpond.files.backends.local import LocalFiles
-from tests.s3 import s3
+from tests.s3 import asked, s3
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,12 @@ def bucket():
         yield url
 
 
-@pytest.fixture(params=["memory", "file", "path", "faults", "s3"])
+@pytest.fixture(params=["memory", "file", "path", "faults", "counted", "s3"])
 def files(request, tmp_path):
     if request.param == "s3":
         return open_filesystem(f"{request.getfixturevalue('bucket')}/{uuid.uuid4().hex}/below")
+    if request.param == "counted":
+        return CountedFiles(open_filesystem(f"memory:{uuid.uuid4().hex}"))
     url = {
         "memory": f"memory:{uuid.uuid4().hex}/below",
         "file": f"file:{tmp_path}/new folder/x",
@@ -237,6 +242,47 @@ def test_a_bucket_that_is_not_there(bucket):
         assert error.value.file == f"{bucket}-2/state"
     with pytest.raises(MissingFileError):
         files.get("x")
+
+
+def test_requests_are_counted_as_the_store_counts_them(bucket):
+    files = CountedFiles(open_filesystem(f"{bucket}/{uuid.uuid4().hex}"))
+    with asked() as seen:
+        files.put("a", [b"one", b"two"])
+        files.put("b", [b"one", b"two"], create=True)
+        files.put("large", [bytes(6 << 20), bytes(5 << 20)])
+        assert len(files.get("large")) == 11 << 20
+        files.get_range("large", 5, 7)
+        files.get_ranges("large", [(9 << 20, 10), (0, 10), (4 << 20, 10), (1 << 20, 10), (3 << 20, 10)])
+        files.get_ranges("large", [(0, 10), ((1 << 20) + 11, 10)])
+        files.size("large")
+        assert not files.exists("c")
+        files.list("")
+        files.rename("a", "c")
+        files.delete("c")
+        with pytest.raises(MissingFileError):
+            files.get("c")
+    counts = files.counts()
+    assert {kind: counts[kind] for kind in ("puts", "gets", "lists", "heads", "deletes")} == Counter(k for k, _ in seen)
+    assert counts["puts"] == 1 + 1 + 5 + 1  # three parts between a beginning and an end; a copy
+    assert counts["put_bytes"] == 12 + (11 << 20)
+    assert counts["gets"] == 1 + 1 + 3 + 2 + 1
+    joined = (1 << 20) + 10, (1 << 20) + 10, 10
+    assert counts["get_bytes"] == (11 << 20) + 7 + sum(joined) + 20
+
+
+def test_long_lists_are_counted_by_their_pages():
+    files = CountedFiles(open_filesystem(f"memory:{uuid.uuid4().hex}"))
+    for number in range(1001):
+        files.inner.put(str(number), [b"x"])
+    assert len(files.list("")) == 1001
+    assert files.counts()["lists"] == 2
+
+
+def test_who_is_on_a_disk():
+    assert on_disk("/a:b/c")
+    assert on_disk("a/b")
+    assert on_disk("file:///a")
+    assert not any(map(on_disk, ("memory:a", "s3://b/c", "faults+/a", "faults+file:/a")))
 
 
 def test_remote_schemes_pass_through():

@@ -18,6 +18,7 @@ from pyspark.sql import Row, SparkSession
 import millpond
 from millpond.conf import Settings, read_settings
 from millpond.errors import SettingError
+from millpond.metrics import REQUESTS, request_cost
 from millpond.query.progress import endpoint as endpoints
 from millpond.query.progress.counts import Counts
 
@@ -42,15 +43,26 @@ def listening(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
+def wait_for_silence(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while listening(port):
+        assert time.monotonic() < deadline, "it listens though no query runs"
+        time.sleep(0.1)
+
+
 def scrape(port: int) -> dict[tuple[str, str, str], float]:
-    """All samples by name, query and operator."""
+    """All samples by name, query, and operator or kind of request."""
     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {
-        (sample.name, sample.labels["query_name"], sample.labels.get("operator", "")): sample.value
+        (sample.name, sample.labels["query_name"], _which(sample.labels)): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def _which(labels: dict[str, str]) -> str:
+    return labels.get("operator", labels.get("kind", ""))
 
 
 def settled(port: int, batches: int, names: int) -> dict[tuple[str, str, str], float]:
@@ -121,10 +133,35 @@ def test_a_scrape_of_two_queries(session: SparkSession, tmp_path: Path, port: in
         assert said["millpond_failed_commits_total", name, ""] == 0
         assert said["millpond_batch_seconds_sum", name, ""] >= said["millpond_last_batch_seconds", name, ""] > 0
         assert said["millpond_operator_info", name, "1"] == 1
-    deadline = time.monotonic() + 30
-    while listening(port):
-        assert time.monotonic() < deadline, "it listens though no query runs"
-        time.sleep(0.1)
+    assert not any("request" in metric for metric, _, _ in said)
+    wait_for_silence(port)
+
+
+def test_requests_to_a_store(session: SparkSession, tmp_path: Path, port: int) -> None:
+    write_rows(tmp_path, 0)
+    session.conf.set("spark.millpond.metrics.port", str(port))
+    session.conf.set("spark.millpond.state.location", f"faults+file:{tmp_path}/store")
+    query = start(session, tmp_path, "query")
+    try:
+        query.processAllAvailable()
+        write_rows(tmp_path, 1)
+        query.processAllAvailable()
+        told = [p.observedMetrics for p in query.recentProgress if "millpond" in p.observedMetrics]
+        said = settled(port, len(told), 1)
+    finally:
+        query.stop()
+    wait_for_silence(port)
+    rows = [figures[name].asDict() for figures in told for name in ("millpond", "millpond-1")]
+    total = {name: sum(row[name] for row in rows) for name in REQUESTS}
+    assert total["puts"] >= 1
+    assert total["put_bytes"] > 100
+    assert total["gets"] >= 2  # each slot reads its generation
+    assert total["lists"] >= 1
+    assert total["request_cost"] == pytest.approx(request_cost(total))
+    for kind in ("put", "get", "list", "head"):
+        assert said["millpond_requests_total", "query", kind] == total[f"{kind}s"]
+    for kind in ("put", "get"):
+        assert said["millpond_request_bytes_total", "query", kind] == total[f"{kind}_bytes"]
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(session: SparkSession, tmp_path: Path, port: int) -> None:

@@ -150,6 +150,21 @@ def test_a_frame() -> None:
     ]
 
 
+def test_requests_and_what_they_cost() -> None:
+    def asked(number: int, **requests: int) -> BatchProgress:
+        counts = OperatorProgress("count", requests=requests)
+        return BatchProgress(number, 1.0, (counts, OperatorProgress("dedup")), planned=1000.0 + 10 * number)
+
+    first = asked(5, puts=4, gets=100, lists=6, heads=2)
+    assert "4 puts, 100 gets, 6 lists, 2 heads a batch" in shown(progress_of(first))
+    assert "dollars" not in shown(progress_of(first))
+    said = shown(progress_of(first, asked(6, puts=2, gets=0, lists=0, heads=5), asked(7, puts=2, gets=0, lists=0)))
+    assert "2.67 puts, 33.3 gets, 2 lists, 2.33 heads a batch" in said
+    # 4 puts and 5 heads are 22 micro-dollars; in 20 seconds.
+    assert "0.10 dollars a day" in said
+    assert "requests" not in shown(progress_of(batch(5, 2.0, 1000)))
+
+
 def test_a_frame_of_a_query_in_trouble_and_of_one_that_has_just_begun() -> None:
     assert "no durable version yet" in shown(progress_of(committed=-1))
     said = shown(progress_of(batch(5, None, 10)), CommitHealth(["the store is full"], 4))

@@ -39,6 +39,7 @@ def transplant(
     partitions: int,
     pipes: Sequence[ArrowFunction],
     writes: Sequence[ArrowFunction] | None = None,
+    figures: tuple[str, ...] = FIGURES,
 ) -> DataFrame:
     """The same query with the decided operators in slots.
 
@@ -48,8 +49,9 @@ def transplant(
         partitions: how many partitions the state has.
         pipes: what runs in Spark's worker for each operator, by its number; picklable.
         writes: the map side of each operator's local exchange; None where rows go through Spark's shuffle.
+        figures: what every operator reports.
     """
-    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes)
+    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes, figures)
     rewritten = surgeon.visit(decision.root)
     if decision.all_changes:
         return with_kinds(surgeon.catalyst, rewritten, surgeon.kind_of(rewritten), split=filtered(decision.root))
@@ -64,11 +66,13 @@ class _Surgeon:
         partitions: int,
         pipes: Sequence[ArrowFunction],
         writes: Sequence[ArrowFunction] | None,
+        figures: tuple[str, ...],
     ) -> None:
         self.catalyst = catalyst
         self.partitions = partitions
         self.pipes = pipes
         self.writes = writes
+        self.figures = figures
         self.complete = decision.output_mode == "complete"
         self.watching = next((one.index for one in decision.ours if one.closes), None)
         self._kinds: set[int] = set()  # identities of the columns that say what kind of change a row is
@@ -175,7 +179,7 @@ class _Surgeon:
         function = named(pipe, operator.title, 2)
         watch = operator.index == self.watching
         piped = map_in_arrow(self._exchange(sent, watch=watch), function, schema, broadcasts)
-        figures: tuple[str, ...] = FIGURES
+        figures = self.figures
         if operator.spec is not None:
             figures += operator.spec.figures
         watched = piped.observe(

@@ -104,14 +104,18 @@ def open_filesystem(url: str, **options: Any) -> FileSystem:
         from millpond.files.backends.faults import open_faults
 
         return open_faults(url, **options)
-    scheme, colon, rest = url.partition(":")
-    if not colon or "/" in scheme:
-        return LocalFiles(url)
-    if scheme == "file":
-        return LocalFiles(_local_path(url, rest))
+    scheme, _, rest = url.partition(":")
+    if on_disk(url):
+        return LocalFiles(_local_path(url, rest) if scheme == "file" else url)
     if scheme == "memory":
         return memory_files(rest.strip("/"))
     return ObjectFiles.from_url(url, **options)
+
+
+def on_disk(url: str) -> bool:
+    """Whether a location is on a local or mounted disk; if not, each request to it may cost something."""
+    scheme, colon, _ = url.partition(":")
+    return not url.startswith("faults+") and (not colon or "/" in scheme or scheme == "file")
 
 
 def join_url(url: str, name: str) -> str:

@@ -14,6 +14,15 @@ from obstore.store import MemoryStore, ObjectStore, from_url
 from millpond.errors import SettingError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
 
+PART = 5 << 20
+"""Bytes of a part of an object that is put in parts; what is not longer, and what must not be there yet, is one put."""
+
+NEAR = 1 << 20
+"""Bytes between two ranges up to which they are got together."""
+
+PAGE = 1000
+"""Names in one answer to a list."""
+
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
 
@@ -41,13 +50,15 @@ class ObjectFiles:
         """See `FileSystem.put`; object stores acknowledge only what is durable, so `sync` changes nothing."""
         with self._bucket(), self._errors(name):
             pieces = views(data)
+            size = sum(len(piece) for piece in pieces)
             body: Any = pieces[0] if len(pieces) == 1 else iter(pieces)
             if isinstance(self.store, MemoryStore):
                 body = b"".join(pieces)  # it would keep the caller's memory itself
             if create:
                 obstore.put(self.store, self._prefix + name, body, mode="create")
             else:
-                obstore.put(self.store, self._prefix + name, body)
+                # Not said, pieces are always put in parts: three requests for the smallest object.
+                obstore.put(self.store, self._prefix + name, body, use_multipart=size > PART, chunk_size=PART)
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -62,7 +73,11 @@ class ObjectFiles:
         """See `FileSystem.get_ranges`."""
         with self._errors(name):
             found = obstore.get_ranges(
-                self.store, self._prefix + name, starts=[o for o, _ in ranges], lengths=[n for _, n in ranges]
+                self.store,
+                self._prefix + name,
+                starts=[offset for offset, _ in ranges],
+                lengths=[length for _, length in ranges],
+                coalesce=NEAR,
             )
         for piece, (offset, length) in zip(found, ranges, strict=True):
             if len(piece) != length:
@@ -157,6 +172,23 @@ def memory_files(name: str) -> ObjectFiles:
     with _memories_lock:
         store = _memories.setdefault(bucket, MemoryStore())
     return ObjectFiles(store, f"memory:{name}", prefix)
+
+
+def put_requests(size: int, *, create: bool) -> int:
+    """How many requests put so many bytes: one, or the parts between a beginning and an end."""
+    return 1 if create or size <= PART else -(-size // PART) + 2
+
+
+def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The `(offset, length)` ranges that are asked for instead of these: near ones together, with what is between."""
+    found: list[tuple[int, int]] = []
+    for offset, length in sorted(ranges):
+        begin, end = offset, offset + length
+        if found and offset - sum(found[-1]) <= NEAR:
+            begin, before = found.pop()
+            end = max(end, begin + before)
+        found.append((begin, end - begin))
+    return found
 
 
 def missing(url: str) -> MissingFileError:

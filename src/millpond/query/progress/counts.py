@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from millpond.metrics import COUNTED, observation
+from millpond.metrics import COUNTED, REQUESTS, observation
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Counts:
         operators: how many the query has.
         batches: how many have ended. seconds: that they took. last_seconds: the last one.
         totals: of each operator, figures added up over batches. last: the figures of the last batch.
+        requests: the figures of requests added up over batches and operators; empty if the state is on a disk.
     """
 
     operators: int
@@ -28,6 +29,7 @@ class Counts:
     last_seconds: float = 0.0
     totals: list[dict[str, float]] = field(init=False)
     last: list[dict[str, float]] = field(init=False)
+    requests: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.totals = [dict.fromkeys(COUNTED, 0.0) for _ in range(self.operators)]
@@ -49,6 +51,8 @@ class Counts:
                 self.last[index] = figures
                 for name in COUNTED:
                     totals[name] += figures.get(name, 0.0)
+                for name in figures.keys() & set(REQUESTS):
+                    self.requests[name] = self.requests.get(name, 0.0) + figures[name]
 
 
 class CountingListener(StreamingQueryListener):  # type: ignore[misc]

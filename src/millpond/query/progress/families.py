@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from millpond.metrics import COUNTED
+from millpond.metrics import COUNTED, PRICES
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.reader import Progress
 from millpond.slot.pipe.client import CommitHealth
@@ -53,8 +53,19 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
     failed = CounterMetricFamily(
         "millpond_failed_commits", "Tries to commit that failed, of slots on the driver's host.", labels=_QUERY
     )
+    requests = CounterMetricFamily(
+        "millpond_requests", "Requests of slots to the object store with the state.", labels=(*_QUERY, "kind")
+    )
+    sent = CounterMetricFamily(
+        "millpond_request_bytes", "Bytes that slots have put there, and got.", labels=(*_QUERY, "kind")
+    )
     for one in queries:
         with one.counts.lock:
+            if one.counts.requests:
+                for name in PRICES:
+                    requests.add_metric((*one.labels, name.removesuffix("s")), one.counts.requests[name])
+                for kind in ("put", "get"):
+                    sent.add_metric((*one.labels, kind), one.counts.requests[f"{kind}_bytes"])
             batches.add_metric(one.labels, one.counts.batches, one.counts.seconds)
             if one.counts.batches:
                 last.add_metric(one.labels, one.counts.last_seconds)
@@ -62,7 +73,7 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
             lag.add_metric(one.labels, one.progress.commit_lag)
         if one.health is not None:
             failed.add_metric(one.labels, one.health.failed)
-    yield from (batches, last, lag, failed)
+    yield from (batches, last, lag, failed, requests, sent)
     yield from _of_operators(queries)
 
 

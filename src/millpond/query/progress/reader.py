@@ -5,12 +5,13 @@ Commits hold the figures of the batch that made them, Spark's ledger when each b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.metrics import PRICES
 from millpond.query.ledger.ledger import Ledger
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reader import StateOperator, StateReader
@@ -26,6 +27,8 @@ class OperatorProgress:
         memory_bytes, file_bytes: of the state in memory; in files, deltas included.
         cache_hits, cache_misses: keys that were in memory; that had to be sought in files.
         seconds: how long it took, in the partition that took longest.
+        requests: of slots to the object store, by kind (those of `millpond.metrics.PRICES`), since the figures before,
+            which may have been another operator's; empty if the state is on a disk.
     """
 
     title: str
@@ -37,6 +40,7 @@ class OperatorProgress:
     cache_hits: int = 0
     cache_misses: int = 0
     seconds: float = 0.0
+    requests: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,24 @@ class BatchProgress:
     Attributes:
         seconds: from Spark's plan to Spark's commit; None where the ledger does not tell: the batch is not committed
             yet, was planned by an earlier run, or has been forgotten.
+        planned: when Spark planned it, seconds since the epoch; None likewise.
     """
 
     batch: int
     seconds: float | None
     operators: tuple[OperatorProgress, ...]
+    planned: float | None = None
 
     @property
     def rows(self) -> int:
         """Rows that went into the query's operators: those of the one that read most, as one may feed another."""
         return max(one.rows for one in self.operators)
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """Requests to the object store by kind; empty if the state is on a disk."""
+        kinds = [name for name in PRICES if any(name in one.requests for one in self.operators)]
+        return {name: sum(one.requests.get(name, 0) for one in self.operators) for name in kinds}
 
 
 @dataclass(frozen=True)
@@ -123,8 +135,9 @@ class ProgressReader:
         batches = []
         for version in reversed(versions):
             start, end = planned.get(version - 1, 0.0), committed.get(version - 1)
-            seconds = end - start if end is not None and start >= reader.claim.created else None
-            batches.append(BatchProgress(version - 1, seconds, self._known[generation, version]))
+            began = start if end is not None and start >= reader.claim.created else None
+            seconds = None if began is None or end is None else end - began
+            batches.append(BatchProgress(version - 1, seconds, self._known[generation, version], began))
         return Progress(
             state=reader.location,
             generation=generation,
@@ -166,4 +179,5 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
         cache_hits=total("cache_hits"),
         cache_misses=total("cache_misses"),
         seconds=max(manifest.metrics.get("process_ms", 0) for manifest in manifests) / 1000,
+        requests={name: total(name) for name in PRICES if any(name in manifest.metrics for manifest in manifests)},
     )

@@ -11,7 +11,9 @@ from pathlib import Path
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
+from millpond.files.backends.counted import CountedFiles
+from millpond.files.backends.filesystem import FileSystem, join_url, on_disk, open_filesystem
+from millpond.metrics import request_cost
 from millpond.slot.batch.offsets import Planned, planned
 from millpond.slot.batch.parcels import exchange_folder, forget_batches
 from millpond.slot.batch.task import PipeTask
@@ -70,6 +72,8 @@ class RunningQuery:
     def __post_init__(self) -> None:
         task = self.task
         self.files = open_filesystem(join_url(task.location, "millpond"), **task.storage)
+        if not on_disk(task.location):
+            self.files = CountedFiles(self.files)
         self.checkpoint = Checkpoint(self.files, task.generation)
         self.spill = self.means.directory / "sealed" / task.query
         self.spill.mkdir(parents=True, exist_ok=True)
@@ -94,18 +98,19 @@ class RunningQuery:
             raise
 
     def new_figures(self) -> dict[str, float]:
-        """What committer and caches have done since this was last asked for: puts, bytes put, retries, cache hits."""
-        stats, cache = self.committer.stats, self.runs.stats()
+        """What committer, caches and store were asked since this was last asked for: retries, cache hits, requests."""
+        cache = self.runs.stats()
         now = {
-            "puts": stats.commits,
-            "put_bytes": stats.bytes,
-            "put_retries": stats.retries,
+            "put_retries": self.committer.stats.retries,
             "block_hits": cache["cache_hits"],
             "block_misses": cache["cache_misses"],
         }
+        if isinstance(self.files, CountedFiles):
+            now |= self.files.counts()
         with self._lock:
             before, self._reported = self._reported, {name: float(value) for name, value in now.items()}
-            return {name: value - before.get(name, 0.0) for name, value in self._reported.items()}
+            new = {name: value - before.get(name, 0.0) for name, value in self._reported.items()}
+        return new | {"request_cost": request_cost(new)} if "puts" in new else new
 
     def planned(self, batch: int) -> Planned:
         """What Spark has planned for a batch, read once for all partitions."""
