@@ -6,10 +6,11 @@ import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
-from millpond.files.backends.filesystem import join_url, open_filesystem
+from millpond.files.backends.filesystem import open_filesystem
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.starting.start import begin
@@ -29,7 +30,7 @@ class Application(ABC):
         self.partitions = partitions
         self.location = f"{scheme}{folder}"
         self.settings = settings or SlotSettings(directory=str(folder), open_timeout=0.0)
-        self.files = open_filesystem(join_url(self.location, "millpond"))
+        self.files = open_state(self.location)
         checkpoint = open_filesystem(str(folder))
         self.ledger = Ledger(checkpoint)
         self.checkpoint = checkpoint

@@ -211,6 +211,9 @@ def collect_state(
         table.add_row(kind, f"{len(infos):,}", f"{sum(info.size for info in infos):,}")
     _out.print(f"{files.url}:")
     _out.print(table)
+    for name, pin in orphans.pins.items():
+        objects = counted(len(pin.objects), "object")
+        _out.print(f"{objects} of version {pin.version} kept for {pin.fork} ({files.locate(name)})", soft_wrap=True)
     for name, version in orphans.missing.items():
         _complain(
             MissingFileError(
@@ -227,6 +230,25 @@ def collect_state(
         orphans.remove(files)
     number = sum(len(infos) for infos in orphans.found.values())
     _out.print(f"{counted(number, 'object')} {'would be removed' if dry_run else 'removed'}")
+    for parent in orphans.parents.values():
+        _out.print(f"nothing of {parent.location} is needed any more", soft_wrap=True)
+
+
+@state.command("fork")
+def fork_state(
+    checkpoint: Checkpoint,
+    new: Annotated[str, typer.Argument(help="The checkpointLocation to be made.")],
+    version: Version = None,
+) -> None:
+    """Make a checkpoint that goes on from the state of another, sharing its files; the query may run meanwhile.
+
+    It is a query of its own from then on: give it a sink of its own, and keep the original where it is.
+    """
+    from millpond.query.ledger.fork import fork
+
+    made = fork(checkpoint, new, version)
+    shared = f"{counted(made.partitions, 'partition')}, {counted(made.objects, 'object')} shared"
+    _out.print(f"{made.checkpoint}: query {made.query}, version {made.version}, {shared}", soft_wrap=True)
 
 
 @app.command()

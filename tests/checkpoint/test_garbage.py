@@ -74,6 +74,17 @@ def test_retained_batches_stay(tmp_path):
     assert twice(job, job.collector(retain=6), running=9).objects == 2
 
 
+def test_what_spark_s_ledger_goes_back_to_stays(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    collector = job.collector()
+    collector.collect(9, 4)
+    job.clock.now += 61
+    assert collector.collect(9, 4).objects == 3
+    assert [int(name[8:20]) for name in job.names("commits/")] == list(range(4, 11))
+
+
 def test_deltas_that_a_manifest_names_stay(tmp_path):
     job = Job(tmp_path)
     for _ in range(10):

@@ -65,6 +65,18 @@ def planned(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("planned", "retained"), [([], range(0)), ([0], range(1)), ([4, 5, 6], range(4, 7)), ([0, 1, 4, 5], range(4, 6))]
+)
+def test_spark_can_go_back_to_what_is_planned_without_a_gap(
+    tmp_path: Path, planned: list[int], retained: range
+) -> None:
+    ledger = Ledger(open_filesystem(str(tmp_path)))
+    for batch in planned:
+        ledger.put("offsets", batch, b"plan")
+    assert ledger.retained() == retained
+
+
 def entries(checkpoint: Path) -> dict[str, str]:
     return {f"{path.parent.name}/{path.name}": path.read_text() for path in checkpoint.glob("[co]*/*")}
 

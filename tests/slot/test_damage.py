@@ -39,14 +39,6 @@ def rows_of(batch: int) -> dict[int, int]:
     return {**{key: key + batch for key in range(40)}, 1000 + batch: batch}
 
 
-def expected(batch: int) -> dict[int, tuple[int, int]]:
-    """What a batch must emit: for each of its keys count and sum so far."""
-    so_far = [rows_of(earlier) for earlier in range(batch + 1)]
-    return {
-        key: (sum(key in rows for rows in so_far), sum(rows.get(key, 0) for rows in so_far)) for key in rows_of(batch)
-    }
-
-
 class Counts(Application):
     """Counts and sums by key."""
 
@@ -56,14 +48,26 @@ class Counts(Application):
     def planned(self, batch: int) -> bytes:
         return b"offsets %d" % batch
 
+    def rows(self, batch: int) -> dict[int, int]:
+        """What a batch brings."""
+        return rows_of(batch)
+
+    def expected(self, batch: int) -> dict[int, tuple[int, int]]:
+        """What a batch must emit: for each of its keys count and sum so far."""
+        so_far = [self.rows(earlier) for earlier in range(batch + 1)]
+        return {
+            key: (sum(key in rows for rows in so_far), sum(rows.get(key, 0) for rows in so_far))
+            for key in self.rows(batch)
+        }
+
     def run(self, batch: int) -> None:
         assert self.server is not None
         output: dict[int, tuple[int, ...]] = {}
         for partition in range(PARTITIONS):
-            own = {key: value for key, value in rows_of(batch).items() if key % PARTITIONS == partition}
+            own = {key: value for key, value in self.rows(batch).items() if key % PARTITIONS == partition}
             piece = grouped(partition, list(own), list(own.values()), partitions=PARTITIONS, time=TIME + batch)
             output |= table_of(self.server.run(Run(self.task, partition, batch, 0), iter([piece])))
-        assert output == expected(batch)
+        assert output == self.expected(batch)
 
 
 @pytest.fixture(scope="module")

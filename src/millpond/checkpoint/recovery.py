@@ -140,6 +140,18 @@ class Recovery:
                 return found
         raise damaged(self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}")
 
+    def manifests(self, version: int) -> list[PartitionManifest]:
+        """The manifests of all partitions that have a durable version (above 0)."""
+        tips = [tip for tip in self._at(version).tips.values() if tip is not None]
+        objects = dict.fromkeys((tip.commit, tip.size) for tip in tips)
+        held = {one.id: one for name, size in objects for one in read_header(self.files, name, size).manifests}
+        for tip in tips:
+            if tip.id not in held:
+                raise damaged(
+                    self.files.locate(tip.commit), f"does not hold partition {tip.partition} of operator {tip.operator}"
+                )
+        return [held[tip.id] for tip in tips]
+
     def _at(self, version: int) -> _Found:
         if version not in self._found:
             self._found[version] = self._find(version)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
+from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.commit import commit_prefix, parse_commit_name, read_header
 from millpond.checkpoint.formats.deltas import read_deltas, rows_of
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
@@ -19,7 +20,7 @@ from millpond.checkpoint.generation import Base, BaseVersion, Generation, number
 from millpond.checkpoint.pinned import PinnedQuery, read_pinned
 from millpond.checkpoint.rescale import inherited
 from millpond.errors import StateDamagedError, UsageError
-from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.refs import range_of
@@ -81,7 +82,7 @@ class StateReader:
         if not location.strip():
             raise UsageError("The location of the state is empty.", action=_GIVE)
         self.location = location
-        self.files: FileSystem = open_filesystem(join_url(location, "millpond"))
+        self.files: FileSystem = open_state(location)
         pinned = read_pinned(self.files)
         found = self._newest_run()
         if pinned is None or found is None:

@@ -89,9 +89,14 @@ def encode_commit(
         manifests.append(msgspec.structs.replace(sealed.manifest, tables=tables))
     version = group[0][0].manifest.version
     header = CommitHeader(generation, slot, version, offset, tuple(manifests))
+    return [encode_header(header), *pieces], header
+
+
+def encode_header(header: CommitHeader) -> bytes:
+    """The bytes of a commit object up to its deltas; all of it if it has none."""
     body = _encoder.encode(header)
     prefix = _PREFIX.pack(MAGIC, FORMAT, len(body))
-    return [prefix + _CHECK.pack(_header_checksum(prefix, body)) + body, *pieces], header
+    return prefix + _CHECK.pack(_header_checksum(prefix, body)) + body
 
 
 def resolve(header: CommitHeader, name: str, start: int) -> CommitHeader:

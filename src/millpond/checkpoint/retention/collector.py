@@ -6,6 +6,9 @@ has been seen unneeded for a grace period, so that a reader that has just opened
 
 A run file is written before a manifest names it. It is named at the latest two versions later, so files younger than
 the commits of three batches ago are not looked at, however long ago that was on an idle query.
+
+What forks have of this checkpoint stays, too; and the collector of a fork gives back what it does not need any more of
+its parents, by the same rules (see `checkpoint.forks`).
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from millpond.checkpoint.forks.parents import Parent, Parents, read_parents
+from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
 from millpond.checkpoint.formats.documents import digits
 from millpond.checkpoint.generation import FOLDER, check_fence, numbers
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
+from millpond.files.backends.forked import shared_name
 from millpond.files.backends.local import STAGING
 
 _GENERATIONS = 16
@@ -64,32 +70,56 @@ class Collector:
         self._clock = clock
         self._needs: dict[str, frozenset[str]] = {}  # of each commit: what its manifests name
         self._unneeded: dict[str, float] = {}  # since when
+        self._all_read = True
+        self._pins: dict[str, Pin] = {}
+        self._parents: Parents | None = None
+        self._looked = False  # for parents
+        self._unused: dict[str, Parent] = {}  # by what stands for it among what is not needed
+        self._released: set[str] = set()
 
-    def collect(self, running: int) -> Collected:
+    def collect(self, running: int, first: int | None = None) -> Collected:
         """Remove what is not needed while batch `running` runs.
+
+        Args:
+            running: the newest batch in Spark's ledger.
+            first: the oldest batch there. What forks are made of is told by the ledger, so it has to be read before
+                this is called.
 
         Raises:
             FencedError: a newer run has taken over.
+            StateDamagedError: a fork's pin cannot be read.
         """
-        oldest = running - self._retain
+        oldest = running - self._retain if first is None else min(running - self._retain, first)
         runs = self.files.list("files/")  # before the commits: what a later commit names was there already
         commits = self.files.list("commits/")
         kept = [info for info in commits if parse_commit_name(info.name)[0] >= oldest]
         live = self._named(kept) | {info.name for info in kept}
+        self._pins = read_pins(self.files, self._pins)  # after the lists, see `checkpoint.forks`
+        self._unused = self._find_unused(live) if self._all_read else {}
+        live |= pinned(self._pins)
         before = committed_at(commits, oldest)
         candidates = {info.name: info for info in commits if info.name not in live}
         candidates |= {info.name: info for info in runs if info.name not in live and info.modified < before}
+        candidates |= {name: FileInfo(name, 0, 0.0) for name in self._unused}
         removed = self._remove_unneeded(candidates)
         return self._remove(self._set_aside(), removed)
 
     def _named(self, commits: Iterable[FileInfo]) -> set[str]:
         known, self._needs = self._needs, {}
+        self._all_read = True
         for info in commits:
             try:
                 self._needs[info.name] = known.get(info.name) or read_needs(self.files, info)
             except (MissingFileError, StateDamagedError):
-                continue  # torn: nobody opens it
+                self._all_read = False  # torn: nobody opens it
         return set().union(*self._needs.values())
+
+    def _find_unused(self, live: set[str]) -> dict[str, Parent]:
+        if not self._looked:
+            self._parents, self._looked = read_parents(self.files), True
+        unused = unused_parents(self._parents, self.files, live)
+        names = {shared_name(number, ""): parent for number, parent in unused.items()}
+        return {name: parent for name, parent in names.items() if name not in self._released}
 
     def _remove_unneeded(self, candidates: dict[str, FileInfo]) -> Collected:
         now = self._clock()
@@ -116,5 +146,9 @@ class Collector:
         if infos:
             check_fence(self.files, self.generation)
         for info in infos:
-            self.files.delete(info.name)
+            if info.name in self._unused:
+                release(self._unused[info.name])
+                self._released.add(info.name)
+            else:
+                self.files.delete(info.name)
         return Collected(so_far.objects + len(infos), so_far.bytes + sum(info.size for info in infos))

@@ -9,6 +9,9 @@ and the length of that log how many batches are retained.
   runs now may still come to name. A file is there before the manifest that names it; so files are listed first.
 - A file in `staging/` goes when a day has passed since it was last written to.
 
+What forks have of the location stays, too. Of a fork, what no commit that stays has of a parent is given back (see
+`checkpoint.forks`: the pins are read after Spark's log and the lists).
+
 A run that starts meanwhile begins with a version that is retained, and whatever it writes is younger than all this.
 Only what was listed is deleted, and none of it comes back: names are never used twice.
 """
@@ -19,6 +22,8 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from millpond.checkpoint.forks.parents import Parent, read_parents
+from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
@@ -41,16 +46,22 @@ class Orphans:
     Attributes:
         found: by kind, the objects that nobody needs.
         missing: what manifests of retained versions name and is not there, with the newest such version.
+        pins: of forks, by name: what these have of the location is not among what was found.
+        parents: of a fork, those of which it needs nothing any more, by number.
     """
 
     found: Mapping[Kind, tuple[FileInfo, ...]]
     missing: Mapping[str, int]
+    pins: Mapping[str, Pin]
+    parents: Mapping[int, Parent]
 
     def remove(self, files: FileSystem) -> None:
         """Delete what was found; to be interrupted in the middle does no harm."""
         for infos in self.found.values():
             for info in infos:
                 files.delete(info.name)
+        for parent in self.parents.values():
+            release(parent)
 
 
 def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float | None = None) -> Orphans:
@@ -73,22 +84,26 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     commits = files.list("commits/")
     needs = dict(_needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest]))
     named = set().union(*needs.values())
+    pins = read_pins(files)
+    parents = read_parents(files)
+    unused = unused_parents(parents, files, named)
+    stays = named | needs.keys() | pinned(pins)
     old = min(now - AGE, committed_at(commits, running - IN_FLIGHT))
     return Orphans(
         {
             "files that no retained version names": tuple(
-                info for info in runs if info.name not in named and info.modified < old
+                info for info in runs if info.name not in stays and info.modified < old
             ),
             "commits that no retained version needs": tuple(
-                info
-                for info in commits
-                if info.name not in needs and info.name not in named and parse_commit_name(info.name)[0] < oldest
+                info for info in commits if info.name not in stays and parse_commit_name(info.name)[0] < oldest
             ),
             "files that were never finished": tuple(
                 info for info in files.list(f"{STAGING}/") if info.modified < now - STAGING_AGE
             ),
         },
         _missing(files, needs, {info.name for info in (*runs, *commits)}, running - retained),
+        pins,
+        unused,
     )
 
 

@@ -37,7 +37,8 @@ def _collect(query: StreamingQuery, files: FileSystem, generation: int, ledger: 
     try:
         while not query.awaitTermination(INTERVAL_SECONDS):
             try:
-                removed = collector.collect(ledger.last("offsets"))
+                planned = ledger.retained()
+                removed = collector.collect(planned.stop - 1, planned.start)
             except FencedError:
                 return
             except MillpondError as error:

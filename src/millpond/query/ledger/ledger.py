@@ -22,8 +22,9 @@ from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 
 Log = Literal["offsets", "commits"]
 
-_METADATA = "metadata"
-_LOGS: tuple[Log, ...] = ("offsets", "commits")
+METADATA = "metadata"
+"""Spark's record of the id of a query."""
+LOGS: tuple[Log, ...] = ("offsets", "commits")
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _UNFINISHED = re.compile(rf"\.\d+\.{_UUID}\.tmp|\.\.\d+\.{_UUID}\.tmp\.crc")
 """Spark's temporary files in its logs, and the checksums that Hadoop's local file system keeps of them."""
@@ -44,22 +45,22 @@ class Ledger:
         Raises:
             StateDamagedError: Spark's record of it is altered.
         """
-        if not self._files.exists(_METADATA):
+        if not self._files.exists(METADATA):
             return None
         try:
-            return str(json.loads(self._files.get(_METADATA))["id"])
+            return str(json.loads(self._files.get(METADATA))["id"])
         except (ValueError, KeyError, TypeError) as error:
             raise StateDamagedError(
                 "Spark's record of the query's id is altered.",
                 action="Restore it from a backup, or start with a new checkpointLocation.",
-                file=self._files.locate(_METADATA),
+                file=self._files.locate(METADATA),
             ) from error
 
     def identify(self) -> None:
         """Choose the query's id if this is its first start: Spark takes up the one that it finds."""
         with suppress(AlreadyExistsError):
             if self.query_id() is None:
-                self._files.put(_METADATA, [json.dumps({"id": str(uuid.uuid4())}).encode()], create=True)
+                self._files.put(METADATA, [json.dumps({"id": str(uuid.uuid4())}).encode()], create=True)
 
     def last(self, log: Log) -> int:
         """The newest batch in a log, −1 if it is empty."""
@@ -71,6 +72,15 @@ class Ledger:
         entries = ((info.name.rpartition("/")[2], info.modified) for info in self._files.list(f"{log}/"))
         return {int(name): modified for name, modified in entries if name.isdigit()}
 
+    def retained(self) -> range:
+        """The batches that Spark can go back to: those planned, without a gap, up to the newest."""
+        planned = self.written("offsets")
+        last = max(planned, default=-1)
+        first = last
+        while first - 1 in planned:
+            first -= 1
+        return range(max(first, 0), last + 1)
+
     def forget_interrupted_start(self) -> None:
         """Remove what a crash left of Spark's first entry, if there is no entry yet.
 
@@ -79,7 +89,7 @@ class Ledger:
         """
         if self.last("offsets") >= 0:
             return
-        for log in _LOGS:
+        for log in LOGS:
             for info in self._files.list(f"{log}/"):
                 if _UNFINISHED.fullmatch(info.name.removeprefix(f"{log}/")):
                     self._files.delete(info.name)

@@ -21,6 +21,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim, newest_claim
 from millpond.checkpoint.pinned import NAME as PINNED
 from millpond.checkpoint.pinned import repin
@@ -38,6 +39,7 @@ from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.reading.decision import Decision
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.workers import load_ahead, on_one_host, run_this_python
+from millpond.query.ledger.fork import check_fork
 from millpond.query.ledger.garbage import collect_garbage
 from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.ledger.ownership import SOON, Ownership, state_of_last_run
@@ -94,11 +96,12 @@ class Start:
         catalyst = Catalyst(self.spark)
         checkpoint = catalyst.qualified(self.checkpoint)
         ledger_files = open_filesystem(checkpoint)
+        check_fork(checkpoint, ledger_files)
         ledger = Ledger(ledger_files)
         if self.settings.state_location is not None:
             ledger.identify()
         location = _state_location(self.settings, checkpoint, ledger.query_id())
-        files = open_filesystem(join_url(location, "millpond"))
+        files = open_state(location)
         owner = None
         if location != checkpoint:
             owner = Ownership(checkpoint, ledger_files, location, files)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
+from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.files.backends.counted import CountedFiles
-from millpond.files.backends.filesystem import FileSystem, join_url, on_disk, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, on_disk
 from millpond.metrics import request_cost
 from millpond.slot.batch.offsets import Planned, planned
 from millpond.slot.batch.parcels import exchange_folder, forget_batches
@@ -71,7 +72,7 @@ class RunningQuery:
 
     def __post_init__(self) -> None:
         task = self.task
-        self.files = open_filesystem(join_url(task.location, "millpond"), **task.storage)
+        self.files = open_state(task.location, **task.storage)
         if not on_disk(task.location):
             self.files = CountedFiles(self.files)
         self.checkpoint = Checkpoint(self.files, task.generation)
