@@ -18,66 +18,72 @@ from tests.slot.test_state_command import state
 __all__ = ["state"]
 
 
-def counts(spark: SparkSession, checkpoint: Path) -> dict[int, int]:
-    """What the newest version holds, by key."""
-    return {row.key: row.count_0 for row in millpond.read_state(spark, str(checkpoint)).collect()}
+class Branch(Job):
+    """A job that sees only files of its own and those from before it was forked: both read one folder, as they must."""
 
+    def __init__(self, spark: SparkSession, folder: Path, name: str = "original") -> None:
+        super().__init__(spark, folder)
+        self.checkpoint = folder / name
+        self.prefix = f"{name}-"
+        self.names: set[str] = set()
+        self.aside = folder / "aside"
+        self.aside.mkdir(exist_ok=True)
 
-def settle(job: Job) -> None:
-    """Wait until the last batch's state is durable."""
-    patience = time.monotonic() + 60
-    while len(job.written) not in StateReader(str(job.checkpoint)).versions():
-        assert time.monotonic() < patience
-        time.sleep(0.02)
+    def run(self, *batches: list[int]) -> None:
+        """Write one file a batch, and read them."""
+        for path in [*self.source.iterdir(), *self.aside.iterdir()]:
+            path.rename((self.source if path.name in self.names else self.aside) / path.name)
+        self.write(*batches)
+        self.names = {path.name for path in self.source.iterdir()}
+        self.aggregate()
+        patience = time.monotonic() + 60
+        while len(self.written) not in StateReader(str(self.checkpoint)).versions():
+            assert time.monotonic() < patience
+            time.sleep(0.02)
 
+    def fork(self, name: str, state: Callable[..., tuple]) -> Branch:
+        """Another job that goes on from here."""
+        other = Branch(self.spark, self.checkpoint.parent, name)
+        other.written, other.names = list(self.written), set(self.names)
+        code, lines = state("fork", self.checkpoint, other.checkpoint)
+        assert code == 0, lines
+        return other
 
-def so_far(job: Job) -> dict[int, int]:
-    keys = [key for batch in job.written for key in batch]
-    return {key: keys.count(key) for key in keys}
+    def held(self) -> dict[int, int]:
+        """What the newest version holds, by key."""
+        return {row.key: row.count_0 for row in millpond.read_state(self.spark, str(self.checkpoint)).collect()}
 
-
-def fork_of(job: Job, folder: Path, state: Callable[..., tuple]) -> Job:
-    """A job on a fork of a job's checkpoint, with a source of its own from then on."""
-    folder.mkdir()
-    other = Job(job.spark, folder)
-    other.written = list(job.written)
-    code, lines = state("fork", job.checkpoint, other.checkpoint)
-    assert code == 0, lines
-    return other
+    def truth(self) -> dict[int, int]:
+        """What it has to hold."""
+        keys = [key for batch in self.written for key in batch]
+        return {key: keys.count(key) for key in keys}
 
 
 def test_a_fork_goes_on_as_a_query_of_its_own(spark: SparkSession, tmp_path: Path, state: Callable[..., tuple]) -> None:
-    job = Job(spark, tmp_path)
-    job.write([1, 2, 3], [2, 3], [3])
-    job.aggregate()
-    settle(job)
-    other = fork_of(job, tmp_path / "fork", state)
-    assert counts(spark, other.checkpoint) == counts(spark, job.checkpoint) == so_far(job)
+    job = Branch(spark, tmp_path)
+    job.run([1, 2, 3], [2, 3], [3])
+    other = job.fork("fork", state)
+    assert other.held() == job.held() == job.truth()
 
-    job.write([1, 1, 7], [2])
-    job.aggregate()
-    other.write([3, 8], [8])
-    other.aggregate()
+    job.run([1, 1, 7], [2])
+    other.run([3, 8], [8])
     for one in (job, other):
-        settle(one)
         for batch in (3, 4):
             assert one.emitted[batch] == one.expected(batch)
         assert state("gc", one.checkpoint)[0] == 0
         code, lines = state("verify", one.checkpoint)
         assert code == 0, lines
-        assert counts(spark, one.checkpoint) == so_far(one)
+        assert one.held() == one.truth()
 
-    third = fork_of(other, tmp_path / "third", state)
-    third.write([1, 9])
-    third.aggregate()
-    assert third.emitted[5] == third.expected(5)
-    other.write([8])
-    other.aggregate()
-    assert other.emitted[5] == other.expected(5)
+    third = other.fork("third", state)
+    third.run([1, 9])
+    other.run([8])
+    for one in (third, other):
+        assert one.emitted[5] == one.expected(5)
+        assert one.held() == one.truth()
 
     shutil.rmtree(job.checkpoint)
-    other.write([1])
     with pytest.raises(Exception, match="STATE_FILE_MISSING") as raised:
-        other.aggregate()
+        other.run([1])
     assert str(job.checkpoint) in str(raised.value)
     assert str(other.checkpoint) in str(raised.value)

@@ -40,14 +40,15 @@ class Job:
         self.source = folder / "in"
         self.sink = folder / "out"
         self.checkpoint = folder / "checkpoint"
-        self.source.mkdir()
+        self.source.mkdir(exist_ok=True)
+        self.prefix = ""
         self.written: list[list[int]] = []
         self.emitted: dict[int, set[tuple[int, int, int]]] = {}
 
     def write(self, *batches: list[int]) -> None:
         """Add one file a batch; every row has amount 1."""
         for keys in batches:
-            path = self.source / f"{len(self.written):03d}.parquet"
+            path = self.source / f"{self.prefix}{len(self.written):03d}.parquet"
             pq.write_table(pa.table({"key": pa.array(keys, pa.int64()), "amount": pa.array([1] * len(keys))}), path)
             stamp = 1_700_000_000 + len(self.written)
             os.utime(path, (stamp, stamp))
