@@ -6,7 +6,7 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from millpond.query.ledger.fork import check_fork, fork
 from millpond.query.ledger.ledger import Ledger
 from tests.checkpoint.rig import Slot, slots
 from tests.interleave import Interleaved, schedules
+from tests.s3 import s3
 from tests.slot.conftest import GROUPED
 
 RETAIN = 3
@@ -186,6 +187,24 @@ def test_both_go_on_collect_and_part(original: Query, tmp_path: Path) -> None:
     assert set(before) - set(original.names("files/")) == set(shared)
     assert state(new, copy.version) == [b"run 14", b"delta 14", b"delta 15"]
     assert state(original.location, original.version) == [b"run 17", b"delta 17", b"delta 18", b"delta 19"]
+
+
+@pytest.mark.parametrize("where", ["local", "s3"])
+def test_on_a_disk_and_in_an_object_store(tmp_path: Path, where: str) -> None:
+    with nullcontext(str(tmp_path)) if where == "local" else s3() as place:
+        original = Query(f"{place}/original", tmp_path).go(10)
+        new = f"{place}/new"
+        fork(original.location, new)
+        original.go(10).collect()
+        original.gc()
+        assert state(new, 10) == truth(10)
+        copy = Query(new, tmp_path).go(7)
+        copy.collect()
+        assert not read_pins(original.files)
+        original.collect()
+        original.gc()
+        assert state(new, 17) == truth(17)
+        assert state(original.location, 20) == truth(20)
 
 
 def test_gc_gives_back_what_a_fork_does_not_need(original: Query, tmp_path: Path) -> None:
