@@ -2,6 +2,7 @@ import pytest
 
 from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, pin, plain, read_pinned
 from millpond.errors import StateDamagedError, StateIncompatibleError
+from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.layout import Column, TableSchema
 from tests.checkpoint.rig import begin, memory
 
@@ -69,3 +70,10 @@ def test_torn_first_write_is_repeated():
     files.put(NAME, [b'{"key_gr'])
     pin(files, query())
     assert read_pinned(files) == query()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_first_start_outlives_a_store_that_fails_now_and_then(seed):
+    inner = memory()
+    pin(FaultyFiles(inner, Faults(fail=0.4, retries=30, seed=seed)), query())
+    assert read_pinned(inner) == query()

@@ -1,5 +1,7 @@
 """What fails for the moment is tried again; what fails for good is raised."""
 
+import time
+
 import pytest
 
 from millpond.errors import StateDamagedError, TransientError
@@ -31,3 +33,16 @@ def test_it_gives_up(error, tries):
     with pytest.raises(type(error)):
         patiently(action, pause=lambda _: None)
     assert len(seen) == tries
+
+
+def test_it_leaves_what_has_taken_long():
+    seen = []
+
+    def action():
+        seen.append(1)
+        time.sleep(0.02)
+        raise TransientError("no")
+
+    with pytest.raises(TransientError):
+        patiently(action, within=0.01)
+    assert seen == [1]

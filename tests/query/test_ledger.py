@@ -6,6 +6,7 @@ import pytest
 
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError
+from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.query.ledger.ledger import Ledger, RollBack
 
@@ -27,6 +28,17 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def left(checkpoint: Path) -> set[str]:
     return {f"{path.parent.name}/{path.name}" for path in checkpoint.glob("*/*")}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_query_has_one_id_though_the_store_fails_now_and_then(seed: int, tmp_path: Path) -> None:
+    files = open_filesystem(str(tmp_path))
+    flaky = Ledger(FaultyFiles(files, Faults(fail=0.4, retries=30, seed=seed)))
+    flaky.identify()
+    identity = Ledger(files).query_id()
+    assert identity is not None
+    flaky.identify()
+    assert Ledger(files).query_id() == identity
 
 
 def test_unfinished_first_entries_are_forgotten(checkpoint: Path) -> None:

@@ -11,6 +11,7 @@ from millpond.checkpoint.formats.documents import FORMAT, read_document, write_d
 from millpond.checkpoint.generation import numbers
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, MissingFileError
+from millpond.files.backends.patience import patiently
 
 NAME = "query.json"
 
@@ -68,7 +69,8 @@ def pin(files: FileSystem, query: PinnedQuery) -> None:
         StateDamagedError: `query.json` is altered.
     """
     try:
-        write_document(files, NAME, query, create=True)
+        # If an answer was lost, the next try finds what this one has written.
+        patiently(lambda: write_document(files, NAME, query, create=True))
         return
     except AlreadyExistsError:
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import obstore
@@ -13,6 +13,11 @@ from obstore.store import MemoryStore, ObjectStore, from_url
 
 from millpond.errors import SettingError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
+from millpond.files.backends.patience import patiently
+
+_AT_ONCE = 5.0
+"""Seconds: obstore tries most requests again for minutes, but no list whose answer breaks off, and no delete whose
+connection does. What failed later than this, it has tried."""
 
 PART = 5 << 20
 """Bytes of a part of an object that is put in parts; what is not longer, and what must not be there yet, is one put."""
@@ -54,11 +59,16 @@ class ObjectFiles:
             body: Any = pieces[0] if len(pieces) == 1 else iter(pieces)
             if isinstance(self.store, MemoryStore):
                 body = b"".join(pieces)  # it would keep the caller's memory itself
-            if create:
-                obstore.put(self.store, self._prefix + name, body, mode="create")
-            else:
+            if not create:
                 # Not said, pieces are always put in parts: three requests for the smallest object.
                 obstore.put(self.store, self._prefix + name, body, use_multipart=size > PART, chunk_size=PART)
+                return
+            try:
+                obstore.put(self.store, self._prefix + name, body, mode="create")
+            except exceptions.AlreadyExistsError as error:
+                if self.exists(name):
+                    raise
+                raise conflict(self.locate(name)) from error
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -103,13 +113,17 @@ class ObjectFiles:
         # An object named exactly like the prefix belongs to it: start one character earlier.
         offset = self._prefix + (after if after >= prefix else prefix[:-1])
         cut = len(self._prefix)
-        with self._bucket(), self._errors(prefix):
-            found = [
-                FileInfo(meta["path"][cut:], meta["size"], meta["last_modified"].timestamp())
-                for chunk in obstore.list(self.store, folder or None, offset=offset or None)
-                for meta in chunk
-            ]
-        return sorted(info for info in found if info.name.startswith(prefix) and info.name > after)
+
+        def found() -> list[FileInfo]:
+            with self._bucket(), self._errors(prefix):
+                return [
+                    FileInfo(meta["path"][cut:], meta["size"], meta["last_modified"].timestamp())
+                    for chunk in obstore.list(self.store, folder or None, offset=offset or None)
+                    for meta in chunk
+                ]
+
+        infos = patiently(found, within=_AT_ONCE)
+        return sorted(info for info in infos if info.name.startswith(prefix) and info.name > after)
 
     def rename(self, src: str, dst: str) -> None:
         """See `FileSystem.rename`."""
@@ -118,11 +132,12 @@ class ObjectFiles:
 
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""
-        try:
-            with self._errors(name):
+
+        def delete() -> None:
+            with suppress(MissingFileError), self._errors(name):
                 obstore.delete(self.store, self._prefix + name)
-        except MissingFileError:
-            pass
+
+        patiently(delete, within=_AT_ONCE)
 
     def locate(self, name: str) -> str:
         """See `FileSystem.locate`."""
@@ -199,6 +214,11 @@ def missing(url: str) -> MissingFileError:
 def taken(url: str) -> AlreadyExistsError:
     """The error for put-if-absent on a name that is taken."""
     return AlreadyExistsError("An object with this name exists.", file=url)
+
+
+def conflict(url: str) -> TransientError:
+    """The error for put-if-absent that met another request for the name, and wrote nothing (S3's 409)."""
+    return TransientError("The store was busy with another request for this name.", action="Try again.", file=url)
 
 
 def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:

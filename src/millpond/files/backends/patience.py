@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,19 +15,23 @@ _PAUSE = 0.05  # seconds before the second try; doubled for each further one
 T = TypeVar("T")
 
 
-def patiently(action: Callable[[], T], *, pause: Callable[[float], object] = time.sleep) -> T:
+def patiently(action: Callable[[], T], *, within: float = math.inf, pause: Callable[[float], object] = time.sleep) -> T:
     """Do something idempotent, up to `TRIES` times while the store fails, with growing pauses in between.
 
     Args:
         action: reads, or writes under a name of its own.
+        within: seconds after which nothing is tried again, for what a store's own client may have tried long enough.
         pause: waits for so many seconds.
 
     Raises:
         TransientError: the store failed each time; this is its last answer.
     """
+    until = time.monotonic() + within
     for attempt in range(TRIES - 1):
         try:
             return action()
         except TransientError:
+            if time.monotonic() > until:
+                raise
             pause(_PAUSE * 2**attempt)
     return action()

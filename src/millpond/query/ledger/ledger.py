@@ -19,6 +19,7 @@ from millpond.checkpoint.formats.documents import FORMAT, digits, read_document,
 from millpond.checkpoint.generation import check_fence
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
+from millpond.files.backends.patience import patiently
 
 Log = Literal["offsets", "commits"]
 
@@ -58,9 +59,13 @@ class Ledger:
 
     def identify(self) -> None:
         """Choose the query's id if this is its first start: Spark takes up the one that it finds."""
-        with suppress(AlreadyExistsError):
+
+        def choose() -> None:
             if self.query_id() is None:
                 self._files.put(METADATA, [json.dumps({"id": str(uuid.uuid4())}).encode()], create=True)
+
+        with suppress(AlreadyExistsError):
+            patiently(choose)
 
     def last(self, log: Log) -> int:
         """The newest batch in a log, −1 if it is empty."""
