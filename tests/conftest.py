@@ -31,6 +31,19 @@ def _committers_end() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of a real S3 server. Who uses it is in the group `seaweedfs`: one server, not one a worker."""
+    from tests.real_s3 import Unavailable, running, weed
+
+    try:
+        program = weed()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with running(program, tmp_path_factory.mktemp("seaweedfs")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
 def spark() -> Iterator[object]:
     from pyspark.sql import SparkSession
 

@@ -23,6 +23,18 @@ def s3() -> Iterator[str]:
     server.start()
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
+    try:
+        with pointed_at(endpoint):
+            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
+            yield f"s3://{BUCKET}"
+    finally:
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
+        server.stop()
+
+
+@contextmanager
+def pointed_at(endpoint: str, **more: str) -> Iterator[None]:
+    """The environment names this server, nothing else of Amazon's but `more`."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
@@ -31,12 +43,9 @@ def s3() -> Iterator[str]:
         patch.setenv("AWS_REGION", "us-east-1")
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        try:
-            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
-            yield f"s3://{BUCKET}"
-        finally:
-            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
-            server.stop()
+        for name, value in more.items():
+            patch.setenv(name, value)
+        yield
 
 
 @contextmanager

@@ -22,7 +22,10 @@ from millpond.files.backends.filesystem import (
     open_filesystem,
 )
 from millpond.files.backends.local import LocalFiles
-from tests.s3 import asked, s3
+from tests.real_s3 import BUCKET
+from tests.s3 import asked, pointed_at, s3
+
+SEAWEEDFS = pytest.mark.xdist_group("seaweedfs")
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +34,16 @@ def bucket():
         yield url
 
 
-@pytest.fixture(params=["memory", "file", "path", "faults", "counted", "s3"])
+@pytest.fixture
+def real_bucket(seaweedfs):
+    with pointed_at(seaweedfs):
+        yield f"s3://{BUCKET}"
+
+
+@pytest.fixture(params=["memory", "file", "path", "faults", "counted", "bucket", pytest.param("real_bucket", marks=SEAWEEDFS)])
 def files(request, tmp_path):
-    if request.param == "s3":
-        return open_filesystem(f"{request.getfixturevalue('bucket')}/{uuid.uuid4().hex}/below")
+    if "bucket" in request.param:
+        return open_filesystem(f"{request.getfixturevalue(request.param)}/{uuid.uuid4().hex}/below")
     if request.param == "counted":
         return CountedFiles(open_filesystem(f"memory:{uuid.uuid4().hex}"))
     url = {
@@ -133,14 +142,16 @@ def test_one_of_many_writers_wins(files):
     assert [b"%d" % number for number in won] == [files.get("contended")]
 
 
-def test_one_of_many_processes_wins(tmp_path):
+@pytest.mark.parametrize(("place", "rounds"), [("tmp_path", 100), pytest.param("real_bucket", 1000, marks=SEAWEEDFS)])
+def test_one_of_many_processes_wins(place, rounds, request):
+    url = f"{request.getfixturevalue(place)}/{uuid.uuid4().hex}"
     program = textwrap.dedent(f"""
         import sys
         from millpond.files.backends.filesystem import open_filesystem
-        files = open_filesystem({str(tmp_path)!r})
+        files = open_filesystem({url!r})
         print("ready", flush=True)
         sys.stdin.readline()
-        for n in range(100):
+        for n in range({rounds}):
             try:
                 files.put(f"x/{{n}}", [sys.argv[1].encode() * 1000], create=True)
                 print(n, flush=True)
@@ -159,10 +170,11 @@ def test_one_of_many_processes_wins(tmp_path):
         process.stdin.write("\n")
         process.stdin.flush()
     won = [{int(line) for line in process.communicate()[0].split()} for process in processes]
-    assert won[0] | won[1] == set(range(100))
+    assert won[0] | won[1] == set(range(rounds))
     assert not won[0] & won[1]
-    for number in range(100):
-        assert (tmp_path / "x" / str(number)).read_text() == str(int(number in won[1])) * 1000
+    files = open_filesystem(url)
+    for number in range(rounds):
+        assert files.get(f"x/{number}") == str(int(number in won[1])).encode() * 1000
 
 
 def test_file_and_folder_are_synced_before_the_put_returns(tmp_path, monkeypatch):
@@ -234,7 +246,9 @@ def test_malformed_locations_are_refused(url):
     assert error.value.action
 
 
-def test_a_bucket_that_is_not_there(bucket):
+@pytest.mark.parametrize("place", ["bucket", pytest.param("real_bucket", marks=SEAWEEDFS)])
+def test_a_bucket_that_is_not_there(place, request):
+    bucket = request.getfixturevalue(place)
     files = open_filesystem(f"{bucket}-2/state")
     for action in (lambda: files.put("x", [b"1"]), lambda: files.put("x", [b"1"], create=True), lambda: files.list("")):
         with pytest.raises(SettingError, match="no such bucket") as error:

@@ -1,0 +1,85 @@
+"""The file layer on a real S3 server, through a proxy that injects one kind of fault at a time."""
+
+import random
+from contextlib import suppress
+
+import pytest
+
+from millpond.errors import TransientError
+from millpond.files.backends.filesystem import AlreadyExistsError, open_filesystem
+from millpond.files.backends.patience import patiently
+from tests.proxy import KINDS, faulty
+from tests.real_s3 import BUCKET
+from tests.s3 import pointed_at
+
+pytestmark = pytest.mark.xdist_group("seaweedfs")
+
+OBJECTS = 4
+# A hang takes its time; a conflict befalls few requests.
+SHARES = dict.fromkeys(KINDS, 0.3) | {"hang": 0.1, "conflict": 0.4}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_fault_is_overcome(kind, seaweedfs):
+    patience = {"AWS_TIMEOUT": "1s"} if kind == "hang" else {}
+    with faulty(seaweedfs, 11, {kind: SHARES[kind]}) as proxy, pointed_at(proxy.endpoint, **patience):
+        files = open_filesystem(f"s3://{BUCKET}/one fault/{kind}")
+        names = [f"created/{number}" for number in range(OBJECTS)]
+        contents = [random.Random(number).randbytes(200_000) for number in range(OBJECTS)]
+        for number, (name, data) in enumerate(zip(names, contents, strict=True)):
+            create(files, name, data)
+            assert files.get(name) == data
+            assert files.size(name) == len(data)
+            ranges = [(100_000, 50_000), (0, 10), (199_999, 1)]
+            parts = files.get_ranges(name, ranges)
+            assert [bytes(memoryview(part)) for part in parts] == [data[o : o + n] for o, n in ranges]
+            assert [info.name for info in files.list("created/")] == names[: number + 1]
+            files.put("replaced", [data])
+            assert files.get("replaced") == data
+            files.delete("replaced")
+            assert not files.exists("replaced")
+    assert proxy.happened[kind]
+
+
+def create(files, name, data):
+    """Put-if-absent is tried once: whether a failed one took effect, the next one tells."""
+    try:
+        files.put(name, [data], create=True)
+    except TransientError:
+        with suppress(AlreadyExistsError):
+            patiently(lambda: files.put(name, [data], create=True))
+
+
+def test_a_put_if_absent_whose_answer_is_lost_has_won(seaweedfs):
+    with faulty(seaweedfs, 1, {"lost": 1.0}) as proxy, pointed_at(proxy.endpoint):
+        files = open_filesystem(f"s3://{BUCKET}/lost")
+        with pytest.raises(TransientError):
+            files.put("claim", [b"first"], create=True)
+        proxy.shares["lost"] = 0.0
+        with pytest.raises(AlreadyExistsError):
+            files.put("claim", [b"second"], create=True)
+        assert files.get("claim") == b"first"
+
+
+def test_a_conflict_is_not_taken_for_a_name_that_is_taken(seaweedfs):
+    """S3 answers 409 where another request for the name is under way, and has written nothing then."""
+    with faulty(seaweedfs, 1, {"conflict": 1.0}) as proxy, pointed_at(proxy.endpoint):
+        files = open_filesystem(f"s3://{BUCKET}/conflict")
+        with pytest.raises(TransientError, match="busy with another request"):
+            files.put("claim", [b"mine"], create=True)
+        assert not files.exists("claim")
+        proxy.shares["conflict"] = 0.0
+        files.put("claim", [b"mine"], create=True)
+        proxy.shares["conflict"] = 1.0
+        with pytest.raises(AlreadyExistsError):
+            files.put("claim", [b"another's"], create=True)
+
+
+def test_a_list_whose_answer_breaks_off_is_asked_for_again(seaweedfs):
+    with pointed_at(seaweedfs):
+        open_filesystem(f"s3://{BUCKET}/list").put("x", [b"1"])
+    with faulty(seaweedfs, 1, {"cut": 0.5}) as proxy, pointed_at(proxy.endpoint):
+        files = open_filesystem(f"s3://{BUCKET}/list")
+        for _ in range(8):
+            assert [info.name for info in files.list("")] == ["x"]
+    assert proxy.happened["cut"]

@@ -1,0 +1,181 @@
+"""A proxy in front of an S3 server that does by a seed what networks and stores do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
+
+KINDS = ("slow_down", "conflict", "delay", "hang", "reset", "cut", "lost")
+DELAYS = (0.0015, 0.023, 2.0)
+"""Seconds: a near store, a far one, one in trouble; the last is drawn once in ten."""
+
+_REFUSALS = {
+    "slow_down": (b"503 Slow Down", b"<Error><Code>SlowDown</Code><Message>Please reduce your rate.</Message></Error>"),
+    "conflict": (
+        b"409 Conflict",
+        b"<Error><Code>ConditionalRequestConflict</Code><Message>Again.</Message></Error>",
+    ),
+}
+_RUN = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}|\d{15}")
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Proxy:
+    """Requests and answers one after another on each connection; what happens to a request is drawn when it comes.
+
+    The draw depends on the seed, the method, the object's name (without what is another in each run: ids, generations)
+    and on how often it was asked for.
+
+    - `slow_down`: 503, and the server hears nothing of it;
+    - `conflict`: 409 for a put-if-absent, and the server hears nothing of it; other requests go through;
+    - `delay`: it comes later;
+    - `hang`: no answer, ever; the server hears nothing of it;
+    - `reset`: the connection is reset, and the server hears nothing of it;
+    - `cut`: the answer comes up to the middle of its body, or of its head if it has none, then a reset;
+    - `lost`: the server has done it, the answer is a reset.
+
+    Attributes:
+        endpoint: the proxy's own URL.
+        shares: of all requests, by kind; may be changed at any time.
+        happened: how often each kind did, and `(kind, method)` too.
+    """
+
+    def __init__(self, server: str, seed: int, shares: Mapping[str, float]) -> None:
+        self.endpoint = ""
+        self.shares = dict(shares)
+        self.happened: Counter[object] = Counter()
+        self._server = urlsplit(server)
+        self._seed = seed
+        self._asked: Counter[str] = Counter()
+
+    def draw(self, method: str, target: str) -> tuple[str, float]:
+        """What happens to a request, and for how many seconds if it is delayed."""
+        asked = f"{method} {_RUN.sub('', target)}"
+        self._asked[asked] += 1
+        rng = random.Random(f"{self._seed} {asked} {self._asked[asked]}")
+        kind = rng.choices(("", *self.shares), (1 - sum(self.shares.values()), *self.shares.values()))[0]
+        return kind, rng.choices(DELAYS, (5, 4, 1))[0]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of a client, with one to the server."""
+        server: Stream | None = None
+        try:
+            while request := await _message(reader):
+                if server is None:
+                    server = await asyncio.open_connection(self._server.hostname, self._server.port)
+                if not await self._answer(request, writer, server):
+                    break
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # one of the two has gone, or the proxy ends (asyncio's streams would report that)
+        finally:
+            for end in (writer, server[1] if server else None):
+                if end is not None:
+                    end.close()
+
+    async def _answer(self, request: tuple[bytes, bytes], client: asyncio.StreamWriter, server: Stream) -> bool:
+        """Whether the connection is still good."""
+        method, target, _ = request[0].split(b" ", 2)
+        kind, seconds = self.draw(method.decode(), target.decode())
+        if kind == "conflict" and b"\r\nif-none-match:" not in request[0].lower():
+            kind = ""
+        if kind:
+            self.happened.update((kind, (kind, method.decode())))
+        if kind in _REFUSALS:
+            status, body = _REFUSALS[kind]
+            head = b"HTTP/1.1 %b\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
+            client.write(head % (status, len(body)) + (b"" if method == b"HEAD" else body))
+            await client.drain()
+            return True
+        if kind == "hang":
+            while not client.transport.is_closing():  # a client that gives up closes
+                await asyncio.sleep(0.05)
+            return False
+        if kind == "reset":
+            return _reset(client)
+        if kind == "delay":
+            await asyncio.sleep(seconds)
+        server[1].write(b"".join(request))
+        await server[1].drain()
+        answer = await _message(server[0], bodiless=method == b"HEAD")
+        if answer is None or kind == "lost":
+            return _reset(client)
+        head, body = answer
+        whole = head + body
+        client.write(whole[: len(head) + len(body) // 2 if body else len(head) // 2] if kind == "cut" else whole)
+        await client.drain()
+        if kind == "cut":
+            await asyncio.sleep(0.02)  # what was sent arrives: a reset would overtake it
+            return _reset(client)
+        return b"connection: close" not in head.lower()
+
+
+@contextmanager
+def faulty(server: str, seed: int, shares: Mapping[str, float]) -> Iterator[Proxy]:
+    """A proxy before `server`, on a thread of its own.
+
+    Args:
+        server: the endpoint of an S3 server.
+        seed: of what happens.
+        shares: of all requests, by kind.
+    """
+    proxy = Proxy(server, seed, shares)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
+    thread.start()
+
+    async def start() -> asyncio.Server:
+        return await asyncio.start_server(proxy.serve, "127.0.0.1", 0, limit=1 << 20)
+
+    async def stop(listening: asyncio.Server) -> None:
+        listening.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    listening = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    proxy.endpoint = "http://{}:{}".format(*listening.sockets[0].getsockname())
+    try:
+        yield proxy
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(listening), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _message(reader: asyncio.StreamReader, *, bodiless: bool = False) -> tuple[bytes, bytes] | None:
+    """The next request's or answer's head and body as they came, or None if there is none."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:] if line)
+    if bodiless or head.split(b" ", 2)[1] in (b"204", b"304"):
+        return head, b""
+    if b"chunked" in fields.get(b"transfer-encoding", b""):
+        body = b""
+        while True:
+            line = await reader.readuntil(b"\r\n")
+            chunk = await reader.readexactly(int(line.split(b";")[0], 16) + 2)
+            body += line + chunk
+            if len(chunk) == 2:
+                return head, body
+    return head, await reader.readexactly(int(fields.get(b"content-length", b"0")))
+
+
+def _reset(writer: asyncio.StreamWriter) -> bool:
+    """The other end sees a reset, not an end."""
+    with suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+    return False
