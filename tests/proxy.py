@@ -46,22 +46,23 @@ class Proxy:
     Attributes:
         endpoint: the proxy's own URL.
         shares: of all requests, by kind; may be changed at any time.
-        happened: how often each kind did, and `(kind, method)` too.
+        happened: how often each kind did.
+        asked: how often each request came, without what is another in each run.
     """
 
     def __init__(self, server: str, seed: int, shares: Mapping[str, float]) -> None:
         self.endpoint = ""
         self.shares = dict(shares)
-        self.happened: Counter[object] = Counter()
+        self.happened: Counter[str] = Counter()
         self._server = urlsplit(server)
         self._seed = seed
-        self._asked: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
 
     def draw(self, method: str, target: str) -> tuple[str, float]:
         """What happens to a request, and for how many seconds if it is delayed."""
         asked = f"{method} {_RUN.sub('', target)}"
-        self._asked[asked] += 1
-        rng = random.Random(f"{self._seed} {asked} {self._asked[asked]}")
+        self.asked[asked] += 1
+        rng = random.Random(f"{self._seed} {asked} {self.asked[asked]}")
         kind = rng.choices(("", *self.shares), (1 - sum(self.shares.values()), *self.shares.values()))[0]
         return kind, rng.choices(DELAYS, (5, 4, 1))[0]
 
@@ -88,7 +89,7 @@ class Proxy:
         if kind == "conflict" and b"\r\nif-none-match:" not in request[0].lower():
             kind = ""
         if kind:
-            self.happened.update((kind, (kind, method.decode())))
+            self.happened[kind] += 1
         if kind in _REFUSALS:
             status, body = _REFUSALS[kind]
             head = b"HTTP/1.1 %b\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"

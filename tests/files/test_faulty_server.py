@@ -34,7 +34,7 @@ def test_each_fault_is_overcome(kind, seaweedfs):
             parts = files.get_ranges(name, ranges)
             assert [bytes(memoryview(part)) for part in parts] == [data[o : o + n] for o, n in ranges]
             assert [info.name for info in files.list("created/")] == names[: number + 1]
-            files.put("replaced", [data])
+            files.put("replaced", [data[:10], data[10:]])
             assert files.get("replaced") == data
             files.delete("replaced")
             assert not files.exists("replaced")
@@ -73,6 +73,17 @@ def test_a_conflict_is_not_taken_for_a_name_that_is_taken(seaweedfs):
         proxy.shares["conflict"] = 1.0
         with pytest.raises(AlreadyExistsError):
             files.put("claim", [b"another's"], create=True)
+
+
+def test_what_is_small_is_put_by_one_request(seaweedfs):
+    with faulty(seaweedfs, 1, {}) as proxy, pointed_at(proxy.endpoint):
+        files = open_filesystem(f"s3://{BUCKET}/sizes")
+        files.put("small", [b"a", b"b"])
+        assert proxy.asked == {f"PUT /{BUCKET}/sizes/small": 1}
+        large = random.Random(1).randbytes(6 << 20)
+        files.put("large", [large[:7], large[7:]])
+        assert files.get("large") == large
+        assert sum("/large?" in request for request in proxy.asked) == 4, "begun, two parts, put together"
 
 
 def test_a_list_whose_answer_breaks_off_is_asked_for_again(seaweedfs):
