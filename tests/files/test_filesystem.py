@@ -40,7 +40,9 @@ def real_bucket(seaweedfs):
         yield f"s3://{BUCKET}"
 
 
-@pytest.fixture(params=["memory", "file", "path", "faults", "counted", "bucket", pytest.param("real_bucket", marks=SEAWEEDFS)])
+@pytest.fixture(
+    params=["memory", "file", "path", "faults", "counted", "bucket", pytest.param("real_bucket", marks=SEAWEEDFS)]
+)
 def files(request, tmp_path):
     if "bucket" in request.param:
         return open_filesystem(f"{request.getfixturevalue(request.param)}/{uuid.uuid4().hex}/below")
