@@ -11,6 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
+from millpond.query.starting import start as starting
+from millpond.slot.batch.task import PipeTask
+from millpond.slot.pipe.client import open_ahead
+from millpond.slot.process.identity import Process
 from tests.query.test_recovery import Job
 
 STARTS = 12
@@ -44,6 +48,25 @@ def test_stopped_in_mid_batch_again_and_again(session: SparkSession, tmp_path: P
         assert query.exception() is None
     job.aggregate()
     assert job.emitted == {batch: job.expected(batch) for batch in range(STARTS)}
+
+
+def test_state_is_opened_while_spark_plans(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the slots, at the version that the first batch reads; where there is no state, nothing is."""
+    asked: list[int] = []
+
+    def opened(tasks: list[PipeTask], version: int, user: Process) -> None:
+        asked.append(version)
+        open_ahead(tasks, version, user)
+
+    monkeypatch.setattr(starting, "open_ahead", opened)
+    job = Job(session, tmp_path)
+    for _ in range(3):
+        job.write([1, 2])
+        job.aggregate()
+    assert asked == [1, 2]
+    assert job.emitted == {batch: job.expected(batch) for batch in range(3)}
 
 
 NAMES = ["ünïcode 名", "a%20b+c#d", "trailing/", "(x)[y]{z}=1,2;'"]

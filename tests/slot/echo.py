@@ -5,11 +5,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
 from millpond.errors import StateDamagedError
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Done, Run
 from millpond.slot.process.server import Answer, Slot
@@ -46,6 +47,9 @@ class Echo:
         self.versions[run.task.operator, run.partition] = (run.batch or 0) + 1
         yield from rows
         return Done(batch=run.batch or 0, metrics={"rows": float(sum(b.num_rows for b in rows)), "pid": os.getpid()})
+
+    def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
+        pass
 
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
         return [(operator, partition, version) for (operator, partition), version in self.versions.items()]

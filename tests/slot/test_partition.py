@@ -69,6 +69,75 @@ def test_another_slot_goes_on_from_the_store(counting, servers):
     assert run(servers(), counting, 2, grouped(0, [2, 1], [5, 5]))[0] == {1: (3, 16), 2: (2, 25)}
 
 
+def test_what_was_opened_ahead_is_not_opened_again(counting, servers, monkeypatch):
+    first = servers()
+    run(first, counting, 0, grouped(0, [1, 2], [10, 20]))
+    first.drain("query-1", 10)
+    second = servers()
+    second.open_ahead([counting], [0], 1)
+    monkeypatch.setattr(Partition, "_open", None)
+    assert run(second, counting, 1, grouped(0, [1], [5]))[0] == {1: (2, 15)}
+
+
+def test_what_cannot_be_opened_ahead_is_left_to_the_batch(counting, servers):
+    counting = msgspec.structs.replace(counting, settings=msgspec.structs.replace(counting.settings, open_timeout=0.0))
+    server = servers()
+    server.open_ahead([counting], [0], 3)
+    with pytest.raises(TransientError, match="not durable"):
+        run(server, counting, 3, grouped(0, [1], [5]))
+    assert run(server, counting, 0, grouped(0, [1], [5]))[0] == {1: (1, 5)}
+
+
+class Gate:
+    """Holds up the opening of partitions until it is released."""
+
+    def __init__(self, monkeypatch):
+        self.reached, self.released = threading.Event(), threading.Event()
+        self.opened = []
+        inner = Partition._open
+
+        def held(partition, version):
+            self.reached.set()
+            assert self.released.wait(20)
+            self.opened.append((partition.number, version))
+            inner(partition, version)
+
+        monkeypatch.setattr(Partition, "_open", held)
+
+
+def test_a_batch_waits_for_what_is_being_opened(counting, servers, monkeypatch):
+    gate, server, rows = Gate(monkeypatch), servers(), []
+    ahead = threading.Thread(target=server.open_ahead, args=([counting], [0], 0))
+    batch = threading.Thread(target=lambda: rows.append(run(server, counting, 0, grouped(0, [1], [5]))[0]))
+    ahead.start()
+    assert gate.reached.wait(20)
+    batch.start()
+    time.sleep(0.2)
+    assert not rows
+    gate.released.set()
+    ahead.join(20)
+    batch.join(20)
+    assert rows == [{1: (1, 5)}]
+    assert gate.opened == [(0, 0)]
+
+
+def test_what_is_let_go_of_while_it_is_opened_does_not_come_to_life_again(counting, servers, monkeypatch):
+    other = msgspec.structs.replace(counting, operator=1)
+    gate, server = Gate(monkeypatch), servers()
+    ahead = threading.Thread(target=server.open_ahead, args=([counting, other], [0], 0))
+    ahead.start()
+    assert gate.reached.wait(20)
+    drain = threading.Thread(target=server.drain, args=("query-1", 10))
+    drain.start()
+    while "query-1" not in server._queries or not server._queries["query-1"].lock.locked():
+        time.sleep(0.01)
+    gate.released.set()
+    ahead.join(20)
+    drain.join(20)
+    assert server._queries["query-1"].running is None
+    assert not server._queries["query-1"].partitions
+
+
 def test_a_repeated_attempt_is_answered_from_memory_when_its_input_is_the_same(counting, servers, monkeypatch):
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))

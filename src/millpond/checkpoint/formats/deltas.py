@@ -12,7 +12,7 @@ from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import RowLayout, Rows
 
-_AHEAD = 4
+_AHEAD = 8
 
 
 def read_delta(files: FileSystem, ref: DeltaRef) -> Buffer:

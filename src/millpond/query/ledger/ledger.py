@@ -67,6 +67,11 @@ class Ledger:
         with suppress(AlreadyExistsError):
             patiently(choose)
 
+    @property
+    def next(self) -> int:
+        """The batch that Spark runs next. It plans one when the one before is committed, whether or not it says so."""
+        return max(self.last("commits") + 1, self.last("offsets"), 0)
+
     def last(self, log: Log) -> int:
         """The newest batch in a log, −1 if it is empty."""
         names = (info.name.rpartition("/")[2] for info in self._files.list(f"{log}/"))

@@ -47,7 +47,7 @@ from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.pinning import may_begin_anew, pinned_query
 from millpond.query.starting.running import note_while_running
 from millpond.slot.batch.task import PipeTask, SlotSettings
-from millpond.slot.pipe.client import drain, start_ahead
+from millpond.slot.pipe.client import drain, open_ahead, start_ahead
 from millpond.slot.process.identity import identify
 from millpond.words import counted
 
@@ -136,6 +136,7 @@ class Start:
         again = begin(recovery, ledger, plan, even_if_changed=tolerant, runs_planned=self.runs_planned)
         if anew:
             repin(files, pinned)  # behind the base: a start that ends here leaves nothing of either query to the other
+        self._open_ahead(catalyst, task, again[0] if again else ledger.next)
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
@@ -153,6 +154,7 @@ class Start:
                 # The run may see other rows in a primed batch than the priming did: that is no contradiction.
                 recovery, task = self._claim(files, task, owner)
                 begin(recovery, ledger, plan)
+                self._open_ahead(catalyst, task, ledger.next)
         query = launch(self.transplant(self._tasks(task)))
         if on_one_host(self.spark.sparkContext):
             note_while_running(query, task, identify(catalyst.process_id))
@@ -174,6 +176,11 @@ class Start:
             owner.note(generation.number)
         recovery = Recovery(files, generation, operators=len(self.decision.specs), anew=anew)
         return recovery, msgspec.structs.replace(task, generation=generation.number)
+
+    def _open_ahead(self, catalyst: Catalyst, task: PipeTask, version: int) -> None:
+        """Have the slots read what the first batch needs while Spark plans it."""
+        if version and run_this_python(self.spark.sparkContext):
+            open_ahead(self._tasks(task), version, identify(catalyst.process_id))
 
     def _retained_batches(self) -> int:
         return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
@@ -316,7 +323,7 @@ def begin(
         runs_planned: whether the sink is sure to run a batch that is planned and not committed.
     """
     planned = ledger.last("offsets")
-    committed = max(ledger.last("commits"), planned - 1)  # Spark plans a batch when the one before is committed
+    committed = ledger.next - 1
     built_on, again = [committed + 1], []
     if not recovery.durable(committed + 1):
         missing = recovery.missing(committed)

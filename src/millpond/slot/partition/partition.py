@@ -89,6 +89,16 @@ class Partition:
         manifest = self._manifest
         return None if manifest is None else manifest.version
 
+    def open_ahead(self, version: int) -> None:
+        """Open the version before the batch that reads it comes; that waits until this is done.
+
+        Raises:
+            MillpondError: it cannot be opened. The batch will try again.
+        """
+        with self._turns.taken(Attempt(version, -1, lambda: None, fed=True)):
+            if self._manifest is None:
+                self._open(version)
+
     def run(
         self, attempt: Attempt, batches: Iterator[pa.RecordBatch], *, sync: bool = False, unsure: bool = False
     ) -> Output:

@@ -6,8 +6,9 @@ import sys
 import threading
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,7 +88,7 @@ class PartitionServer:
             MillpondError: with query, operator, partition and version filled in.
         """
         try:
-            partition = self._partition(run)
+            partition = self._partition(run.task, run.partition)
             batch = latest_batch(run.task) if run.batch is None else run.batch
             attempt = Attempt(batch, run.attempt, abandon)
             metrics = yield from partition.run(
@@ -110,6 +111,16 @@ class PartitionServer:
                 file=error.filename or str(self._directory),
             ) from error
         return Done(batch, metrics)
+
+    def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
+        """Open partitions of a query's operators at a version, one after the other.
+
+        What cannot be opened is left to the batch that asks for it: that tells why.
+        """
+        with suppress(MillpondError, OSError):
+            # All at once: what is let go of meanwhile must not come to life again.
+            for partition in [self._partition(task, number) for number in partitions for task in tasks]:
+                partition.open_ahead(version)
 
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable and let go of it.
@@ -162,9 +173,8 @@ class PartitionServer:
         with self._lock:
             return self._queries.setdefault(query, _Query())
 
-    def _partition(self, run: Run) -> Partition:
-        task = run.task
-        place = (task.operator, run.partition)
+    def _partition(self, task: PipeTask, number: int) -> Partition:
+        place = (task.operator, number)
         query = self._query(task.query)
         with query.lock:
             running = query.running
@@ -180,7 +190,7 @@ class PartitionServer:
             if running is None:
                 running = query.running = RunningQuery(task, self._shared(task))
             if place not in query.partitions:
-                query.partitions[place] = Partition(running, task, run.partition)
+                query.partitions[place] = Partition(running, task, number)
             return query.partitions[place]
 
     def _shared(self, task: PipeTask) -> Means:

@@ -163,6 +163,8 @@ class Tables:
             if table is None:
                 assert name in self._opened  # it reads its deltas where they lie
                 continue
+            if isinstance(table, RmwTable):
+                table.expect_load(sum(ref.rows for ref in state.deltas))
             for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
                 for rows in rows_of(ref, data, table.layout, checkpoint.files.locate(ref.commit)):
                     table.load(rows, range_of(ref.window))

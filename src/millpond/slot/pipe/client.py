@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +25,8 @@ from millpond.slot.process.protocol import (
     Drained,
     Granted,
     Hello,
+    Open,
+    Opened,
     PeerGone,
     PeerSilent,
     Status,
@@ -187,6 +190,32 @@ def start_ahead(task: PipeTask, user: Process) -> Thread:
     thread = Thread(target=start, name="millpond-start-slots", daemon=True)
     thread.start()
     return thread
+
+
+def open_ahead(tasks: Sequence[PipeTask], version: int, user: Process) -> None:
+    """Have a query's slots on this host open their partitions in the background, while Spark plans the first batch.
+
+    What does not come to be is left to that batch, which then tells why.
+
+    Args:
+        tasks: the pipe tasks of all operators.
+        version: the state that the first batch reads.
+        user: the process whose life the slots' lives depend on.
+    """
+    first = tasks[0]
+
+    def ask(number: int) -> None:
+        with contextlib.suppress(OSError, TransientError):
+            connection, _ = SlotFinder(first, user).find(number)
+            try:
+                connection.silence = None
+                connection.send(Open(list(tasks), list(range(number, first.partitions, first.slots)), version))
+                connection.expect(Opened)
+            finally:
+                connection.close()
+
+    for number in range(min(first.slots, first.partitions)):
+        Thread(target=ask, args=(number,), name="millpond-open", daemon=True).start()
 
 
 def _tell_compiling(directory: SlotDirectory) -> None:

@@ -88,6 +88,24 @@ class Done(msgspec.Struct, tag=True):
     metrics: dict[str, float]
 
 
+class Open(msgspec.Struct, tag=True):
+    """To a slot: these partitions will be asked for, at this version.
+
+    Attributes:
+        tasks: the operators of one query.
+        partitions: which partitions of each.
+        version: the state that their first batch reads.
+    """
+
+    tasks: list[PipeTask]
+    partitions: list[int]
+    version: int
+
+
+class Opened(msgspec.Struct, tag=True):
+    """From a slot: they are open, or will be opened by whoever asks for them, who then learns what is wrong."""
+
+
 class Drain(msgspec.Struct, tag=True):
     """To a slot: finish a query's pending commits and let go of its partitions."""
 
@@ -119,7 +137,7 @@ class Answered(msgspec.Struct, tag=True):
     failed_commits: int = 0
 
 
-Message = Ask | Granted | Hello | Welcome | Run | Done | Drain | Drained | Status | Answered
+Message = Ask | Granted | Hello | Welcome | Run | Done | Open | Opened | Drain | Drained | Status | Answered
 Frame = tuple[Kind, Any]
 
 _encoder = msgspec.msgpack.Encoder()

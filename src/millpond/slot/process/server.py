@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from millpond.errors import MillpondError
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
 from millpond.slot.process.protocol import (
@@ -25,6 +26,8 @@ from millpond.slot.process.protocol import (
     Drained,
     Hello,
     Kind,
+    Open,
+    Opened,
     PeerGone,
     PeerSilent,
     Run,
@@ -41,6 +44,9 @@ class Work(Protocol):
 
     def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None]) -> Answer:
         """Run one batch of one partition; `abandon` cuts this attempt off when a later one overtakes it."""
+
+    def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
+        """Open partitions of a query's operators before their first batch; failures are left to that."""
 
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable, let go of it, and say which versions that left."""
@@ -141,6 +147,9 @@ class Slot:
             connection.serving = message.task.query
             self._answer(connection, self.work.run(message, _incoming(connection), connection.abort))
             connection.serving = None
+        elif isinstance(message, Open):
+            self.work.open_ahead(message.tasks, message.partitions, message.version)
+            connection.send(Opened())
         elif isinstance(message, Drain):
             connection.serving = message.query
             connection.send(Drained(self.work.drain(message.query, message.timeout)))

@@ -231,6 +231,10 @@ class RmwTable:
         if keys > self._hot.index.room:
             self._hot.index.grow(keys)
 
+    def expect_load(self, rows: int) -> None:
+        """Lay the index out for what deltas of so many rows may hold, before they are loaded."""
+        self.expect(min(rows, self._keys or rows, self._memory.capacity))
+
     def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
         """Find the rows of some keys, in memory or in runs, and make fresh ones for those that are new.
 
