@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -105,7 +106,10 @@ def parser() -> argparse.ArgumentParser:
     add("--store-latency", type=float, default=0.0, metavar="MS", help="of every request to Millpond's store")
     add("--store-bandwidth", type=size, default=0, metavar="SIZE", help="bytes per second of Millpond's store")
     add("--commit-mode", choices=("async", "sync"), default="async")
+    add("--s3", action="store_true", help="state on a real S3 server (SeaweedFS), Spark's whole checkpoint with it")
     add("--restart", action="store_true", help="then kill, drop the page cache, and measure the first batch again")
+    add("--restart-partitions", type=count, default=0, metavar="N", help="give the state so many partitions then")
+    add("--lose-disk", action="store_true", help="empty the local disk as well")
     add("--checkpoint-seconds", type=float, default=5.0, help="Flink's checkpoint interval")
     add(
         "--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="a further setting of the engines"
@@ -123,8 +127,8 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def configs(arguments: argparse.Namespace) -> list[RunConfig]:
-    """One run per query and engine."""
+def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig]:
+    """One run per query and engine; `endpoint` of the S3 server, if state is to lie there."""
     names: list[str] = arguments.query or [""]
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))).resolve()
     keys = arguments.keys or KEYS.get(arguments.workload, 5_000_000)
@@ -155,7 +159,10 @@ def configs(arguments: argparse.Namespace) -> list[RunConfig]:
             store_latency_ms=arguments.store_latency,
             store_bandwidth=arguments.store_bandwidth,
             commit_mode=arguments.commit_mode,
+            s3=endpoint,
             restart=arguments.restart,
+            restart_partitions=arguments.restart_partitions,
+            lose_disk=arguments.lose_disk,
             checkpoint_seconds=arguments.checkpoint_seconds,
             settings=dict(arguments.set),
         )
@@ -181,6 +188,10 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error(f"--highest-rate-of {arguments.highest_rate_of} is not among --engines")
     if clocked and any(e.startswith("flink") for e in arguments.engines):
         p.error("--rate and --highest-rate-of are for the engines on Spark")
+    if arguments.s3 and (clocked or any(e not in ("millpond", "spark") for e in arguments.engines)):
+        p.error("--s3 is for millpond and spark, without a rate")
+    if (arguments.restart_partitions or arguments.lose_disk) and not arguments.restart:
+        p.error("--restart-partitions and --lose-disk say what a --restart finds")
     if arguments.seconds <= 0:
         p.error("--seconds must be positive")
     for name in ("zipf", "warmup_batches", "warmup_seconds", "max_batches", "drop_cache", "store_latency"):
@@ -214,6 +225,15 @@ def told(config: RunConfig, *, keep: bool) -> Result:
     return result
 
 
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """The endpoint of an S3 server with an empty bucket; what it holds goes with it."""
+    from tests.real_s3 import running, weed
+
+    with tempfile.TemporaryDirectory(prefix="millpond-s3-") as folder, running(weed(), Path(folder)) as endpoint:
+        yield endpoint
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run query by query, engine by engine, print the table, write JSON and plot. 1 if an engine failed."""
     p = parser()
@@ -223,10 +243,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
     try:
-        for result in measured(configs(arguments), arguments.highest_rate_of, keep=arguments.keep):
-            results.append(result)
-            if arguments.json is not None:
-                write(arguments.json, results)
+        with s3_server() if arguments.s3 else nullcontext("") as endpoint:
+            all_ = configs(arguments, endpoint)
+            for result in measured(all_, arguments.highest_rate_of, keep=arguments.keep):
+                results.append(result)
+                if arguments.json is not None:
+                    write(arguments.json, results)
     except KeyboardInterrupt:
         if not results:
             raise

@@ -52,7 +52,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         drop_cache: seconds between two drops of the page cache of the state's files; 0 = never.
         store_latency_ms, store_bandwidth: what a request to Millpond's store costs; bytes per second, 0 = unlimited.
         commit_mode: Millpond's `commit.mode`.
+        s3: endpoint of an S3 server where the state lies, Spark's with its whole checkpoint; empty = local disk.
         restart: after measuring, kill, drop the page cache, start again and measure the first batch.
+        restart_partitions: partitions of the state after it; 0 = as before. Spark repartitions offline before it.
+        lose_disk: the local disk is empty after it.
         checkpoint_seconds: Flink's checkpoint interval.
         settings: further engine settings, passed as they are.
         work: folder of the run: checkpoint, local files, logs.
@@ -83,7 +86,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     store_latency_ms: float = 0.0
     store_bandwidth: int = 0
     commit_mode: str = "async"
+    s3: str = ""
     restart: bool = False
+    restart_partitions: int = 0
+    lose_disk: bool = False
     checkpoint_seconds: float = 5.0
     settings: dict[str, str] = {}
 

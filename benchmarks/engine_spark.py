@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import msgspec
+import pyspark
 
 from benchmarks.config import RunConfig
 from benchmarks.events import events_alone
 from benchmarks.workloads import build, output_mode
 from millpond.errors import UnsupportedError
 from millpond.workloads.peer import PEER_SETTINGS
+
+BUCKET, KEY, SECRET = "millpond-tests", "key", "secret"
+"""On the S3 server, and who may use it (see `tests/real_s3.py`)."""
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,13 +48,16 @@ def session(config: RunConfig) -> SparkSession:
         "spark.sql.streaming.numRecentProgressUpdates": "100000",
         "spark.ui.showConsoleProgress": "false",
         **PEER_SETTINGS,
+        **on_s3(config),
     }
     if config.engine == "millpond":
         settings["spark.millpond.slot.memory"] = config.slot_memory
         settings["spark.millpond.commit.mode"] = config.commit_mode
         settings["spark.millpond.slots"] = str(config.cores)
         settings["spark.millpond.onUnsupported"] = "error"
-        if config.store_latency_ms or config.store_bandwidth:
+        if config.s3:
+            settings["spark.millpond.state.location"] = f"s3://{BUCKET}/{Path(config.work).name}"
+        elif config.store_latency_ms or config.store_bandwidth:
             settings["spark.millpond.state.location"] = store_url(config)
     builder = SparkSession.builder.master(f"local[{config.cores},4]").appName(f"benchmark-{config.engine}")
     for key, value in {**settings, **config.settings}.items():
@@ -58,6 +65,29 @@ def session(config: RunConfig) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def on_s3(config: RunConfig) -> dict[str, str]:
+    """What Spark needs for a checkpoint on the S3 server."""
+    if not config.s3 or config.engine != "spark":
+        return {}
+    hadoop = next((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
+    return {
+        **(
+            {} if "spark.jars" in config.settings else {"spark.jars.packages": f"org.apache.hadoop:hadoop-aws:{hadoop}"}
+        ),
+        "spark.hadoop.fs.s3a.endpoint": config.s3,
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+        "spark.hadoop.fs.s3a.access.key": KEY,
+        "spark.hadoop.fs.s3a.secret.key": SECRET,
+    }
+
+
+def checkpoint(config: RunConfig) -> str:
+    """Where Spark's checkpoint lies."""
+    if config.s3 and config.engine == "spark":
+        return f"s3a://{BUCKET}/{Path(config.work).name}"
+    return str(Path(config.work) / "checkpoint")
 
 
 def store_url(config: RunConfig) -> str:
@@ -81,7 +111,7 @@ def start(spark: SparkSession, config: RunConfig) -> StreamingQuery:
     return (
         writer.format("noop")
         .outputMode(mode)
-        .option("checkpointLocation", str(Path(config.work) / "checkpoint"))
+        .option("checkpointLocation", checkpoint(config))
         .trigger(processingTime="0 seconds")
         .start()
     )
@@ -134,6 +164,10 @@ def main(arguments: list[str]) -> int:
     restarted = "--restarted" in arguments
     spark = session(config)
     events.send("session")
+    if restarted and config.restart_partitions and config.engine == "spark":
+        before = time.time()
+        spark._streamingCheckpointManager.repartition(checkpoint(config), config.restart_partitions)
+        events.send("repartitioned", seconds=time.time() - before)
     try:
         query = start(spark, config)
     except (AnalysisException, UnsupportedError) as refusal:

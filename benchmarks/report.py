@@ -148,7 +148,9 @@ def print_table(results: list[Result]) -> None:
         if r.restart is not None:
             console.print(
                 f"{r.engine}: first batch after a restart {r.restart.first_batch_ms:,.0f} ms,"
-                f" {r.restart.extra_ms:,.0f} ms more than a steady one; ready after {r.restart.ready_s:.1f} s"
+                f" {r.restart.extra_ms:,.0f} ms more than a steady one; ready after {r.restart.ready_s:.1f} s,"
+                f" with no state after {r.restart.empty_s:.1f} s"
+                + ("" if r.restart.repartition_s is None else f" (repartitioned in {r.restart.repartition_s:.1f} s)")
             )
 
 

@@ -46,12 +46,16 @@ class Restart(msgspec.Struct, frozen=True):
         second_batch_ms: the one after.
         extra_ms: the first batch's time beyond a steady batch's median before the kill.
         ready_s: from the start of the query to the end of its first batch.
+        empty_s: the same at the first start, when there was no state.
+        repartition_s: of that, what Spark took to repartition the state offline.
     """
 
     first_batch_ms: float
     second_batch_ms: float | None
     extra_ms: float
     ready_s: float
+    empty_s: float
+    repartition_s: float | None = None
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -161,7 +161,7 @@ def some_results() -> list[Result]:
         batch_ms=Spread.of([b.ms for b in batches]),
         commit_ms=Spread.of([1.0]),
         batches=batches,
-        restart=Restart(1_500.0, 900.0, 598.0, 9.5),
+        restart=Restart(1_500.0, 900.0, 598.0, 9.5, 8.0),
         machine=Machine.here(),
     )
     return [good, Result(engine="spark", workload="rmw", error="it broke")]
