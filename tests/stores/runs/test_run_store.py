@@ -268,24 +268,76 @@ def test_reading_much_of_a_file_piece_by_piece_brings_it_here(tmp_path):
     rows = sort_rows(random_rows(100_000, FIXED, 1), FIXED)
     ref = first.write(rows, FIXED).ref
     again = store(tmp_path, "2", memory=0)
-    again._hydrator.shutdown()
-    again._hydrator = Idle()
-    runs = RunSet(FIXED, [again.open(ref, FIXED)])
+    runs = RunSet(FIXED, [again.open(ref, FIXED, HashRange(0, 1 << 63))])  # a part of it is not copied at once
     source = cached(runs.runs[0])
-    pending = np.arange(0, 100_000, 500)
-    for _ in range(4):
+    pending = np.flatnonzero(rows.words[:, 0] < 1 << 63)[::500]
+    for number in range(20):
         assert len(runs.lookup(rows, pending).positions) == len(pending)
+        again._hydrator.submit(int).result()
+        if number == 0:
+            assert not source.mapped
     assert source.mapped
-    assert source.remote().fetched < 3 * ref.bytes
+    assert source.remote().fetched < 4 * ref.bytes
+    stats = again.stats()
+    assert stats["disk_blocks"] > 0
+    assert stats["far_blocks"] > 0
+    assert stats["copied_bytes"] == stats["disk_bytes"]
     first.close()
     again.close()
 
 
-class Idle:
-    """An executor that never gets round to it."""
+def test_a_disk_that_holds_a_twentieth_is_not_copied_to_again_and_again(tmp_path):
+    first = store(tmp_path, disk=0)
+    rows = [sort_rows(random_rows(20_000, FIXED, seed), FIXED) for seed in range(20)]
+    refs = [first.write(each, FIXED).ref for each in rows]
+    raw = 20_000 * FIXED.width * 8
+    again = store(tmp_path, "2", disk=raw + raw // 4, memory=raw // 4)
+    runs = again.open_all(refs, FIXED)
+    for _ in range(6):
+        for run_, each in zip(runs, rows, strict=True):
+            assert len(RunSet(FIXED, [run_]).lookup(each, np.arange(0, 20_000, 20)).positions) == 1000
+    again._hydrator.submit(int).result()
+    stats = again.stats()
+    assert stats["disk_bytes"] > 0
+    assert stats["copied_bytes"] < 3 * stats["disk_bytes"]
+    assert sum(cached(run_).mapped for run_ in runs) == 1
+    first.close()
+    again.close()
 
-    def submit(self, *_):
-        pass
 
-    def shutdown(self, **_):
-        pass
+def test_a_scan_leaves_the_caches_as_they_are(tmp_path):
+    first = store(tmp_path, disk=0)
+    rows = [sort_rows(random_rows(20_000, FIXED, seed), FIXED) for seed in range(6)]
+    refs = [first.write(each, FIXED).ref for each in rows]
+    raw = 20_000 * FIXED.width * 8
+    again = store(tmp_path, "2", disk=0, memory=2 * raw)
+    runs = again.open_all(refs, FIXED)
+    hot = RunSet(FIXED, runs[:1])
+    hot.lookup(rows[0], np.arange(0, 20_000, 20))
+    assert sum(piece.count for piece in RunSet(FIXED, runs).scan()) == 120_000
+    assert again.cache.bytes <= again.cache.limit
+    before = again.cache.misses
+    hot.lookup(rows[0], np.arange(0, 20_000, 20))
+    assert again.cache.misses == before
+    assert again.cache.bytes > raw  # what there was room for
+    first.close()
+    again.close()
+
+
+def test_a_copy_of_a_run_that_is_forgotten_meanwhile_does_not_stay(tmp_path):
+    first = store(tmp_path, disk=0)
+    ref = first.write(sort_rows(random_rows(20_000, FIXED, 1), FIXED), FIXED).ref
+    again = store(tmp_path, "2")
+    admit = again._local.admit
+
+    def late(*args, **kwargs):
+        again.forget(opened)
+        return admit(*args, **kwargs)
+
+    again._local.admit = late
+    opened = again.open(ref, FIXED, HashRange(0, 1 << 63))
+    again.hydrate(cached(opened))
+    assert os.listdir(tmp_path / "local2") == []
+    assert again.stats()["disk_bytes"] == 0
+    first.close()
+    again.close()

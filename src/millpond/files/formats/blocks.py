@@ -143,8 +143,12 @@ class BlockSource(Protocol):
     def memory(self) -> int:
         """Bytes of memory that the source itself holds (caches shared with others not counted)."""
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
-        """The addresses of some blocks (ascending numbers), brought in and checked as needed."""
+    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
+        """The addresses of some blocks (ascending numbers), brought in and checked as needed.
+
+        Args:
+            once: by a scan, which passes each block once: caches keep the blocks only where they have room.
+        """
 
     def filters(self, wanted: Numbers) -> FilterTable:
         """The addresses of the filters of some blocks (ascending numbers)."""
@@ -198,7 +202,7 @@ class MemorySource:
         """Bytes of rows, heap and filter."""
         return self.rows.words.nbytes + self.rows.heap.nbytes + self._filter.nbytes
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
         """The addresses of all blocks."""
         return self._table
 

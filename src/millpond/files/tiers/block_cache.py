@@ -36,26 +36,34 @@ class BlockCache:
             self._limit = limit
             self._shrink()
 
-    def get(self, file: str, numbers: Sequence[int]) -> dict[int, Rows]:
-        """Those of some blocks of a file that are here."""
+    def get(self, file: str, numbers: Sequence[int], *, once: bool = False) -> dict[int, Rows]:
+        """Those of some blocks of a file that are here; with `once`, they count as used no later than they did."""
         found = {}
         with self._lock:
             for number in numbers:
                 rows = self._blocks.get((file, number))
                 if rows is not None:
-                    self._blocks.move_to_end((file, number))
+                    if not once:
+                        self._blocks.move_to_end((file, number))
                     found[number] = rows
             self.hits += len(found)
             self.misses += len(numbers) - len(found)
         return found
 
-    def put(self, file: str, blocks: dict[int, Rows]) -> None:
-        """Keep some blocks of a file, at the cost of others."""
+    def put(self, file: str, blocks: dict[int, Rows], *, once: bool = False) -> None:
+        """Keep some blocks of a file, at the cost of others.
+
+        Args:
+            once: as far as there is room, and only until others need it: a scan leaves the cache as it was.
+        """
         with self._lock:
             for number, rows in blocks.items():
-                if (file, number) not in self._blocks:
-                    self._blocks[file, number] = rows
-                    self.bytes += _size(rows)
+                if (file, number) in self._blocks or (once and self.bytes + _size(rows) > self._limit):
+                    continue
+                self._blocks[file, number] = rows
+                self.bytes += _size(rows)
+                if once:
+                    self._blocks.move_to_end((file, number), last=False)
             self._shrink()
 
     def drop(self, file: str) -> None:

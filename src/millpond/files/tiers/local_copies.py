@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -17,6 +16,7 @@ from millpond.errors import StateDamagedError
 from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers
 from millpond.files.refs import RunRef
 from millpond.files.tiers.mapped import MappedSource
+from millpond.files.tiers.policy import CachePolicy, HistoryPolicy
 from millpond.files.tiers.remote import RemoteSource
 from millpond.layout import RowLayout
 
@@ -25,16 +25,26 @@ _STALE = 3600.0  # seconds after which a file written aside was left by a proces
 
 
 class LocalCache:
-    """A directory of raw copies of run files, together at most `limit` bytes; the least recently used go first.
+    """A directory of raw copies of run files. Thread-safe.
 
     Copies left by an earlier process are found again. Losing the directory loses nothing but time.
+
+    Args:
+        path: the directory. limit: bytes of copies, at most.
+        policy: what is copied, and what goes; by default a `HistoryPolicy`.
+
+    Attributes:
+        blocks: blocks and filters that were read from copies so far.
+        copied: bytes of copies so far for which files were read, new ones aside.
     """
 
-    def __init__(self, path: str, limit: int) -> None:
+    def __init__(self, path: str, limit: int, policy: CachePolicy | None = None) -> None:
         self.path = path
         self.limit = limit
+        self.blocks = 0
+        self.copied = 0
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, int] = OrderedDict()
+        self._policy = policy if policy is not None else HistoryPolicy(limit)
         self._users: dict[str, Callable[[], None]] = {}
         os.makedirs(path, exist_ok=True)
         found = []
@@ -48,13 +58,15 @@ class LocalCache:
             elif entry.name.endswith(".tmp") and status.st_mtime < time.time() - _STALE:
                 _unlink(entry.path)
         for _, name, size in sorted(found):
-            self._files[name] = size
+            victims = self._policy.admit(name, size, written=True)
+            for victim in [name] if victims is None else victims:
+                _unlink(self.place(victim))
 
     @property
     def bytes(self) -> int:
         """Bytes of all copies."""
         with self._lock:
-            return sum(self._files.values())
+            return self._policy.bytes
 
     def place(self, name: str) -> str:
         """Where the copy of a file stands or would stand."""
@@ -66,33 +78,46 @@ class LocalCache:
 
     def has(self, name: str) -> bool:
         """Whether there is a copy of a file; then it is the most recently used."""
-        key = os.path.basename(name)
         with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
-                return True
-            return False
+            return self._policy.touch(os.path.basename(name))
 
-    def admit(self, name: str, staged: str) -> bool:
-        """Take in a copy that is whole, if there is or can be made room for it; else delete it."""
+    def read(self, name: str, lengths: float, blocks: int = 0) -> None:
+        """Some of a file was read: so many times its length, and so many blocks of it from its copy."""
+        with self._lock:
+            self.blocks += blocks
+            self._policy.read(os.path.basename(name), lengths)
+
+    def expects(self, name: str, size: int) -> bool:
+        """See `CachePolicy.expects`."""
+        with self._lock:
+            return self._policy.expects(os.path.basename(name), size)
+
+    def wants(self, name: str, size: int) -> bool:
+        """See `CachePolicy.wants`."""
+        with self._lock:
+            return self._policy.wants(os.path.basename(name), size)
+
+    def admit(self, name: str, staged: str, *, written: bool) -> bool:
+        """Take in a copy that is whole, if the policy says so; else delete it.
+
+        Args:
+            written: the file is new.
+        """
         key = os.path.basename(name)
         size = os.stat(staged).st_size
-        victims = []
         with self._lock:
-            self._files.pop(key, None)
-            if fits := size <= self.limit:
-                while sum(self._files.values()) + size > self.limit:
-                    victim, _ = self._files.popitem(last=False)
-                    victims.append((victim, self._users.pop(victim, None)))
+            victims = self._policy.admit(key, size, written=written)
+            if victims is not None:
                 os.replace(staged, self.place(name))
-                self._files[key] = size
-        for victim, user in victims:
+                self.copied += 0 if written else size
+            users = [self._users.pop(victim, None) for victim in victims or ()]
+        for victim, user in zip(victims or (), users, strict=True):
             if user is not None:
                 user()
             _unlink(self.place(victim))
-        if not fits:
+        if victims is None:
             _unlink(staged)
-        return fits
+        return victims is not None
 
     def use(self, name: str, lost: Callable[[], None]) -> None:
         """Say whom to tell when the copy of a file goes."""
@@ -103,7 +128,7 @@ class LocalCache:
         """Delete the copy of a file, if there is one. Mappings of it stay valid."""
         key = os.path.basename(name)
         with self._lock:
-            self._files.pop(key, None)
+            self._policy.forget(key)
             self._users.pop(key, None)
         _unlink(self.place(name))
 
@@ -117,11 +142,12 @@ class CachedSource:
         ref: the file. layout: the layout of its rows.
         open_remote: opens the file in the state location.
         cache: where local copies stand. mapped: the local copy, if there is one.
-        copy: makes a local copy and has it adopted. It is called, once, when as much was read piece by piece as the
-            file is long: reading goes on like that, so a copy pays.
+        copy: has a local copy made and adopted, at some time. It is called when what is read from afar may make that
+            pay.
 
     Attributes:
         copying: held by whoever makes a local copy.
+        closed: nobody reads it any more.
     """
 
     def __init__(
@@ -139,6 +165,7 @@ class CachedSource:
         self._cache = cache
         self._lock = threading.Lock()
         self.copying = threading.Lock()
+        self.closed = False
         self._remote: RemoteSource | None = None
         self._mapped = mapped
         self._copy = copy
@@ -184,12 +211,19 @@ class CachedSource:
             if self._remote is not None:
                 self._remote.close()
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
         """See `BlockSource.blocks`."""
-        return self._ask(lambda source: source.blocks(wanted))
+        mapped = self._mapped
+        if mapped is not None:
+            count = _distinct(wanted)
+            self._cache.read(self.ref.name, count / max(1, self.index.count), count)
+        return self._ask(lambda source: source.blocks(wanted, once=once))
 
     def filters(self, wanted: Numbers) -> FilterTable:
         """See `BlockSource.filters`."""
+        mapped = self._mapped
+        if mapped is not None:  # few and small, they would stay in the cache of blocks: a copy saves little there
+            self._cache.read(self.ref.name, 0.0, _distinct(wanted // mapped.directory.footer.group))
         return self._ask(lambda source: source.filters(wanted))
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
@@ -213,22 +247,28 @@ class CachedSource:
                 self._lose()
                 self._cache.drop(self.ref.name)
         remote = self.remote()
-        copy = self._copy
-        if copy is not None and remote.fetched > self.ref.bytes:
-            self._copy = None
-            copy(self)
-            if (mapped := self._mapped) is not None:
-                return question(mapped)
-        return question(remote)
+        before = remote.fetched
+        answer = question(remote)
+        if (more := remote.fetched - before) > 0:
+            self._cache.read(self.ref.name, more / self.ref.bytes)
+            if self._copy is not None:
+                self._copy(self)
+        return answer
 
     def _lose(self) -> None:
         self._mapped = None
 
     def close(self) -> None:
         """See `BlockSource.close`; the local copy stays for the next one to open the file."""
+        self.closed = True
         with self._lock:
             if self._remote is not None:
                 self._remote.close()
+
+
+def _distinct(numbers: Numbers) -> int:
+    """How many different ones there are of some ascending numbers."""
+    return int(np.count_nonzero(np.diff(numbers))) + 1 if len(numbers) else 0
 
 
 def _unlink(path: str) -> None:

@@ -80,7 +80,7 @@ class MappedSource:
         """Whether all blocks are known to be right."""
         return self._all_blocks and self._all_filters
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
         """See `BlockSource.blocks`."""
         if not self._all_blocks:
             todo = np.unique(wanted)

@@ -59,12 +59,13 @@ class RemoteSource:
             raise damaged(self._place, "it is not the file that the checkpoint names")
         self.index = self.directory.index
         self.fetched = 0
+        self._edge: dict[int, Rows] = {}  # where a scan was last: its next piece begins in the same block
         self.memory = sum(a.nbytes for a in (self.index.fence, self.index.starts, self.index.lines)) * 2
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
         """See `BlockSource.blocks`."""
         numbers = np.unique(wanted).tolist()
-        blocks = self._bring(numbers)
+        blocks = self._bring(numbers, once=once)
         words_at = np.zeros(self.index.count, np.uint64)
         heap_at = np.zeros(self.index.count, np.uint64)
         for number, rows in blocks.items():
@@ -91,13 +92,17 @@ class RemoteSource:
         for begin in range(0, count, per_piece):
             yield from self._fetch(list(range(begin, min(begin + per_piece, count)))).values()
 
-    def _bring(self, numbers: Sequence[int]) -> dict[int, Rows]:
-        found = self._cache.get(self.ref.name, numbers)
+    def _bring(self, numbers: Sequence[int], *, once: bool = False) -> dict[int, Rows]:
+        found = self._cache.get(self.ref.name, numbers, once=once)
+        edge = self._edge
+        found |= {number: edge[number] for number in numbers if number in edge and number not in found}
         missing = [number for number in numbers if number not in found]
         if missing:
             fetched = self._fetch(missing)
-            self._cache.put(self.ref.name, fetched)
+            self._cache.put(self.ref.name, fetched, once=once)
             found |= fetched
+        if once:
+            self._edge = {number: found[number] for number in numbers[-1:]}
         return found
 
     def _fetch(self, numbers: Sequence[int]) -> dict[int, Rows]:
@@ -146,4 +151,5 @@ class RemoteSource:
 
     def close(self) -> None:
         """See `BlockSource.close`."""
+        self._edge = {}
         self._cache.drop(self.ref.name)

@@ -36,7 +36,7 @@ class View(NamedTuple):
         begin, end = index.span(lowest, highest)
         self.source.expect_blocks(begin, min(begin + 2 * (end - begin), index.count))
         counts = np.diff(index.starts[begin : end + 1])
-        table = self.source.blocks(np.arange(begin, end))
+        table = self.source.blocks(np.arange(begin, end), once=True)
         words_at, heap_at = table.words_at[begin:end], table.heap_at[begin:end]
         if self.axis == HASH or self.window.whole or begin == end:
             return counts, BlockTable(words_at, heap_at, table.pins)

@@ -150,7 +150,7 @@ class Run:
             if count > _USELESS * len(inside):
                 self._filter_idle = _IDLE
         done = np.zeros(len(inside), np.uint8)
-        table = self.source.blocks(blocks) if self.source.resident else None
+        table = self.source.blocks(blocks[admitted[:count]]) if self.source.resident else None
         if table is not None and table.complete:
             self._probe(query, inside, blocks, admitted[:count], done, table)
         else:

@@ -6,8 +6,9 @@ import logging
 import mmap
 import os
 import tempfile
+import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
@@ -20,6 +21,7 @@ from millpond.files.tiers.block_cache import BlockCache
 from millpond.files.tiers.in_place import in_place
 from millpond.files.tiers.local_copies import CachedSource, LocalCache
 from millpond.files.tiers.mapped import CompressedError, MappedSource
+from millpond.files.tiers.policy import ADMISSION, HistoryPolicy
 from millpond.files.tiers.remote import RemoteSource
 from millpond.layout import HASH, HashRange, RowLayout, Rows
 from millpond.stores.runs.run_set import Run
@@ -40,18 +42,30 @@ class RunStore:
     Args:
         files: the state location.
         local: directory for raw copies, which are mapped into memory.
-        disk: bytes of local copies, at most; 0 for none.
+        disk: bytes of local copies, at most; 0 for none. admission: when a file that is read from afar gets one (see
+            `HistoryPolicy`).
         memory: bytes of blocks of files without local copy that are kept in memory, at most.
         threads: requests to the state location at a time.
     """
 
-    def __init__(self, files: FileSystem, local: str, *, disk: int, memory: int, threads: int = 8) -> None:
+    def __init__(
+        self,
+        files: FileSystem,
+        local: str,
+        *,
+        disk: int,
+        memory: int,
+        admission: float = ADMISSION,
+        threads: int = 8,
+    ) -> None:
         self._files = files
         self._in_place = in_place(files)
-        self._local = LocalCache(local, disk)
+        self._local = LocalCache(local, disk, HistoryPolicy(disk, admission))
         self.cache = BlockCache(memory)
         self._requests = ThreadPoolExecutor(threads, "millpond-fetch")
         self._hydrator = ThreadPoolExecutor(1, "millpond-hydrate")
+        self._lock = threading.Lock()
+        self._hydrating: set[str] = set()
 
     def write(self, rows: Rows | Iterable[Rows], layout: RowLayout) -> Run:
         """Write a run and open it; returns when it is durable in the state location.
@@ -76,7 +90,7 @@ class RunStore:
                     os.unlink(staged)
                 raise
         mapped = None
-        if self._local.limit and self._local.admit(name, staged):
+        if self._local.limit and self._local.admit(name, staged, written=True):
             mapped = MappedSource(self._local.place(name), layout, checked=True)
         return Run(self._source(ref, layout, mapped), ref)
 
@@ -107,7 +121,8 @@ class RunStore:
     ) -> Run:
         """Open a run for a range of hashes: from its local copy, or else from the state location.
 
-        A run without local copy gets one in the background, unless it is opened for a part of its hashes only.
+        A run without local copy gets one in the background if there is room, unless it is opened for a part of its
+        hashes only.
 
         Args:
             axis: the word of a row by which it belongs to a partition (see `stores.windows`).
@@ -120,12 +135,9 @@ class RunStore:
             return Run(lying, ref, range_, axis)
         source = self._source(ref, layout, self._map(ref, layout))
         whole = range_.meet(range_of(ref.window)).has(HashRange(ref.first, ref.last + 1))
-        if not source.mapped and whole and self._fits(ref, layout):
-            self._hydrator.submit(self.hydrate, source)
+        if not source.mapped and whole:
+            self._hydrate_if(source, self._local.expects)
         return Run(source, ref, range_, axis)
-
-    def _fits(self, ref: RunRef, layout: RowLayout) -> bool:
-        return ref.rows * layout.width * 8 <= self._local.limit
 
     def open_all(
         self,
@@ -145,16 +157,43 @@ class RunStore:
             if not source.mapped:
                 self._hydrate(source)
 
+    def _hydrate_if(self, source: CachedSource, pays: Callable[[str, int], bool]) -> None:
+        """Make a local copy in the background if that pays, now and when its turn comes."""
+        name, size = source.ref.name, _raw_size(source.ref, source.layout)
+        if not pays(name, size):
+            return
+        with self._lock:
+            if name in self._hydrating:
+                return
+            self._hydrating.add(name)
+
+        def hydrate() -> None:
+            try:
+                if not source.closed and pays(name, size):
+                    self.hydrate(source)
+            finally:
+                with self._lock:
+                    self._hydrating.discard(name)
+
+        try:
+            self._hydrator.submit(hydrate)
+        except RuntimeError:  # the store is closed
+            with self._lock:
+                self._hydrating.discard(name)
+
     def _hydrate(self, source: CachedSource) -> None:
-        staged = self._local.staged(source.ref.name)
+        name = source.ref.name
+        staged = self._local.staged(name)
         try:
             with open(staged, "wb", buffering=_BUFFER) as raw:
                 writer = RunWriter(source.layout, [Target(raw.write, compress=False)])
-                _fill(writer, source.remote().pieces())
-            if self._local.admit(source.ref.name, staged):
-                source.adopt(MappedSource(self._local.place(source.ref.name), source.layout, checked=True))
-        except (MillpondError, OSError) as error:
-            _log.debug("no local copy of %s: %s", source.ref.name, error)
+                _fill(writer, _while(lambda: not source.closed, source.remote().pieces()))
+            if self._local.admit(name, staged, written=False):
+                source.adopt(MappedSource(self._local.place(name), source.layout, checked=True))
+                if source.closed:  # and maybe forgotten, before there was anything to delete
+                    self._local.drop(name)
+        except (MillpondError, OSError, _EndedError) as error:
+            _log.debug("no local copy of %s: %s", name, error)
             if os.path.exists(staged):
                 os.unlink(staged)
 
@@ -168,8 +207,10 @@ class RunStore:
         def open_remote() -> RemoteSource:
             return RemoteSource(self._files, ref, layout, self.cache, self._requests)
 
-        copy = self.hydrate if self._fits(ref, layout) else None
-        return CachedSource(ref, layout, open_remote, self._local, mapped, copy)
+        def copy(source: CachedSource) -> None:
+            self._hydrate_if(source, self._local.wants)
+
+        return CachedSource(ref, layout, open_remote, self._local, mapped, copy if self._local.limit else None)
 
     def _map(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
         if not self._local.has(ref.name):
@@ -184,18 +225,42 @@ class RunStore:
         return mapped
 
     def stats(self) -> dict[str, int]:
-        """Figures: bytes of local copies, bytes of cached blocks, hits and misses of the block cache."""
+        """Figures of files that lie far away.
+
+        `disk_bytes`, `cache_bytes`: of local copies, of cached blocks. `disk_blocks`, `memory_blocks`, `far_blocks`: how
+        many blocks and filters came from local copies, from the cache of blocks, from afar. `copied_bytes`: of local
+        copies for which files were read.
+        """
         return {
             "disk_bytes": self._local.bytes,
             "cache_bytes": self.cache.bytes,
-            "cache_hits": self.cache.hits,
-            "cache_misses": self.cache.misses,
+            "disk_blocks": self._local.blocks,
+            "memory_blocks": self.cache.hits,
+            "far_blocks": self.cache.misses,
+            "copied_bytes": self._local.copied,
         }
 
     def close(self) -> None:
         """End the threads; runs that are open must not be used any more."""
         self._hydrator.shutdown(wait=True, cancel_futures=True)
         self._requests.shutdown(wait=True, cancel_futures=True)
+
+
+class _EndedError(Exception):
+    """Nobody needs what was being copied."""
+
+
+def _while(going: Callable[[], bool], pieces: Iterable[Rows]) -> Iterator[Rows]:
+    """Pieces, as long as it goes on."""
+    for piece in pieces:
+        if not going():
+            raise _EndedError
+        yield piece
+
+
+def _raw_size(ref: RunRef, layout: RowLayout) -> int:
+    """Bytes of a local copy, about: long values may take more, filters are left out."""
+    return max(ref.bytes, ref.rows * layout.width * 8)
 
 
 def _fill(writer: RunWriter, pieces: Iterable[Rows]) -> None:
