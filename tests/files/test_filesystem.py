@@ -21,6 +21,7 @@ from millpond.files.backends.filesystem import (
     on_disk,
     open_filesystem,
 )
+from millpond.files.backends.hedged import HedgedFiles
 from millpond.files.backends.local import LocalFiles
 from tests.real_s3 import BUCKET
 from tests.s3 import asked, pointed_at, s3
@@ -41,13 +42,24 @@ def real_bucket(seaweedfs):
 
 
 @pytest.fixture(
-    params=["memory", "file", "path", "faults", "counted", "bucket", pytest.param("real_bucket", marks=SEAWEEDFS)]
+    params=[
+        "memory",
+        "file",
+        "path",
+        "faults",
+        "counted",
+        "hedged",
+        "bucket",
+        pytest.param("real_bucket", marks=SEAWEEDFS),
+    ]
 )
 def files(request, tmp_path):
     if "bucket" in request.param:
         return open_filesystem(f"{request.getfixturevalue(request.param)}/{uuid.uuid4().hex}/below")
     if request.param == "counted":
         return CountedFiles(open_filesystem(f"memory:{uuid.uuid4().hex}"))
+    if request.param == "hedged":
+        return HedgedFiles(open_filesystem(f"memory:{uuid.uuid4().hex}"))
     url = {
         "memory": f"memory:{uuid.uuid4().hex}/below",
         "file": f"file:{tmp_path}/new folder/x",

@@ -1,7 +1,7 @@
 """Merges in the background: the table's contents never change, whatever happens to a merge."""
 
-import threading
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np

@@ -227,9 +227,9 @@ class RunStore:
     def stats(self) -> dict[str, int]:
         """Figures of files that lie far away.
 
-        `disk_bytes`, `cache_bytes`: of local copies, of cached blocks. `disk_blocks`, `memory_blocks`, `far_blocks`: how
-        many blocks and filters came from local copies, from the cache of blocks, from afar. `copied_bytes`: of local
-        copies for which files were read.
+        `disk_bytes`, `cache_bytes`: of local copies, of cached blocks. `disk_blocks`, `memory_blocks`, `far_blocks`:
+        how many blocks and filters came from local copies, from the cache of blocks, from afar. `copied_bytes`: of
+        local copies for which files were read.
         """
         return {
             "disk_bytes": self._local.bytes,
