@@ -32,7 +32,9 @@ class Settings:
     partitions: int | None = None
     slots: int | None = None
     slot_memory: int = 1 << 30
-    cache_disk: int = 0
+    cache_disk: int | None = None
+    cache_admission: float = 2.0
+    requests_hedged: float = 0.05
     read_batch_ratio: float = 0.02
     max_space_amplification: float = 1.5
     commit_mode: Literal["async", "sync"] | None = None
@@ -114,6 +116,10 @@ def _share(text: str) -> float:
     return _number(text, 0.0, 1.0, "a number from 0 to 1")
 
 
+def _lengths(text: str) -> float:
+    return _number(text, 0.0, 1000.0, "a number from 0 to 1000")
+
+
 def _amplification(text: str) -> float:
     return _number(text, 1.1, 100.0, "a number from 1.1 to 100")
 
@@ -183,7 +189,22 @@ SETTINGS = {
         "executor memory, so leave room for it (YARN, Kubernetes: memory overhead)",
     ),
     "cache.disk": Setting(
-        "cache_disk", parse_size, "local disk for copies of runs, per slot (`10g`); 0 for as much as there is"
+        "cache_disk",
+        parse_size,
+        "where the state is on an object store: local disk for copies of its files, per slot (`10g`); `0` for none",
+        default="half of what is free, shared by the slots",
+    ),
+    "cache.admission": Setting(
+        "cache_admission",
+        _lengths,
+        "likewise: a file that is read from the store gets a local copy once more than so many times its length was "
+        "read of it within a minute, on top of what was read of the copies that have to go for it (0 to 1000)",
+    ),
+    "requests.hedged": Setting(
+        "requests_hedged",
+        _share,
+        "likewise: of the requests that read parts of files, the share that may be made a second time because the "
+        "first answer takes longer than 95 of 100 do (0 to 1); 0 makes none twice",
     ),
     "store.readBatchRatio": Setting(
         "read_batch_ratio",

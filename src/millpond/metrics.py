@@ -28,10 +28,15 @@ OBSERVED = ("appending", "moved_rows", "left_rows")
 """Figures added up likewise, of operators whose store is chosen while they run: partitions whose rows are appended;
 appended rows that the batch has made groups of; those that are still to become groups."""
 
-REQUESTS = ("puts", "put_bytes", "gets", "get_bytes", "lists", "heads", "request_cost")
+REQUESTS = ("puts", "put_bytes", "gets", "get_bytes", "lists", "heads", "request_cost", "hedges")
 """Figures added up likewise, where the state is on an object store, of what slots have asked of it since the figures
 before: objects (or parts of large ones) put, and their bytes; ranges got, and bytes; pages of lists; looks whether an
-object is there; and what that costs, in micro-dollars. Operators of a slot share them: who reports first has all."""
+object is there; what that costs, in micro-dollars; and how many of the ranges were asked for a second time, because the
+first answer took long. Operators of a slot share them: who reports first has all."""
+
+TIERS = ("memory_blocks", "disk_blocks", "remote_blocks", "copied_bytes")
+"""Figures added up and shared likewise: blocks of files, and filters of such, that were read from the cache in memory,
+from local copies, and from the object store; bytes of local copies that were made of files there."""
 
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
@@ -44,11 +49,12 @@ COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses
 FIGURES = SUMMED + GREATEST
 """What every operator reports."""
 
-DURABLE = ("late_rows", "state_rows", "memory_bytes", "cache_hits", "cache_misses", "process_ms", *PRICES)
+DURABLE = ("late_rows", "state_rows", "memory_bytes", "cache_hits", "cache_misses", "process_ms", *PRICES, *TIERS)
 """Figures that a partition's manifest keeps beside its input rows, for those who look from outside: `memory_bytes` of
-the state in memory; `process_ms`, how long the operator took over the batch; requests, where there are any."""
+the state in memory; `process_ms`, how long the operator took over the batch; requests and tiers, where there are
+any."""
 
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REQUESTS
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REQUESTS + TIERS
 _SCALES = {"request_cost": 10}
 """Of figures that are no whole numbers, what makes them so."""
 

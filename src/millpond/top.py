@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.errors import MillpondError, TransientError
-from millpond.metrics import PRICES, request_cost
+from millpond.metrics import PRICES, TIERS, request_cost
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.queries import find_query
@@ -109,7 +109,20 @@ def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealt
     table.add_row("commit lag", f"{counted(progress.commit_lag, 'version')}{failed}")
     if recent and recent[-1].requests:
         table.add_row("requests", _requests(recent))
+    if said := _tiers(recent):
+        table.add_row("blocks", said)
     return table
+
+
+def _tiers(recent: list[BatchProgress]) -> str:
+    """Where blocks of files were read; empty if none were."""
+    counts = {name: sum(batch.tiers.get(name, 0) for batch in recent) for name in TIERS}
+    places = {"memory_blocks": "memory", "disk_blocks": "local copies", "remote_blocks": "the object store"}
+    read = sum(counts[name] for name in places)
+    if not read:
+        return ""
+    shares = ", ".join(f"{counts[name] / read:.1%} from {place}" for name, place in places.items())
+    return f"{read / len(recent):,.3g} a batch: {shares}; {_size(counts['copied_bytes'])} copied"
 
 
 def _requests(recent: list[BatchProgress]) -> str:

@@ -95,7 +95,9 @@ def test_an_unknown_name_is_told_what_may_be_meant(name: str, meant: str) -> Non
         read_settings({name: "1g"})
     assert str(caught.value).startswith(f"[SETTING] {name} is not a setting of Millpond. Did you mean spark.millpond.")
     assert f"spark.millpond.{meant}" in str(caught.value).split("?")[0]
-    assert "Known settings, all below spark.millpond.: batch.rows, cache.disk, changes," in str(caught.value)
+    assert "Known settings, all below spark.millpond.: batch.rows, cache.admission, cache.disk, changes," in str(
+        caught.value
+    )
 
 
 def test_a_name_like_no_other_lists_the_known() -> None:

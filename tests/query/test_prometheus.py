@@ -18,7 +18,7 @@ from pyspark.sql import Row, SparkSession
 import millpond
 from millpond.conf import Settings, read_settings
 from millpond.errors import SettingError
-from millpond.metrics import REQUESTS, request_cost
+from millpond.metrics import REQUESTS, TIERS, request_cost
 from millpond.query.progress import endpoint as endpoints
 from millpond.query.progress.counts import Counts
 
@@ -62,7 +62,7 @@ def scrape(port: int) -> dict[tuple[str, str, str], float]:
 
 
 def _which(labels: dict[str, str]) -> str:
-    return labels.get("operator", labels.get("kind", ""))
+    return labels.get("operator", labels.get("kind", labels.get("tier", "")))
 
 
 def settled(port: int, batches: int, names: int) -> dict[tuple[str, str, str], float]:
@@ -152,7 +152,7 @@ def test_requests_to_a_store(session: SparkSession, tmp_path: Path, port: int) -
         query.stop()
     wait_for_silence(port)
     rows = [figures[name].asDict() for figures in told for name in ("millpond", "millpond-1")]
-    total = {name: sum(row[name] for row in rows) for name in REQUESTS}
+    total = {name: sum(row[name] for row in rows) for name in REQUESTS + TIERS}
     assert total["puts"] >= 1
     assert total["put_bytes"] > 100
     assert total["gets"] >= 2  # each slot reads its generation
@@ -162,6 +162,10 @@ def test_requests_to_a_store(session: SparkSession, tmp_path: Path, port: int) -
         assert said["millpond_requests_total", "query", kind] == total[f"{kind}s"]
     for kind in ("put", "get"):
         assert said["millpond_request_bytes_total", "query", kind] == total[f"{kind}_bytes"]
+    assert said["millpond_hedged_requests_total", "query", ""] == total["hedges"]
+    for tier in ("memory", "disk", "remote"):
+        assert said["millpond_blocks_total", "query", tier] == total[f"{tier}_blocks"]
+    assert said["millpond_copied_bytes_total", "query", ""] == total["copied_bytes"]
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(session: SparkSession, tmp_path: Path, port: int) -> None:

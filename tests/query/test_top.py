@@ -165,6 +165,18 @@ def test_requests_and_what_they_cost() -> None:
     assert "requests" not in shown(progress_of(batch(5, 2.0, 1000)))
 
 
+def test_where_blocks_were_read() -> None:
+    def read(number: int, memory: int, disk: int, remote: int, copied: int) -> BatchProgress:
+        tiers = {"memory_blocks": memory, "disk_blocks": disk, "remote_blocks": remote, "copied_bytes": copied}
+        operators = (OperatorProgress("count", tiers=tiers), OperatorProgress("dedup", tiers=dict.fromkeys(tiers, 0)))
+        return BatchProgress(number, 1.0, operators)
+
+    said = shown(progress_of(read(5, 10, 100, 0, 0), read(6, 20, 40, 30, 2_500_000)))
+    assert "100 a batch: 15.0% from memory, 70.0% from local copies, 15.0% from the object store; 2.5 MB copied" in said
+    assert "blocks" not in shown(progress_of(read(5, 0, 0, 0, 0)))
+    assert "blocks" not in shown(progress_of(batch(5, 2.0, 1000)))
+
+
 def test_a_frame_of_a_query_in_trouble_and_of_one_that_has_just_begun() -> None:
     assert "no durable version yet" in shown(progress_of(committed=-1))
     said = shown(progress_of(batch(5, None, 10)), CommitHealth(["the store is full"], 4))

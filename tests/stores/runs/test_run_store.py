@@ -280,7 +280,7 @@ def test_reading_much_of_a_file_piece_by_piece_brings_it_here(tmp_path):
     assert source.remote().fetched < 4 * ref.bytes
     stats = again.stats()
     assert stats["disk_blocks"] > 0
-    assert stats["far_blocks"] > 0
+    assert stats["remote_blocks"] > 0
     assert stats["copied_bytes"] == stats["disk_bytes"]
     first.close()
     again.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from millpond.metrics import COUNTED, REQUESTS, observation
+from millpond.metrics import COUNTED, REQUESTS, TIERS, observation
 
 
 @dataclass
@@ -19,7 +19,8 @@ class Counts:
         operators: how many the query has.
         batches: how many have ended. seconds: that they took. last_seconds: the last one.
         totals: of each operator, figures added up over batches. last: the figures of the last batch.
-        requests: the figures of requests added up over batches and operators; empty if the state is on a disk.
+        requests: the figures of requests and tiers added up over batches and operators; empty if the state is on a
+            disk.
     """
 
     operators: int
@@ -51,7 +52,7 @@ class Counts:
                 self.last[index] = figures
                 for name in COUNTED:
                     totals[name] += figures.get(name, 0.0)
-                for name in figures.keys() & set(REQUESTS):
+                for name in figures.keys() & set(REQUESTS + TIERS):
                     self.requests[name] = self.requests.get(name, 0.0) + figures[name]
 
 

@@ -59,9 +59,22 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
     sent = CounterMetricFamily(
         "millpond_request_bytes", "Bytes that slots have put there, and got.", labels=(*_QUERY, "kind")
     )
+    hedges = CounterMetricFamily(
+        "millpond_hedged_requests", "Requests that were made a second time, as the first took long.", labels=_QUERY
+    )
+    blocks = CounterMetricFamily(
+        "millpond_blocks", "Blocks of files that were read, by the tier that had them.", labels=(*_QUERY, "tier")
+    )
+    copied = CounterMetricFamily(
+        "millpond_copied_bytes", "Bytes of local copies that were made of files in the object store.", labels=_QUERY
+    )
     for one in queries:
         with one.counts.lock:
             if one.counts.requests:
+                hedges.add_metric(one.labels, one.counts.requests["hedges"])
+                for tier in ("memory", "disk", "remote"):
+                    blocks.add_metric((*one.labels, tier), one.counts.requests[f"{tier}_blocks"])
+                copied.add_metric(one.labels, one.counts.requests["copied_bytes"])
                 for name in PRICES:
                     requests.add_metric((*one.labels, name.removesuffix("s")), one.counts.requests[name])
                 for kind in ("put", "get"):
@@ -73,7 +86,7 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
             lag.add_metric(one.labels, one.progress.commit_lag)
         if one.health is not None:
             failed.add_metric(one.labels, one.health.failed)
-    yield from (batches, last, lag, failed, requests, sent)
+    yield from (batches, last, lag, failed, requests, sent, hedges, blocks, copied)
     yield from _of_operators(queries)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
-from millpond.metrics import PRICES
+from millpond.metrics import PRICES, TIERS
 from millpond.query.ledger.ledger import Ledger
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reader import StateOperator, StateReader
@@ -29,6 +29,7 @@ class OperatorProgress:
         seconds: how long it took, in the partition that took longest.
         requests: of slots to the object store, by kind (those of `millpond.metrics.PRICES`), since the figures before,
             which may have been another operator's; empty if the state is on a disk.
+        tiers: likewise: blocks by where they were read, and bytes copied (`millpond.metrics.TIERS`).
     """
 
     title: str
@@ -41,6 +42,7 @@ class OperatorProgress:
     cache_misses: int = 0
     seconds: float = 0.0
     requests: Mapping[str, int] = field(default_factory=dict)
+    tiers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,12 @@ class BatchProgress:
     @property
     def requests(self) -> dict[str, int]:
         """Requests to the object store by kind; empty if the state is on a disk."""
-        kinds = [name for name in PRICES if any(name in one.requests for one in self.operators)]
-        return {name: sum(one.requests.get(name, 0) for one in self.operators) for name in kinds}
+        return _added([one.requests for one in self.operators])
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Blocks by where they were read, and bytes copied; empty if the state is on a disk."""
+        return _added([one.tiers for one in self.operators])
 
 
 @dataclass(frozen=True)
@@ -180,4 +186,11 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
         cache_misses=total("cache_misses"),
         seconds=max(manifest.metrics.get("process_ms", 0) for manifest in manifests) / 1000,
         requests={name: total(name) for name in PRICES if any(name in manifest.metrics for manifest in manifests)},
+        tiers={name: total(name) for name in TIERS if any(name in manifest.metrics for manifest in manifests)},
     )
+
+
+def _added(figures: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Figures by name, of all that have them."""
+    names = dict.fromkeys(name for one in figures for name in one)
+    return {name: sum(one.get(name, 0) for one in figures) for name in names}

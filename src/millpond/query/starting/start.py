@@ -208,6 +208,8 @@ class Start:
                 directory=tempfile.gettempdir() if on_one_host(self.spark.sparkContext) else "",
                 commit_mode=mode,
                 cache_disk=settings.cache_disk,
+                cache_admission=settings.cache_admission,
+                hedging=settings.requests_hedged,
                 read_batch_ratio=settings.read_batch_ratio,
                 max_space_amplification=settings.max_space_amplification,
             ),

@@ -17,7 +17,9 @@ class SlotSettings(msgspec.Struct, frozen=True):
         memory: bytes that one slot may hold for state, buffers and caches.
         commit_mode: `async` lets commits lag by one batch, `sync` ends no batch before its own commit is durable.
         directory: host-local directory below which sockets, sealed files and caches live; empty for the host's default.
-        cache_disk: bytes of local disk for cached files, per slot; 0 for as much as there is.
+        cache_disk: bytes of local disk for copies of files, per slot; None for as much as there is.
+        cache_admission: when a file is copied (see `HistoryPolicy`).
+        hedging: second requests for each first one to an object store, at most (see `HedgedFiles`).
         read_batch_ratio, max_space_amplification: of the unaligned append store (see `UnalignedTable`).
         start_timeout: how long a slot may take to answer when it is asked for.
         silence_timeout: how long a slot may give no sign of life before it counts as hung and is killed.
@@ -30,7 +32,9 @@ class SlotSettings(msgspec.Struct, frozen=True):
     memory: int = 1 << 30
     commit_mode: Literal["async", "sync"] = "async"
     directory: str = ""
-    cache_disk: int = 0
+    cache_disk: int | None = None
+    cache_admission: float = 2.0
+    hedging: float = 0.05
     read_batch_ratio: float = 0.02
     max_space_amplification: float = 1.5
     start_timeout: float = 30.0

@@ -14,10 +14,12 @@ from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.files.backends.counted import CountedFiles
 from millpond.files.backends.filesystem import FileSystem, on_disk
-from millpond.metrics import request_cost
+from millpond.files.backends.hedged import HedgedFiles
+from millpond.metrics import TIERS, request_cost
 from millpond.slot.batch.offsets import Planned, planned
 from millpond.slot.batch.parcels import exchange_folder, forget_batches
 from millpond.slot.batch.task import PipeTask
+from millpond.slot.partition.copies import CopiesFolder, claim_copies, remove_old_copies
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import Account, MemoryBudget
 from millpond.stores.runs.run_store import RunStore
@@ -73,15 +75,32 @@ class RunningQuery:
     def __post_init__(self) -> None:
         task = self.task
         self.files = open_state(task.location, **task.storage)
+        self._counted: CountedFiles | None = None
+        self._hedged: HedgedFiles | None = None
         if not on_disk(task.location):
-            self.files = CountedFiles(self.files)
+            self._counted = CountedFiles(self.files)
+            self.files = self._hedged = HedgedFiles(self._counted, task.settings.hedging)
         self.checkpoint = Checkpoint(self.files, task.generation)
         self.spill = self.means.directory / "sealed" / task.query
         self.spill.mkdir(parents=True, exist_ok=True)
         cache = self.means.directory / "cache" / task.query / str(self.means.number)
         cache.mkdir(parents=True, exist_ok=True)
-        disk = task.settings.cache_disk or shutil.disk_usage(cache).free // 2
-        self.runs = RunStore(self.files, str(cache), disk=disk, memory=self.means.cache_memory)
+        self._copies: CopiesFolder | None = None
+        if self._counted is not None:
+            root = self.means.directory.parent / "copies"
+            remove_old_copies(root)
+            self._copies = claim_copies(root, task.query, self.means.number)
+        disk = task.settings.cache_disk
+        if disk is None:
+            held = self._copies.bytes if self._copies is not None else 0
+            disk = (shutil.disk_usage(cache).free + held) // (2 * task.slots)
+        self.runs = RunStore(
+            self.files,
+            str(cache if self._copies is None else self._copies.path),
+            disk=disk,
+            memory=self.means.cache_memory,
+            admission=task.settings.cache_admission,
+        )
         self.append_files = AppendFiles(self.files, str(cache))
         self._exchange = exchange_folder(self.means.directory, task)
         self._account = self.means.budget.open()
@@ -99,15 +118,11 @@ class RunningQuery:
             raise
 
     def new_figures(self) -> dict[str, float]:
-        """What committer, caches and store were asked since this was last asked for: retries, cache hits, requests."""
-        cache = self.runs.stats()
-        now = {
-            "put_retries": self.committer.stats.retries,
-            "block_hits": cache["cache_hits"],
-            "block_misses": cache["cache_misses"],
-        }
-        if isinstance(self.files, CountedFiles):
-            now |= self.files.counts()
+        """What committer, caches and store were asked since this was last asked for: retries, requests, tiers."""
+        now = {"put_retries": self.committer.stats.retries}
+        if self._counted is not None and self._hedged is not None:
+            tiers = self.runs.stats()
+            now |= self._counted.counts() | {name: tiers[name] for name in TIERS} | {"hedges": self._hedged.hedges}
         with self._lock:
             before, self._reported = self._reported, {name: float(value) for name, value in now.items()}
             new = {name: value - before.get(name, 0.0) for name, value in self._reported.items()}
@@ -132,5 +147,9 @@ class RunningQuery:
         self.sealed.close()
         self.runs.close()
         self.append_files.close()
+        if self._hedged is not None:
+            self._hedged.close()
+        if self._copies is not None:
+            self._copies.release()
         self._account.close()
         shutil.rmtree(self._exchange, ignore_errors=True)

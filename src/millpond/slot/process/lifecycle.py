@@ -7,9 +7,11 @@
     slot-<i>.sock, slot-<i>.pid
     owners/<pid>-<start> one empty file per JVM that uses the slots
     compiling            on a machine's first run: how many kernels are compiled
-    sealed/…, cache/…    sealed deltas not yet durable; cached files
+    sealed/…, cache/…    sealed deltas not yet durable; files without names
     log                  what template and slots say
 ```
+
+Beside it, `copies/` has what outlives applications: copies of files in object stores (`partition/copies.py`).
 
 Whoever runs here looks at `owners/` twice a second and ends when none of them is alive. Names hold the host and its
 process namespace, so that directories shared between containers are never misjudged.

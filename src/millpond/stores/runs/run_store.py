@@ -219,7 +219,7 @@ class RunStore:
             mapped = MappedSource(self._local.place(ref.name), layout)
         except (StateDamagedError, FileNotFoundError, CompressedError):
             mapped = None
-        if mapped is None or (mapped.index.rows, mapped.index.highest) != (ref.rows, ref.last):
+        if mapped is None or not _same(mapped, ref):
             self._local.drop(ref.name)
             return None
         return mapped
@@ -227,7 +227,7 @@ class RunStore:
     def stats(self) -> dict[str, int]:
         """Figures of files that lie far away.
 
-        `disk_bytes`, `cache_bytes`: of local copies, of cached blocks. `disk_blocks`, `memory_blocks`, `far_blocks`:
+        `disk_bytes`, `cache_bytes`: of local copies, of cached blocks. `disk_blocks`, `memory_blocks`, `remote_blocks`:
         how many blocks and filters came from local copies, from the cache of blocks, from afar. `copied_bytes`: of
         local copies for which files were read.
         """
@@ -236,7 +236,7 @@ class RunStore:
             "cache_bytes": self.cache.bytes,
             "disk_blocks": self._local.blocks,
             "memory_blocks": self.cache.hits,
-            "far_blocks": self.cache.misses,
+            "remote_blocks": self.cache.misses,
             "copied_bytes": self._local.copied,
         }
 
@@ -256,6 +256,14 @@ def _while(going: Callable[[], bool], pieces: Iterable[Rows]) -> Iterator[Rows]:
         if not going():
             raise _EndedError
         yield piece
+
+
+def _same(mapped: MappedSource, ref: RunRef) -> bool:
+    """Whether a local copy is, by all that the reference tells, one of that file."""
+    index, footer = mapped.index, mapped.directory.footer
+    first = int(index.fence[0]) if index.count else 0
+    here = index.rows, first, index.highest, footer.oldest, footer.newest
+    return here == (ref.rows, ref.first, ref.last, ref.oldest, ref.newest)
 
 
 def _raw_size(ref: RunRef, layout: RowLayout) -> int:

@@ -1,0 +1,128 @@
+"""Where the local copies of a query's files lie, and stay for its next start on this host.
+
+```
+<directory>/millpond-<uid>/copies/<query>/<slot>/
+    lock     held by the slot that uses the folder
+    *.run    copies; what is not used for long goes
+```
+
+One slot at a time uses a folder. Who finds it taken (an earlier application is still ending) does without, in the
+application's own directory. Copies bear the unique names of their files, and are checked, block by block, when they are
+first read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+KEPT = 86_400.0
+"""Seconds for which copies are kept that nobody uses."""
+
+_TRIES = 10
+_REMOVED = ".removed-"
+
+
+class CopiesFolder:
+    """A folder of copies that is this process's own until `release`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what is there."""
+        with os.scandir(self.path) as entries:
+            return sum(entry.stat().st_size for entry in entries)
+
+    def release(self) -> None:
+        """Let the next one have it."""
+        with contextlib.suppress(OSError):
+            os.utime(self._lock)
+        os.close(self._lock)
+
+
+def claim_copies(root: Path, query: str, slot: int) -> CopiesFolder | None:
+    """The folder of a query's slot; None if somebody else uses it, or it cannot be made."""
+    folder = root / query / str(slot)
+    for _ in range(_TRIES):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _locked(folder)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError:
+            return None
+        if lock is None:
+            return None
+        os.utime(lock)
+        for left in folder.glob("*.tmp"):  # by whoever died while it copied
+            left.unlink(missing_ok=True)
+        return CopiesFolder(folder, lock)
+    return None
+
+
+def remove_old_copies(root: Path, kept: float = KEPT) -> None:
+    """Remove the folders that nobody has used for so many seconds."""
+    for query in _entries(root):
+        if query.name.startswith(_REMOVED):
+            shutil.rmtree(query, ignore_errors=True)
+            continue
+        for folder in _entries(query):
+            with contextlib.suppress(OSError):
+                _remove_old(root, folder, time.time() - kept)
+        with contextlib.suppress(OSError):  # it is not empty
+            query.rmdir()
+
+
+def _remove_old(root: Path, folder: Path, before: float) -> None:
+    if _last_used(folder) > before:
+        return
+    lock = _locked(folder)
+    if lock is None:
+        return
+    try:
+        if _last_used(folder) <= before:
+            removed = root / f"{_REMOVED}{uuid.uuid4().hex}"
+            folder.rename(removed)  # whoever comes now makes another
+            shutil.rmtree(removed, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _last_used(folder: Path) -> float:
+    """When it was last claimed or let go, or a copy came or went."""
+    return max(path.stat().st_mtime for path in (folder, folder / "lock") if path.exists())
+
+
+def _locked(folder: Path) -> int | None:
+    """The folder's lock, held; None if somebody else holds it.
+
+    Raises:
+        FileNotFoundError: the folder was removed meanwhile.
+    """
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), os.stat(folder / "lock")):
+            raise FileNotFoundError(str(folder))
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except OSError:
+        return []

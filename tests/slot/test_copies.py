@@ -1,0 +1,162 @@
+"""Local copies that outlive a slot and its application: found again, used by one at a time, gone in the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from millpond.files.formats.blocks import sort_rows
+from millpond.files.tiers.local_copies import CachedSource
+from millpond.slot.batch.task import PipeTask
+from millpond.slot.partition.copies import KEPT, claim_copies, remove_old_copies
+from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.partition.running import RunningQuery
+from millpond.stores.runs.run_set import Run, RunSet
+from tests.rows import FIXED, random_rows
+
+from .conftest import begin
+
+ROWS = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
+Opens = Callable[[PipeTask, str], RunningQuery]
+
+
+@pytest.fixture
+def far(counting: PipeTask, folder: Path) -> PipeTask:
+    task = msgspec.structs.replace(counting, location=f"faults+file:{folder}/far")
+    begin(task)
+    return task
+
+
+@pytest.fixture
+def opens(folder: Path) -> Iterator[Opens]:
+    """Opens a query in a slot of an application."""
+    servers = []
+
+    def make(task: PipeTask, application: str) -> RunningQuery:
+        directory = folder / application
+        directory.mkdir(exist_ok=True)
+        servers.append(PartitionServer(directory))
+        return RunningQuery(task, servers[-1]._shared(task))
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def mapped(run: Run) -> bool:
+    assert isinstance(run.source, CachedSource)
+    return run.source.mapped
+
+
+def found(run: Run) -> int:
+    return len(RunSet(FIXED, [run]).lookup(ROWS, np.arange(0, 50_000, 50)).positions)
+
+
+def test_the_next_application_finds_the_copies(far: PipeTask, opens: Opens, folder: Path) -> None:
+    first = opens(far, "first")
+    ref = first.runs.write(ROWS, FIXED).ref
+    assert ref is not None
+    first.close()
+    second = opens(far, "second")
+    run = second.runs.open(ref, FIXED)
+    before = second.new_figures()["gets"]
+    assert mapped(run)
+    assert found(run) == 1000
+    told = second.new_figures()
+    assert told["gets"] == 0 <= before
+    assert told["disk_blocks"] > 0 == told["remote_blocks"]
+    second.close()
+    assert not list((folder / "second").rglob("*.run"))
+
+
+def test_a_copy_that_was_damaged_meanwhile_is_not_believed(far: PipeTask, opens: Opens, folder: Path) -> None:
+    first = opens(far, "first")
+    ref = first.runs.write(ROWS, FIXED).ref
+    assert ref is not None
+    other = first.runs.write(sort_rows(random_rows(50_000, FIXED, 2), FIXED), FIXED).ref
+    assert other is not None
+    third = first.runs.write(ROWS, FIXED).ref
+    assert third is not None
+    first.close()
+    copies = folder / "copies" / far.query / "0"
+    path = copies / os.path.basename(ref.name)
+    data = bytearray(path.read_bytes())
+    data[100_000:500_000] = bytes(400_000)  # as after a power cut
+    path.write_bytes(data)
+    os.replace(copies / os.path.basename(other.name), copies / os.path.basename(third.name))
+    second = opens(far, "second")
+    assert found(second.runs.open(ref, FIXED)) == 1000
+    assert found(second.runs.open(third, FIXED)) == 1000  # not the rows of the other
+    second.close()
+
+
+def test_who_comes_while_the_folder_is_in_use_goes_without(far: PipeTask, opens: Opens) -> None:
+    first = opens(far, "first")
+    ref = first.runs.write(ROWS, FIXED).ref
+    assert ref is not None
+    second = opens(msgspec.structs.replace(far, settings=msgspec.structs.replace(far.settings, cache_disk=0)), "second")
+    run = second.runs.open(ref, FIXED)
+    assert not mapped(run)
+    assert found(run) == 1000
+    second.close()
+    first.close()
+    third = opens(far, "third")
+    assert mapped(third.runs.open(ref, FIXED))
+    third.close()
+
+
+def test_without_a_disk_copies_of_earlier_runs_go(far: PipeTask, opens: Opens, folder: Path) -> None:
+    first = opens(far, "first")
+    first.runs.write(ROWS, FIXED)
+    first.close()
+    assert list((folder / "copies").rglob("*.run"))
+    settings = msgspec.structs.replace(far.settings, cache_disk=0)
+    opens(msgspec.structs.replace(far, settings=settings), "second").close()
+    assert not list((folder / "copies").rglob("*.run"))
+
+
+def test_state_on_a_disk_has_no_copies(counting: PipeTask, opens: Opens, folder: Path) -> None:
+    query = opens(counting, "first")
+    query.runs.write(ROWS, FIXED)
+    query.close()
+    assert not (folder / "copies").exists()
+
+
+def test_copies_of_queries_that_are_gone_go(tmp_path: Path) -> None:
+    old, used, young = (claim_copies(tmp_path, name, 3) for name in ("old", "used", "young"))
+    assert old is not None and used is not None and young is not None  # noqa: PT018
+    for folder in (old, used, young):
+        (folder.path / "x.run").write_bytes(b"x")
+        (folder.path / "y.run.1.2.tmp").write_bytes(b"x")
+    (tmp_path / ".removed-1").mkdir()
+    old.release()
+    young.release()
+    long_ago = time.time() - KEPT - 100
+    for folder in (old, used):
+        os.utime(folder.path / "lock", (long_ago, long_ago))
+        os.utime(folder.path, (long_ago, long_ago))
+    remove_old_copies(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["used", "young"]
+    assert (used.path / "x.run").exists()
+    assert claim_copies(tmp_path, "used", 3) is None
+    again = claim_copies(tmp_path, "young", 3)
+    assert again is not None
+    assert sorted(path.name for path in again.path.iterdir()) == ["lock", "x.run"]
+    new = claim_copies(tmp_path, "old", 3)
+    assert new is not None
+    assert new.bytes == 0
+    for folder in (again, new, used):
+        folder.release()
+
+
+def test_a_place_where_nothing_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert claim_copies(tmp_path / "file", "q", 0) is None
+    remove_old_copies(tmp_path / "file")
+    remove_old_copies(tmp_path / "none")
