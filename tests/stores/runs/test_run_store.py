@@ -14,6 +14,7 @@ from millpond.files.formats.blocks import sort_rows
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.files.tiers.mapped import MappedSource
 from millpond.layout import HashRange, Rows
+from millpond.stores.runs import run_store
 from millpond.stores.runs.run_set import Run, RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows
@@ -341,3 +342,56 @@ def test_a_copy_of_a_run_that_is_forgotten_meanwhile_does_not_stay(tmp_path):
     assert again.stats()["disk_bytes"] == 0
     first.close()
     again.close()
+
+
+def test_partitions_that_share_a_file_share_its_copy(tmp_path):
+    first = store(tmp_path, disk=0)
+    rows = sort_rows(random_rows(20_000, FIXED, 1), FIXED)
+    ref = first.write(rows, FIXED).ref
+    other = first.write(sort_rows(random_rows(20_000, FIXED, 2), FIXED), FIXED).ref
+    again = store(tmp_path, "2", disk=20_000 * FIXED.width * 8 * 3 // 2, memory=0)
+    low, high = again.open(ref, FIXED, HashRange(0, 1 << 63)), again.open(ref, FIXED, HashRange(1 << 63, 1 << 64))
+    again.hydrate(cached(low))
+    above = np.flatnonzero(rows.words[:, 0] >= 1 << 63)[::100]
+    for _ in range(2):
+        assert len(RunSet(FIXED, [high]).lookup(rows, above).positions) == len(above)
+    assert cached(low).mapped
+    assert cached(high).mapped
+    assert again.stats()["copied_bytes"] == again.stats()["disk_bytes"]
+    cached(low).close()
+    for _ in range(9):
+        again._local.read(other.name, 1.0)
+    again.hydrate(cached(again.open(other, FIXED)))
+    assert not cached(high).mapped  # it was told
+    assert len(RunSet(FIXED, [high]).lookup(rows, above).positions) == len(above)
+    first.close()
+    again.close()
+
+
+def test_a_disk_that_is_too_small_for_a_copy_fails_nothing(tmp_path, monkeypatch):
+    small = store(tmp_path, disk=500_000)
+    rows = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
+    made = small.write(rows, FIXED)
+    assert os.listdir(tmp_path / "local") == []
+    assert len(RunSet(FIXED, [made]).lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
+    small.close()
+
+    class Full:
+        """A file on a disk that is full."""
+
+        def __init__(self, path, *_, **__):
+            self.file = os.open(path, os.O_CREAT | os.O_WRONLY)
+
+        def write(self, _):
+            raise OSError(28, "No space left on device")
+
+        def close(self):
+            os.close(self.file)
+            raise OSError(28, "No space left on device")
+
+    large = store(tmp_path, "2")
+    monkeypatch.setattr(run_store, "open", Full, raising=False)
+    made = large.write(rows, FIXED)
+    assert os.listdir(tmp_path / "local2") == []
+    assert len(RunSet(FIXED, [made]).lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
+    large.close()

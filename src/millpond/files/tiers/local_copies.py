@@ -45,7 +45,7 @@ class LocalCache:
         self.copied = 0
         self._lock = threading.Lock()
         self._policy = policy if policy is not None else HistoryPolicy(limit)
-        self._users: dict[str, Callable[[], None]] = {}
+        self._users: dict[str, list[Callable[[], None]]] = {}
         os.makedirs(path, exist_ok=True)
         found = []
         for entry in os.scandir(path):
@@ -110,19 +110,30 @@ class LocalCache:
             if victims is not None:
                 os.replace(staged, self.place(name))
                 self.copied += 0 if written else size
-            users = [self._users.pop(victim, None) for victim in victims or ()]
-        for victim, user in zip(victims or (), users, strict=True):
-            if user is not None:
-                user()
+            users = [user for victim in victims or () for user in self._users.pop(victim, ())]
+        for user in users:
+            user()
+        for victim in victims or ():
             _unlink(self.place(victim))
         if victims is None:
             _unlink(staged)
         return victims is not None
 
-    def use(self, name: str, lost: Callable[[], None]) -> None:
-        """Say whom to tell when the copy of a file goes."""
+    def use(self, name: str, lost: Callable[[], None]) -> bool:
+        """Say whom to tell when the copy of a file goes; False if it is gone already."""
+        key = os.path.basename(name)
         with self._lock:
-            self._users[os.path.basename(name)] = lost
+            if here := self._policy.touch(key):
+                self._users.setdefault(key, []).append(lost)
+            return here
+
+    def leave(self, name: str, lost: Callable[[], None]) -> None:
+        """Take `use` back."""
+        key = os.path.basename(name)
+        with self._lock:
+            users = [user for user in self._users.pop(key, ()) if user != lost]
+            if users:
+                self._users[key] = users
 
     def drop(self, name: str) -> None:
         """Delete the copy of a file, if there is one. Mappings of it stay valid."""
@@ -169,8 +180,8 @@ class CachedSource:
         self._remote: RemoteSource | None = None
         self._mapped = mapped
         self._copy = copy
-        if mapped is not None:
-            cache.use(ref.name, self._lose)
+        if mapped is not None and not cache.use(ref.name, self._lose):
+            self._mapped = None
         self.index = mapped.index if mapped is not None else self.remote().index
 
     @property
@@ -205,8 +216,9 @@ class CachedSource:
         """Use a local copy from now on."""
         if not np.array_equal(mapped.index.fence, self.index.fence):
             raise ValueError("the local copy is not of this file")
+        if not self._cache.use(self.ref.name, self._lose):
+            return
         self._mapped = mapped
-        self._cache.use(self.ref.name, self._lose)
         with self._lock:
             if self._remote is not None:
                 self._remote.close()
@@ -261,6 +273,7 @@ class CachedSource:
     def close(self) -> None:
         """See `BlockSource.close`; the local copy stays for the next one to open the file."""
         self.closed = True
+        self._cache.leave(self.ref.name, self._lose)
         with self._lock:
             if self._remote is not None:
                 self._remote.close()

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.patience import patiently
 from millpond.files.formats.run import RunWriter, Target
 from millpond.files.refs import RunRef, range_of
@@ -89,10 +89,14 @@ class RunStore:
                 if os.path.exists(staged):
                     os.unlink(staged)
                 raise
-        mapped = None
-        if self._local.limit and self._local.admit(name, staged, written=True):
-            mapped = MappedSource(self._local.place(name), layout, checked=True)
+        mapped = self._admit(name, layout, staged, written=True) if os.path.exists(staged) else None
         return Run(self._source(ref, layout, mapped), ref)
+
+    def _admit(self, name: str, layout: RowLayout, staged: str, *, written: bool) -> MappedSource | None:
+        """Take in a copy that is whole, and map it, unless the policy does not want it."""
+        mapped = MappedSource(staged, layout, checked=True)  # before it may be deleted again
+        mapped.path = self._local.place(name)
+        return mapped if self._local.admit(name, staged, written=written) else None
 
     def _write(
         self,
@@ -107,7 +111,7 @@ class RunStore:
             writer = RunWriter(layout, [remote])
             _fill(writer, pieces)
         else:
-            with open(staged, "wb", buffering=_BUFFER) as raw:
+            with _RawCopy(staged, self._local.limit) as raw:
                 writer = RunWriter(layout, [Target(raw.write, compress=False), remote])
                 _fill(writer, pieces)
         return writer.ref(name, remote)
@@ -188,8 +192,9 @@ class RunStore:
             with open(staged, "wb", buffering=_BUFFER) as raw:
                 writer = RunWriter(source.layout, [Target(raw.write, compress=False)])
                 _fill(writer, _while(lambda: not source.closed, source.remote().pieces()))
-            if self._local.admit(name, staged, written=False):
-                source.adopt(MappedSource(self._local.place(name), source.layout, checked=True))
+            mapped = self._admit(name, source.layout, staged, written=False)
+            if mapped is not None:
+                source.adopt(mapped)
                 if source.closed:  # and maybe forgotten, before there was anything to delete
                     self._local.drop(name)
         except (MillpondError, OSError, _EndedError) as error:
@@ -208,7 +213,11 @@ class RunStore:
             return RemoteSource(self._files, ref, layout, self.cache, self._requests)
 
         def copy(source: CachedSource) -> None:
-            self._hydrate_if(source, self._local.wants)
+            made = self._map(ref, layout)  # for another partition that reads the file
+            if made is not None:
+                source.adopt(made)
+            else:
+                self._hydrate_if(source, self._local.wants)
 
         return CachedSource(ref, layout, open_remote, self._local, mapped, copy if self._local.limit else None)
 
@@ -244,6 +253,35 @@ class RunStore:
         """End the threads; runs that are open must not be used any more."""
         self._hydrator.shutdown(wait=True, cancel_futures=True)
         self._requests.shutdown(wait=True, cancel_futures=True)
+
+
+class _RawCopy:
+    """A local copy as it is written beside its run: given up once it is too long, or the disk is full."""
+
+    def __init__(self, path: str, most: int) -> None:
+        self._path = path
+        self._left = most
+        self._file = open(path, "wb", buffering=_BUFFER)  # noqa: SIM115
+
+    def write(self, data: Buffer) -> None:
+        """Write some bytes, as long as there is room."""
+        self._left -= memoryview(data).nbytes
+        if self._left >= 0:
+            try:
+                self._file.write(data)
+            except OSError:
+                self._left = -1
+
+    def __enter__(self) -> _RawCopy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._file.close()
+        except OSError:
+            self._left = -1
+        if self._left < 0:
+            os.unlink(self._path)
 
 
 class _EndedError(Exception):
