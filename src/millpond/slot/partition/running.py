@@ -71,12 +71,13 @@ class RunningQuery:
     runs: RunStore = field(init=False)
     append_files: AppendFiles = field(init=False)
     spill: Path = field(init=False)
+    _counted: CountedFiles | None = field(init=False, default=None)
+    _hedged: HedgedFiles | None = field(init=False, default=None)
+    _copies: CopiesFolder | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         task = self.task
         self.files = open_state(task.location, **task.storage)
-        self._counted: CountedFiles | None = None
-        self._hedged: HedgedFiles | None = None
         if not on_disk(task.location):
             self._counted = CountedFiles(self.files)
             self.files = self._hedged = HedgedFiles(self._counted, task.settings.hedging)
@@ -85,7 +86,6 @@ class RunningQuery:
         self.spill.mkdir(parents=True, exist_ok=True)
         cache = self.means.directory / "cache" / task.query / str(self.means.number)
         cache.mkdir(parents=True, exist_ok=True)
-        self._copies: CopiesFolder | None = None
         if self._counted is not None:
             root = self.means.directory.parent / "copies"
             remove_old_copies(root)
