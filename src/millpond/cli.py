@@ -264,6 +264,30 @@ def top(
 
 
 @app.command()
+def compactor(
+    locations: Annotated[
+        list[str],
+        typer.Argument(help="Checkpoints of queries with spark.millpond.compaction=remote, or their folders of state."),
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
+    idle_exit: Annotated[
+        float | None, typer.Option(min=0.0, help="End when there was nothing to do for so many seconds.")
+    ] = None,
+    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks for something to do.")] = 2.0,
+    lease: Annotated[
+        float, typer.Option(min=1.0, help="Seconds of silence after which another compactor's work is taken over.")
+    ] = 30.0,
+) -> None:
+    """Compact the state of queries in their place, on any machine that reads and writes it; run as many as you like.
+
+    A compactor keeps nothing: it may be killed at any time. SIGTERM ends it cleanly.
+    """
+    from millpond.compactor import work
+
+    work(locations, poll=poll, lease=lease, once=once, idle_exit=idle_exit)
+
+
+@app.command()
 def demo(
     query: Annotated[str, typer.Option(help="`clicks`, or a NEXMark query as `q17`.")] = "clicks",
     report: Annotated[Path | None, typer.Option(help="The folder for the report; millpond-demo by default.")] = None,

@@ -38,7 +38,8 @@ class Settings:
     read_batch_ratio: float = 0.02
     max_space_amplification: float = 1.5
     commit_mode: Literal["async", "sync"] | None = None
-    compaction: str = "local"
+    compaction: Literal["local", "remote"] = "local"
+    compaction_timeout: float = 60.0
     on_unsupported: str = "spark"
     on_changed_replay: Literal["error", "run"] = "error"
     explain: str = "fallback"
@@ -122,6 +123,10 @@ def _lengths(text: str) -> float:
 
 def _amplification(text: str) -> float:
     return _number(text, 1.1, 100.0, "a number from 1.1 to 100")
+
+
+def _seconds(text: str) -> float:
+    return _number(text, 1.0, 3600.0, "a number of seconds from 1 to 3600")
 
 
 def _location(text: str) -> str:
@@ -233,7 +238,19 @@ SETTINGS = {
         "input cannot be repeated",
         default="by query",
     ),
-    "compaction": Setting("compaction", _one_of("local", "off"), "`local` merges runs in the slots, `off` does not"),
+    "compaction": Setting(
+        "compaction",
+        _one_of("local", "remote"),
+        "`local`: slots compact the files of the state themselves, behind the batches; `remote`: processes of "
+        "`millpond compactor` do, wherever they run, and slots only if none of them does "
+        "([operations](operations.md#compaction-elsewhere))",
+    ),
+    "compaction.timeout": Setting(
+        "compaction_timeout",
+        _seconds,
+        "with `compaction=remote`: seconds without a sign of life from a compactor after which a slot does the work "
+        "itself, 1 to 3600",
+    ),
     "onUnsupported": Setting(
         "on_unsupported",
         _one_of("spark", "error"),

@@ -11,9 +11,9 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,27 +22,31 @@ import pyarrow as pa
 import pytest
 
 from millpond.checkpoint.checkpoint import Checkpoint
+from millpond.checkpoint.compaction.requests import Done, Request
 from millpond.checkpoint.formats import deltas
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.conf import KEY_GROUP_BITS
-from millpond.errors import MillpondError, StateDamagedError
+from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.backends import patience
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.operators.aggregate import cardinality_observer
 from millpond.slot.batch.offsets import Planned
 from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.slot.compaction.remote import RemoteCompaction, RemoteStats
+from millpond.slot.compaction.worker import Worker
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
 from millpond.slot.partition.turns import Attempt
 from millpond.spec.kinds.join import JoinSpec
-from millpond.stores import event_time_slices
+from millpond.stores import append_files, event_time_slices
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned import table as aligned
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered import files as ordered_files
 from millpond.stores.rmw import eviction_buffer, flush
+from millpond.stores.runs import run_store
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned import table as unaligned
 from tests.chaos.kinds import KINDS, Batch, Kind, Rows, ordered, part_of, shown
@@ -77,7 +81,8 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
         for name, value in {"SAMPLED": 0, "_ENOUGH": 4, "_REPEATING": 2, "_GROWN": 1 << 13, "_SMALL": 1 << 12}.items():
             patch.setattr(cardinality_observer, name, value)
         patch.setattr(patience, "_PAUSE", 0.0)
-        patch.setattr(deltas, "ThreadPoolExecutor", at_once)
+        for module in (deltas, run_store, append_files):
+            patch.setattr(module, "ThreadPoolExecutor", at_once)
         patch.setattr(eviction_buffer, "wait", wait_for)
         patch.setattr(ordered_files, "wait", wait_for)
         yield
@@ -101,6 +106,11 @@ class Query(RunningQuery):
         self.runs._requests, self.runs._hydrator = Later(), slot.later  # type: ignore[assignment]
         self.append_files = AppendFiles(world.state, str(cache), disk=world.disk)
         self.append_files._requests = self.append_files._readers = Later()  # type: ignore[assignment]
+        self.remote = None
+        if world.workers:
+            self.remote = RemoteCompaction(
+                world.state, self.task.generation, threaded=False, clock=world.clock, stats=world.compactions
+            )
         self._account = means.budget.open()
         self._reported: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -170,6 +180,18 @@ class OperatorSlot:
         self.partitions.clear()
 
 
+class Compactor(Worker):
+    """A worker that may stall between its work and its answer, for any time, and never gives signs of life."""
+
+    world: OperatorWorld
+
+    def _answer(self, files: FileSystem, request: Request, done: Done) -> None:
+        if not self.world.quiet and self.world.random.random() < 0.3:
+            self.world.stalled.append(partial(super()._answer, files, request, done))
+            raise TransientError("It has stalled.")
+        super()._answer(files, request, done)
+
+
 class OperatorWorld(World):
     """An application with one real operator.
 
@@ -177,6 +199,7 @@ class OperatorWorld(World):
         kind: the operator. stream: which of its streams. bits: how many bits of the hashes vary.
         local: whether the state location is on a local disk.
         rescales: whether starts may change the number of partitions.
+        workers: how many compactors there are; slots compact by themselves if there are none.
         others: as for `World`.
     """
 
@@ -192,10 +215,15 @@ class OperatorWorld(World):
         bits: int = 64,
         local: bool = False,
         rescales: bool = False,
+        workers: int = 0,
         **others: Any,
     ) -> None:
         super().__init__(directory, seed, **others)
         self.rescales = rescales
+        self.now = 0.0
+        self.workers: list[Worker] = []
+        self.stalled: list[Callable[[], None]] = []
+        self.compactions = RemoteStats()
         self.kind = KINDS[kind]
         self.stream, self.expected = truth(kind, stream, bits)
         self.memory = MEMORY
@@ -205,6 +233,32 @@ class OperatorWorld(World):
         if local:
             self.raw = LocalFiles(str(self.folder))
             self.state = LocalTripwire(self.raw, "state", self.decide, self.delayed)
+        self.workers += [self.worker() for _ in range(workers)]
+
+    def clock(self) -> float:
+        """Seconds, as slots and compactors see them."""
+        return self.now
+
+    def worker(self) -> Worker:
+        """A compactor."""
+        self.hosts.mkdir(parents=True, exist_ok=True)
+        made = Compactor([self.state], str(self.hosts), clock=self.clock, beats=False)
+        made.world = self
+        return made
+
+    def compact(self) -> None:
+        """Compactors are as far as they are; one that dies is followed by another, one that has stalled may go on."""
+        for at in range(len(self.workers)):
+            self.now += self.random.choice([0.0, 1.0, 5.0, 20.0])
+            try:
+                if self.random.random() < 0.5:
+                    self.workers[at].step()
+                if self.stalled and self.random.random() < 0.3:
+                    self.stalled.pop(self.random.randrange(len(self.stalled)))()
+            except Crash:
+                self.workers[at] = self.worker()
+            except MillpondError:
+                pass  # a worker's answer was not taken by the store
 
     def start(self) -> None:
         """A start, perhaps with other partitions than before."""
@@ -251,11 +305,16 @@ class OperatorWorld(World):
         return found
 
     def maybe_commit(self) -> None:
-        """Threads in the background are as far as they are."""
+        """Threads in the background, and other processes, are as far as they are."""
+        self.compact()
         for index, slot in list(self.slots.items()):
             try:
                 while self.random.random() < 0.5 and cast(OperatorSlot, slot).later.step():
                     pass
+                remote = cast(OperatorSlot, slot).query.remote
+                while remote is not None and self.random.random() < 0.7:
+                    remote.step()
+                    self.now += 1.0
             except Crash:
                 self.kill_slot(index)
         super().maybe_commit()

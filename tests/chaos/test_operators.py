@@ -30,7 +30,13 @@ def survive_all(kind: str, seed: int, tmp_path: Path) -> OperatorWorld:
     stream, bits = seed % STREAMS, choice.choice([64, 64, 4])
     truth(kind, stream, bits)  # as things are usually
     make = partial(
-        OperatorWorld, kind=kind, stream=stream, bits=bits, local=choice.random() < 0.4, rescales=choice.random() < 0.7
+        OperatorWorld,
+        kind=kind,
+        stream=stream,
+        bits=bits,
+        local=choice.random() < 0.4,
+        rescales=choice.random() < 0.7,
+        workers=choice.choice([0, 1, 2]),
     )
     with small(choice.choice([1, 1, 2, 64]), choice.choice([1, 2, 32])):
         world = random_world(seed, tmp_path, make)

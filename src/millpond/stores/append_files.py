@@ -48,9 +48,11 @@ class AppendFiles:
         files: the state location. local: a directory on a local disk.
         disk: bytes of local copies, at most.
         threads: requests to the state location at a time.
+        prefix: what names of new files begin with.
     """
 
-    def __init__(self, files: FileSystem, local: str, *, disk: int = 0, threads: int = 8) -> None:
+    def __init__(self, files: FileSystem, local: str, *, disk: int = 0, threads: int = 8, prefix: str = "") -> None:
+        self._prefix = prefix
         self._files = files
         self._in_place = files if isinstance(files, LocalFiles) else None
         self._local = local
@@ -72,7 +74,7 @@ class AppendFiles:
 
     def stage(self, fill: Callable[[AppendFileWriter], object], layouts: Sequence[RowLayout], rows: int) -> Staged:
         """Write a file on the local disk, from where it can be read at once; `Staged.publish` makes it durable."""
-        name = f"{FOLDER}{uuid.uuid4().hex}.append"
+        name = f"{FOLDER}{self._prefix}{uuid.uuid4().hex}.append"
         if self._in_place is None:
             data = self.spool(fill)
             file = AppendFile(MappedBytes(data, name), layouts)

@@ -7,6 +7,8 @@ has been seen unneeded for a grace period, so that a reader that has just opened
 A run file is written before a manifest names it. It is named at the latest two versions later, so files younger than
 the commits of three batches ago are not looked at, however long ago that was on an idle query.
 
+What compactors make (see `checkpoint.compaction`) may be named any time later: it stays as long as its request does.
+
 What forks have of this checkpoint stays, too; and the collector of a fork gives back what it does not need any more of
 its parents, by the same rules (see `checkpoint.forks`).
 """
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from millpond.checkpoint.compaction.requests import LIMIT, MARGIN, Known, made_for, requests
 from millpond.checkpoint.forks.parents import Parent, Parents, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
@@ -76,6 +79,8 @@ class Collector:
         self._looked = False  # for parents
         self._unused: dict[str, Parent] = {}  # by what stands for it among what is not needed
         self._released: set[str] = set()
+        self._asked: dict[str, float] = {}  # requests of this run: since when they are known
+        self._expired: dict[str, int] = {}  # of those, which nobody can wait for: the batch that ran when that was so
 
     def collect(self, running: int, first: int | None = None) -> Collected:
         """Remove what is not needed while batch `running` runs.
@@ -91,6 +96,7 @@ class Collector:
         """
         oldest = running - self._retain if first is None else min(running - self._retain, first)
         runs = self.files.list("files/")  # before the commits: what a later commit names was there already
+        asked = requests(self.files)  # in between: a request goes when a commit names what was made for it
         commits = self.files.list("commits/")
         kept = [info for info in commits if parse_commit_name(info.name)[0] >= oldest]
         live = self._named(kept) | {info.name for info in kept}
@@ -99,10 +105,28 @@ class Collector:
         live |= pinned(self._pins)
         before = committed_at(commits, oldest)
         candidates = {info.name: info for info in commits if info.name not in live}
-        candidates |= {info.name: info for info in runs if info.name not in live and info.modified < before}
+        unanswered = self._unanswered(asked, running, oldest)
+        candidates |= {
+            info.name: info
+            for info in runs
+            if info.name not in live and info.modified < before and made_for(info.name) not in unanswered
+        }
+        candidates |= _objects(known for identity, known in asked.items() if identity not in unanswered)
         candidates |= {name: FileInfo(name, 0, 0.0) for name in self._unused}
         removed = self._remove_unneeded(candidates)
         return self._remove(self._set_aside(), removed)
+
+    def _unanswered(self, asked: dict[str, Known], running: int, oldest: int) -> set[str]:
+        """The requests whose results may still come to be named."""
+        now = self._clock()
+        own = {at for at, known in asked.items() if known.generation == self.generation and known.request is not None}
+        self._asked = {at: self._asked.get(at, now) for at in own}
+        overdue = [at for at, since in self._asked.items() if now - since >= LIMIT + MARGIN]
+        self._expired = {at: self._expired.get(at, running) for at in overdue}
+        newer = {at for at, known in asked.items() if known.generation > self.generation}
+        # What was taken at the last moment is named two versions later, and such a version may be retained.
+        gone = {at for at, since in self._expired.items() if oldest >= since + IN_FLIGHT}
+        return (own | newer) - gone
 
     def _named(self, commits: Iterable[FileInfo]) -> set[str]:
         known, self._needs = self._needs, {}
@@ -152,3 +176,9 @@ class Collector:
             else:
                 self.files.delete(info.name)
         return Collected(so_far.objects + len(infos), so_far.bytes + sum(info.size for info in infos))
+
+
+def _objects(requests: Iterable[Known]) -> dict[str, FileInfo]:
+    """All objects of some requests, by name."""
+    infos = [info for known in requests for info in (known.request, *known.others) if info is not None]
+    return {info.name: info for info in infos}

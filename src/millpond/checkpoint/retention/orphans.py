@@ -7,6 +7,8 @@ and the length of that log how many batches are retained.
 - A commit goes if it is of a version that was not retained an hour ago, and no commit that stays names it.
 - A file in `files/` goes if no commit that stays names it, and it is an hour old, and older than what the batch that
   runs now may still come to name. A file is there before the manifest that names it; so files are listed first.
+- What was made on request stays as long as the request does (see `checkpoint.compaction`). That goes if its run is
+  fenced, or if it is so old that no version of which the batch that runs may go back to can name what was made.
 - A file in `staging/` goes when a day has passed since it was last written to.
 
 What forks have of the location stays, too. Of a fork, what no commit that stays has of a parent is given back (see
@@ -22,9 +24,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from millpond.checkpoint.compaction.requests import LIMIT, MARGIN, Known, made_for, requests
 from millpond.checkpoint.forks.parents import Parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
+from millpond.checkpoint.generation import numbers
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
@@ -81,21 +85,34 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     retained = max(running - min(planned, default=0), IN_FLIGHT)
     oldest = max((batch for batch, at in planned.items() if at <= now - AGE), default=-1) - retained
     runs = files.list("files/")
+    asked = requests(files)  # in between: a request goes when a commit names what was made for it
     commits = files.list("commits/")
+    newest = max(numbers(files), default=0)
     needs = dict(_needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest]))
     named = set().union(*needs.values())
     pins = read_pins(files)
     parents = read_parents(files)
     unused = unused_parents(parents, files, named)
     stays = named | needs.keys() | pinned(pins)
+    # What was taken at the last moment is named two versions later, and such a version may be retained.
+    expired = min(now, committed_at(commits, oldest - IN_FLIGHT)) - LIMIT - MARGIN
+    waiting = {at for at, known in asked.items() if _waiting(known, newest, expired)}
     old = min(now - AGE, committed_at(commits, running - IN_FLIGHT))
     return Orphans(
         {
             "files that no retained version names": tuple(
-                info for info in runs if info.name not in stays and info.modified < old
+                info
+                for info in runs
+                if info.name not in stays and info.modified < old and made_for(info.name) not in waiting
             ),
             "commits that no retained version needs": tuple(
                 info for info in commits if info.name not in stays and parse_commit_name(info.name)[0] < oldest
+            ),
+            "requests to compactors that nobody waits for": tuple(
+                info
+                for identity, known in sorted(asked.items())
+                for info in (*((known.request,) if known.request else ()), *known.others)
+                if identity not in waiting and info.modified < now - AGE
             ),
             "files that were never finished": tuple(
                 info for info in files.list(f"{STAGING}/") if info.modified < now - STAGING_AGE
@@ -105,6 +122,13 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
         pins,
         unused,
     )
+
+
+def _waiting(known: Known, newest: int, expired: float) -> bool:
+    """Whether a version may come to name what is made for a request."""
+    if known.generation < newest or (known.request is None and known.generation == newest):
+        return False
+    return known.request is None or known.generation > newest or known.request.modified >= expired
 
 
 def _needs(files: FileSystem, commits: list[FileInfo]) -> Iterator[tuple[str, frozenset[str]]]:

@@ -212,6 +212,8 @@ class Start:
                 hedging=settings.requests_hedged,
                 read_batch_ratio=settings.read_batch_ratio,
                 max_space_amplification=settings.max_space_amplification,
+                compaction=settings.compaction,
+                compaction_timeout=settings.compaction_timeout,
             ),
         )
 

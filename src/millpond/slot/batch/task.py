@@ -20,6 +20,8 @@ class SlotSettings(msgspec.Struct, frozen=True):
         cache_disk: bytes of local disk for copies of files, per slot; None for as much as there is.
         cache_admission: when a file is copied (see `HistoryPolicy`).
         hedging: second requests for each first one to an object store, at most (see `HedgedFiles`).
+        compaction: `local` compacts in the slot, `remote` asks workers first.
+        compaction_timeout: how long a slot waits for a worker's sign of life before it compacts itself.
         read_batch_ratio, max_space_amplification: of the unaligned append store (see `UnalignedTable`).
         start_timeout: how long a slot may take to answer when it is asked for.
         silence_timeout: how long a slot may give no sign of life before it counts as hung and is killed.
@@ -43,6 +45,8 @@ class SlotSettings(msgspec.Struct, frozen=True):
     attempt_timeout: float = 60.0
     commit_timeout: float = 120.0
     exit_timeout: float = 30.0
+    compaction: Literal["local", "remote"] = "local"
+    compaction_timeout: float = 60.0
 
 
 class PipeTask(msgspec.Struct, frozen=True):

@@ -230,6 +230,8 @@ class Partition:
             if isinstance(table, AlignedTable) and name in deltas:
                 (data,) = sealed.pieces[name]
                 table.placed(data)
+        if self.query.remote is not None:
+            self.query.remote.sealed(sealed.manifest)
         self.query.committer.submit(sealed)
         self._manifest = sealed.manifest
         return sealed.bytes
@@ -252,6 +254,8 @@ class Partition:
         started = time.perf_counter()
         timeout = self.task.settings.commit_timeout
         self.query.committer.wait_durable(self.task.operator, self.number, version, timeout)
+        if self.query.remote is not None:
+            self.query.remote.durable(self.task.operator, self.number, version)
         return (time.perf_counter() - started) * 1000
 
     def _open(self, version: int) -> None:

@@ -19,6 +19,7 @@ from millpond.metrics import TIERS, request_cost
 from millpond.slot.batch.offsets import Planned, planned
 from millpond.slot.batch.parcels import exchange_folder, forget_batches
 from millpond.slot.batch.task import PipeTask
+from millpond.slot.compaction.remote import RemoteCompaction
 from millpond.slot.partition.copies import CopiesFolder, claim_copies, remove_old_copies
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import Account, MemoryBudget
@@ -71,6 +72,7 @@ class RunningQuery:
     runs: RunStore = field(init=False)
     append_files: AppendFiles = field(init=False)
     spill: Path = field(init=False)
+    remote: RemoteCompaction | None = field(init=False, default=None)
     _counted: CountedFiles | None = field(init=False, default=None)
     _hedged: HedgedFiles | None = field(init=False, default=None)
     _copies: CopiesFolder | None = field(init=False, default=None)
@@ -102,6 +104,8 @@ class RunningQuery:
             admission=task.settings.cache_admission,
         )
         self.append_files = AppendFiles(self.files, str(cache))
+        if task.settings.compaction == "remote":
+            self.remote = RemoteCompaction(self.files, task.generation, timeout=task.settings.compaction_timeout)
         self._exchange = exchange_folder(self.means.directory, task)
         self._account = self.means.budget.open()
         self._account.force(self.means.cache_memory)
@@ -143,6 +147,8 @@ class RunningQuery:
 
     def close(self) -> None:
         """Let go; what is not durable stays in the sealed files."""
+        if self.remote is not None:
+            self.remote.close()
         self.committer.close()
         self.sealed.close()
         self.runs.close()

@@ -91,6 +91,7 @@ class Tables:
             means.merges,
             self._range if axis == "hash" else HashRange(),
             writers=means.writers,
+            elsewhere=self._query.remote,
             axis=axis,
         )
         return self._loads(wanted.name, table)
@@ -105,6 +106,7 @@ class Tables:
             means.merges,
             self._range,
             writers=means.writers,
+            elsewhere=self._query.remote,
             drop_matched=wanted.drop_matched,
         )
         return self._loads(wanted.name, table)
@@ -121,6 +123,7 @@ class Tables:
             read_batch_ratio=self._settings.read_batch_ratio,
             maximum_space_amplification=self._settings.max_space_amplification,
             writers=means.writers,
+            elsewhere=self._query.remote,
         )
         return self._loads(wanted.name, table)
 

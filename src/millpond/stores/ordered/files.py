@@ -13,6 +13,7 @@ import numpy as np
 from millpond.errors import TransientError
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, Rows
+from millpond.stores.jobs import Elsewhere, MergeParts
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.layout import OrderedLayout, names_of, sorted_rows
 from millpond.stores.ordered.merge import Input, Window, merged
@@ -34,11 +35,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Merge:
-    """A merge of files under way: what it reads, the files that it has made, and what tells its end."""
+    """A merge of files under way: what it reads, the files that it has made here so far, and all when it has ended."""
 
     inputs: list[Input]
     made: list[Run]
-    result: Future[None]
+    result: Future[list[Run]]
 
 
 class PartFiles:
@@ -53,6 +54,7 @@ class PartFiles:
         range_: the hashes that count. budget: bounds temporaries.
         flushed: the version up to which deltas are covered.
         drop_matched: whether merges leave out matched rows.
+        elsewhere: has merges done by others.
 
     Attributes:
         flushed: see above. notes: files that say which rows of others were matched.
@@ -68,7 +70,9 @@ class PartFiles:
         budget: MemoryBudget,
         flushed: int,
         drop_matched: bool,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        self._elsewhere = elsewhere
         self._layout = layout
         self._store = store
         self._background = background
@@ -200,7 +204,21 @@ class PartFiles:
         windows = [Window(expired)] if bucket is not None else buckets.windows(chosen, expired)
         inputs = [Input(part) for part in chosen]
         made: list[Run] = []
-        self._merge = _Merge(inputs, made, self._background.submit(self._run, inputs, windows, made))
+        store, layout = self._store, self._layout
+
+        def here() -> Future[list[Run]]:
+            return self._background.submit(
+                do_merge, self._job(inputs, windows), inputs, layout, store, self._pace, made
+            )
+
+        def opened(refs: Sequence[RunRef]) -> list[Run]:
+            return [store.open(ref, layout.rows) for ref in refs]
+
+        if self._elsewhere is None:
+            result = here()
+        else:
+            result = self._elsewhere.submit(lambda: self._job(inputs, windows), here, opened)
+        self._merge = _Merge(inputs, made, result)
 
     def _choose(self, parts: Sequence[Part], buckets: TimeBuckets, expired: int) -> tuple[list[Part], int | None]:
         groups: dict[int | None, list[Part]] = {}
@@ -219,26 +237,24 @@ class PartFiles:
                     return [part], number
         return [], None
 
-    def _run(self, inputs: Sequence[Input], windows: Sequence[Window], made: list[Run]) -> None:
+    def _job(self, inputs: Sequence[Input], windows: Sequence[Window]) -> MergeParts:
         rows, size = sum(each.part.count for each in inputs), sum(each.part.bytes for each in inputs)
         most = self._piece // max(self._layout.stride, size // max(1, rows))
-        for window in windows:
-            pieces = merged(
-                inputs,
-                self._layout,
-                self._range,
-                window,
-                drop_matched=self._drop_matched,
-                size=min(max(most, _LEAST_ROWS), 65536),
-            )
-            first = next(pieces, None)
-            if first is not None:
-                made.append(self._store.write(self._pace.over(_chained(first, pieces)), self._layout.rows))
+        return MergeParts(
+            schema=self._layout.rows.schema,
+            inputs=tuple(each.part.ref for each in inputs if each.part.ref is not None),
+            marks=tuple(b"" if each.marks is None else each.marks.tobytes() for each in inputs),
+            lowest=self._range.lo,
+            highest=self._range.hi - 1,
+            windows=tuple((window.after, window.until) for window in windows),
+            drop_matched=self._drop_matched,
+            size=min(max(most, _LEAST_ROWS), 65536),
+        )
 
     def _adopt(self, parts: Sequence[Part], merge: _Merge) -> list[Part]:
         self._merge = None
         try:
-            merge.result.result()
+            runs = merge.result.result()
         except (TransientError, OSError, CancelledError) as error:
             self._failures += 1
             if self._failures >= _PATIENCE:
@@ -247,7 +263,7 @@ class PartFiles:
             return list(parts)
         self._failures = 0
         old = [each.part for each in merge.inputs]
-        made = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in merge.made]
+        made = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
         for each in merge.inputs:
             self._carry_over(each, made)
             assert each.part.run is not None
@@ -275,6 +291,29 @@ class PartFiles:
         for note in self.notes:
             if note.run is not None:
                 note.run.close()
+
+
+def do_merge(
+    job: MergeParts, inputs: Sequence[Input], layout: OrderedLayout, store: Writer, pace: Pace, made: list[Run]
+) -> list[Run]:
+    """Write what a merge makes of its inputs, a file for each window of time that has rows.
+
+    Args:
+        inputs: the job's, open. layout: of the rows. made: takes the files as they are written.
+    """
+    for after, until in job.windows:
+        pieces = merged(
+            inputs,
+            layout,
+            HashRange(job.lowest, job.highest + 1),
+            Window(after, until),
+            drop_matched=job.drop_matched,
+            size=job.size,
+        )
+        first = next(pieces, None)
+        if first is not None:
+            made.append(store.write(pace.over(_chained(first, pieces)), layout.rows))
+    return made
 
 
 def _set_bits(marks: np.ndarray) -> np.ndarray:

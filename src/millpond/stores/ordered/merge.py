@@ -28,11 +28,11 @@ class Window(NamedTuple):
 
 
 class Input:
-    """A part as a merge reads it: with the marks that it had when the merge began."""
+    """A part as a merge reads it: with the marks that it had when the merge began, or those given."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, marks: NDArray[np.uint64] | None = None) -> None:
         self.part = part
-        self.marks = None if part.marks is None else part.marks.copy()
+        self.marks = part.marks.copy() if marks is None and part.marks is not None else marks
         self._hashes = _NOWHERE
         if part.rows is not None:
             self._hashes = np.ascontiguousarray(part.rows.words[:, HASH])

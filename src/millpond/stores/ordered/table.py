@@ -22,6 +22,7 @@ from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
 from millpond.kernels.ordered.order import MARK, MATCHED
 from millpond.layout import HASH, META, HashRange, Rows, TableSchema
+from millpond.stores.jobs import Elsewhere
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import spooled
 from millpond.stores.ordered.files import PartFiles
@@ -52,6 +53,7 @@ class OrderedTable:
         range_: the hashes that the table holds.
         store: writes run files. Without one, everything stays in memory.
         writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
+        elsewhere: has merges done by others.
         manifest: the state before the deltas that are to be loaded.
         drop_matched: whether rows are of no use once they were matched.
 
@@ -71,6 +73,7 @@ class OrderedTable:
         *,
         store: Writer | None = None,
         writers: Executor | None = None,
+        elsewhere: Elsewhere | None = None,
         manifest: TableManifest = TableManifest(),  # noqa: B008
         parts: Sequence[Part] = (),
         drop_matched: bool = False,
@@ -84,7 +87,15 @@ class OrderedTable:
         self._files: PartFiles | None = None
         if store is not None:
             self._files = PartFiles(
-                self.ordered, store, background, writers or background, range_, budget, manifest.flushed, drop_matched
+                self.ordered,
+                store,
+                background,
+                writers or background,
+                range_,
+                budget,
+                manifest.flushed,
+                drop_matched,
+                elsewhere,
             )
         self.parts: list[Part] = list(parts)
         self.fresh: list[Part] = []
@@ -109,6 +120,7 @@ class OrderedTable:
         range_: HashRange = HashRange(),  # noqa: B008
         *,
         writers: Executor | None = None,
+        elsewhere: Elsewhere | None = None,
         drop_matched: bool = False,
         writable: bool = True,
     ) -> OrderedTable:
@@ -133,6 +145,7 @@ class OrderedTable:
             range_,
             store=store if writable else None,
             writers=writers,
+            elsewhere=elsewhere,
             manifest=manifest,
             parts=parts,
             drop_matched=drop_matched,

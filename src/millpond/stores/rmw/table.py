@@ -16,6 +16,7 @@ from millpond.files.refs import Axis, TableManifest
 from millpond.kernels.hot_table.state import TOMBSTONE, TOUCHED
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, TableSchema, Words
+from millpond.stores.jobs import Elsewhere
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.heap import Heap
 from millpond.stores.memory.spooled import spooled
@@ -53,6 +54,7 @@ class RmwTable:
         range_: the hashes that the table holds.
         store: writes run files. Without one, everything stays in memory.
         writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
+        elsewhere: has merges done by others.
         flushed: the version up to which deltas are covered by `runs`.
         keys: how many keys the state holds that `runs` and the deltas to be loaded make up.
         axis: by what rows belong to the partition. Keys that are looked for have the hash of their group behind their
@@ -75,6 +77,7 @@ class RmwTable:
         *,
         store: Writer | None = None,
         writers: Executor | None = None,
+        elsewhere: Elsewhere | None = None,
         flushed: int = 0,
         keys: int = 0,
         axis: Axis = "hash",
@@ -94,7 +97,7 @@ class RmwTable:
         if store is not None:
             self._eviction_buffer = EvictionBuffer(runs, store, writers or background)
             self._flusher = Flusher(self._hot, self._eviction_buffer, budget.total, flushed)
-            self._compactor = Compactor(runs, store, background, piece=budget.piece)
+            self._compactor = Compactor(runs, store, background, piece=budget.piece, elsewhere=elsewhere)
         self._memory = MemoryManager(self._hot, runs, self._eviction_buffer, self._account)
         self._version = flushed
         self._sealed = True
@@ -118,6 +121,7 @@ class RmwTable:
         range_: HashRange = HashRange(),  # noqa: B008
         *,
         writers: Executor | None = None,
+        elsewhere: Elsewhere | None = None,
         axis: Axis = "hash",
     ) -> RmwTable:
         """Open a table on the runs that a manifest names; the deltas behind them are then to be given to `load`.
@@ -136,6 +140,7 @@ class RmwTable:
             range_,
             store=store,
             writers=writers,
+            elsewhere=elsewhere,
             flushed=manifest.flushed,
             keys=manifest.keys,
             axis=axis,

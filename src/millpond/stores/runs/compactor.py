@@ -8,7 +8,9 @@ from concurrent.futures import CancelledError, Executor, Future
 from typing import Protocol
 
 from millpond.errors import TransientError
-from millpond.layout import HASH, RowLayout, Rows
+from millpond.files.refs import RunRef
+from millpond.layout import HASH, HashRange, RowLayout, Rows
+from millpond.stores.jobs import Elsewhere, MergeRuns
 from millpond.stores.runs.merge import PIECE_ROWS, merge
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MOST_LAYERS, Extent, Pick, layered, pick
@@ -30,6 +32,15 @@ class Writer(Protocol):
     def forget(self, run: Run) -> None:
         """Give up what is kept of a run that is no longer part of the state."""
 
+    def open(
+        self,
+        ref: RunRef,
+        layout: RowLayout,
+        range_: HashRange = HashRange(),  # noqa: B008
+        axis: int = HASH,
+    ) -> Run:
+        """Open a run that somebody has written."""
+
 
 class Compactor:
     """Merges runs of one table, one merge at a time.
@@ -44,6 +55,7 @@ class Compactor:
         piece: bytes that are merged at once, roughly.
         most: runs that a key may stand in before some are merged.
         share: of one core that a merge may take; more when it falls behind.
+        elsewhere: has merges done by others; without it, all are done here.
     """
 
     def __init__(
@@ -55,7 +67,9 @@ class Compactor:
         piece: int = 4 << 20,
         most: int = MOST_LAYERS,
         share: float = 0.5,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        self._elsewhere = elsewhere
         self._runs = runs
         self._store = store
         self._background = background
@@ -111,21 +125,30 @@ class Compactor:
 
     def _begin(self, files: Sequence[Run], chosen: Pick) -> None:
         self._inputs = tuple(files[chosen.begin : chosen.end])
-        self._result = self._background.submit(self._merge, self._inputs, chosen.whole)
+        inputs, job = self._inputs, self._job(self._inputs, chosen.whole)
 
-    def _merge(self, inputs: Sequence[Run], whole: bool) -> Run:
+        def here() -> Future[Run]:
+            return self._background.submit(do_merge, job, inputs, self._store, self._pace)
+
+        def opened(refs: Sequence[RunRef]) -> Run:
+            (ref,) = refs
+            return self._store.open(ref, self._runs.layout)
+
+        self._result = here() if self._elsewhere is None else self._elsewhere.submit(lambda: job, here, opened)
+
+    def _job(self, inputs: Sequence[Run], whole: bool) -> MergeRuns:
         layout, range_ = self._runs.layout, self._runs.range
         rows, size = sum(run.rows for run in inputs), sum(_extent(run).bytes for run in inputs)
         most = self._piece // max(8 * layout.width, size // max(1, rows))
-        pieces = merge(
-            [run.view for run in inputs],
-            layout,
-            drop_tombstones=whole,
+        return MergeRuns(
+            schema=layout.schema,
+            inputs=tuple(run.ref for run in inputs if run.ref is not None),
+            axis=next((run.view.axis for run in inputs if not run.view.window.whole), HASH),
             lowest=range_.lo,
             highest=range_.hi - 1,
+            drop_tombstones=whole,
             size=min(max(most, _LEAST_ROWS), PIECE_ROWS),
         )
-        return self._store.write(self._pace.over(pieces), layout)
 
     def _adopt(self, result: Future[Run]) -> None:
         inputs, self._inputs, self._result = self._inputs, (), None
@@ -142,6 +165,19 @@ class Compactor:
         self._runs.replace(inputs, [merged] if merged.rows else [])
         for run in inputs:
             self._store.forget(run)
+
+
+def do_merge(job: MergeRuns, inputs: Sequence[Run], store: Writer, pace: Pace) -> Run:
+    """Write what a merge makes of its inputs, which are open."""
+    pieces = merge(
+        [run.view for run in inputs],
+        inputs[0].layout,
+        drop_tombstones=job.drop_tombstones,
+        lowest=job.lowest,
+        highest=job.highest,
+        size=job.size,
+    )
+    return store.write(pace.over(pieces), inputs[0].layout)
 
 
 def _extent(run: Run) -> Extent:

@@ -46,6 +46,7 @@ class RunStore:
             `HistoryPolicy`).
         memory: bytes of blocks of files without local copy that are kept in memory, at most.
         threads: requests to the state location at a time.
+        prefix: what names of new files begin with.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class RunStore:
         memory: int,
         admission: float = ADMISSION,
         threads: int = 8,
+        prefix: str = "",
     ) -> None:
+        self._prefix = prefix
         self._files = files
         self._in_place = in_place(files)
         self._local = LocalCache(local, disk, HistoryPolicy(disk, admission))
@@ -74,7 +77,7 @@ class RunStore:
             rows: rows in hash order, each key once, whole or in pieces; pieces are written as they come.
             layout: their layout.
         """
-        name = f"{FOLDER}{uuid.uuid4().hex}.run"
+        name = f"{FOLDER}{self._prefix}{uuid.uuid4().hex}.run"
         if self._in_place is not None:
             ref, source = self._in_place.write(name, [rows] if isinstance(rows, Rows) else rows, layout)
             return Run(source, ref)

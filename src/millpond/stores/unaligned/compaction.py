@@ -20,6 +20,7 @@ from millpond.kernels.memory import HALF, LOW_HALF
 from millpond.kernels.runs.gather import addresses, gather_rows, spread_ranges
 from millpond.layout import META, NULLS, RowLayout, Rows, Words
 from millpond.stores.append_files import AppendFiles
+from millpond.stores.runs.pace import Pace
 from millpond.stores.unaligned.segment import ENTRY, fill_index
 
 
@@ -32,20 +33,21 @@ class CompactionInput(NamedTuple):
 
 
 def compact(
-    store: AppendFiles, inputs: Sequence[CompactionInput], layout: RowLayout, directory: str, piece: int
+    store: AppendFiles, inputs: Sequence[CompactionInput], layout: RowLayout, directory: str, piece: int, pace: Pace
 ) -> tuple[RunRef, AppendFile]:
     """Write one segment in the place of some, oldest first; its list of taken windows is empty.
 
     Args:
         store: reads and writes segments. layout: of the rows.
         directory: for a temporary file. piece: bytes that are copied at once, roughly.
+        pace: at which to work.
     """
     with tempfile.TemporaryFile(dir=directory) as index:
 
         def fill(writer: AppendFileWriter) -> None:
             writer.begin(layout)
             written = 0
-            for rows, entries in _pieces(inputs, layout, piece):
+            for rows, entries in pace.over(_pieces(inputs, layout, piece)):
                 counts = (entries[:, NULLS] & LOW_HALF).astype(np.int64)
                 begins = written + np.cumsum(counts) - counts
                 entries[:, NULLS] = begins.astype(np.uint64) << HALF | counts.astype(np.uint64)

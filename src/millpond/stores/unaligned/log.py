@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from millpond.kernels.runs.sort import order_by_hash
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
+from millpond.stores.jobs import CompactSegments, Elsewhere
+from millpond.stores.runs.pace import Pace
 from millpond.stores.unaligned.compaction import CompactionInput, compact
 from millpond.stores.unaligned.segment import ENTRY, TIME_BITS, Covered, Segment, entries_in, fill_index, ids_in, places
 from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer
@@ -35,10 +37,14 @@ Alive = Mapping[int, list[tuple[NDArray[np.uint8], int]]]
 
 
 class Workers(NamedTuple):
-    """What works behind the batch's back: `compacting` compacts, `writing` makes segments durable."""
+    """What works behind the batch's back: `compacting` compacts, `writing` makes segments durable.
+
+    `elsewhere` has compactions done by others.
+    """
 
     compacting: Executor
     writing: Executor
+    elsewhere: Elsewhere | None = None
 
 
 class WindowLog:
@@ -88,6 +94,7 @@ class WindowLog:
         self.compactions = 0
         self._next = 0  # number of the next segment
         self._dead: list[NDArray[np.uint64]] = []  # taken since the last segment, with rows in older ones
+        self._pace = Pace()
         self._compacting: tuple[int, Future[tuple[RunRef, AppendFile]]] | None = None
         for ref in reversed(manifest.runs):
             self._open(ref)
@@ -255,8 +262,31 @@ class WindowLog:
             self.files.forget(gone.ref, gone.file)
             inputs.pop(0)
         if inputs:
-            at = (self.files, inputs, self._layout, self._directory, self._piece)
-            self._compacting = len(inputs), self._workers.compacting.submit(compact, *at)
+            self._compacting = len(inputs), self._begin(inputs)
+
+    def _begin(self, inputs: list[CompactionInput]) -> Future[tuple[RunRef, AppendFile]]:
+        at = (self.files, inputs, self._layout, self._directory, self._piece, self._pace)
+        old = self.segments[: len(inputs)]
+        self._pace.hurry(self.amplification > 2 * self._maximum)
+
+        def here() -> Future[tuple[RunRef, AppendFile]]:
+            return self._workers.compacting.submit(compact, *at)
+
+        def opened(refs: Sequence[RunRef]) -> tuple[RunRef, AppendFile]:
+            (ref,) = refs
+            return ref, self.files.open(ref, [self._layout, ENTRY])
+
+        def job() -> CompactSegments:
+            return CompactSegments(
+                schema=self._layout.schema,
+                inputs=tuple(segment.ref for segment in old if segment.ref is not None),
+                alive=tuple(np.packbits(each.alive, bitorder="little").tobytes() for each in inputs),
+                rows=tuple(each.rows for each in inputs),
+                piece=self._piece,
+            )
+
+        elsewhere = self._workers.elsewhere
+        return here() if elsewhere is None else elsewhere.submit(job, here, opened)
 
     def refs(self) -> tuple[RunRef, ...]:
         """The durable segments, newest first, up to the first that is not."""
@@ -269,6 +299,7 @@ class WindowLog:
 
     def close(self) -> None:
         """Let go of the segments."""
+        self._pace.stop()
         if self._compacting is not None:
             self._compacting[1].cancel()
             self._compacting = None

@@ -26,6 +26,7 @@ from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.append_files import AppendFiles
+from millpond.stores.jobs import Elsewhere
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import Log
 from millpond.stores.protocol import TableDelta
@@ -56,6 +57,7 @@ class UnalignedTable:
         schema: the stored columns, the last key column a word.
         files: where segments are written. budget: the memory shared with the other tables of the slot.
         background: compacts segments. writers: writes them (if not given, `background`).
+        elsewhere: has compactions done by others.
         manifest: what to open; the deltas behind it are then to be given to `load`. Reads the directory and the index
             of each segment, not the data.
         directory: for temporary files.
@@ -81,6 +83,7 @@ class UnalignedTable:
         maximum_space_amplification: float = MAXIMUM_SPACE_AMPLIFICATION,
         write_buffer: int | None = None,
         writers: Executor | None = None,
+        elsewhere: Elsewhere | None = None,
         writable: bool = True,
     ) -> None:
         self.layout = RowLayout(schema)
@@ -102,7 +105,7 @@ class UnalignedTable:
             files,
             self._stat,
             self._prefetched,
-            Workers(background, writers or background),
+            Workers(background, writers or background, elsewhere),
             manifest,
             directory=directory,
             piece=budget.piece,
