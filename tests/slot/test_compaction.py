@@ -1,0 +1,217 @@
+"""Compaction elsewhere: a real slot with workers that work, die, stall, or are not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from millpond.checkpoint.compaction.requests import Done, Request, made_for, requests
+from millpond.checkpoint.generation import claim
+from millpond.files.backends.filesystem import FileSystem
+from millpond.slot.batch.task import SlotSettings
+from millpond.slot.compaction.remote import RemoteCompaction
+from millpond.slot.compaction.worker import Worker
+from millpond.stores.rmw import flush
+
+from .conftest import wait_until, with_tests_on_path
+from .test_damage import Counts
+
+BATCHES = 60
+
+
+class Asking(Counts):
+    """Counts whose slot has its files compacted elsewhere."""
+
+    def __init__(self, folder: Path, scheme: str = "", timeout: float = 60.0) -> None:
+        super().__init__(folder, scheme)
+        self.settings = SlotSettings(
+            directory=str(folder), open_timeout=0.0, compaction="remote", compaction_timeout=timeout
+        )
+
+    @property
+    def remote(self) -> RemoteCompaction:
+        assert self.server is not None
+        running = self.server._query("query").running
+        assert running is not None
+        assert running.remote is not None
+        return running.remote
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Go on, batch by batch, until something is so."""
+        for _ in range(BATCHES):
+            self.go(self.ledger.last("commits") + 2)
+            if condition():
+                return
+            time.sleep(0.05)
+        raise AssertionError("it never came true")
+
+
+@pytest.fixture(autouse=True)
+def _many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flush, "_MOST_DELTAS", 1)
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Iterator[Asking]:
+    made = Asking(tmp_path)
+    made.start()
+    yield made
+    made.close()
+
+
+def compactor(location: str, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "from millpond.cli import main; main()", "compactor", location, *options]
+    return subprocess.Popen(command, env=with_tests_on_path(), stderr=subprocess.PIPE)
+
+
+def named(application: Asking) -> set[str]:
+    """Files in the state that workers have made."""
+    assert application.server is not None
+    partitions = application.server._query("query").partitions.values()
+    tables = [one.runs for each in partitions if each._manifest for one in each._manifest.tables.values()]
+    return {run.name for table in tables for run in table.runs if made_for(run.name)}
+
+
+def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> None:
+    application = Asking(tmp_path)
+    application.start()
+    slow = f"faults+{tmp_path}?latency_ms=400"
+    first = compactor(slow, "--poll", "0.1", "--lease", "2")
+    try:
+        application.until(lambda: any(known.lease for known in requests(application.files).values()))
+        first.kill()
+        first.wait()
+        assert application.remote.stats.remote == 0
+        second = compactor(str(tmp_path), "--poll", "0.1", "--lease", "1")
+        try:
+            wait_until(lambda: any(known.done for known in requests(application.files).values()), 60)
+            application.until(lambda: application.remote.stats.remote > 0)
+            application.until(lambda: bool(named(application)))
+            application.until(lambda: not application.remote._taken or application.remote.stats.remote > 3)
+        finally:
+            second.terminate()
+            said = second.communicate(timeout=30)[1].decode()
+        assert second.returncode == 0, said
+        assert "done" in said
+        assert "ends" in said
+        assert application.remote.stats.local == 0
+    finally:
+        first.kill()
+        application.close()
+    Counts(tmp_path).through(application.ledger.last("commits") + 3)  # the next run reads what workers have made
+
+
+class Stalling(Worker):
+    """Stalls between its work and its answer, until it is told to go on."""
+
+    held: tuple[FileSystem, Request, Done] | None = None
+
+    def _answer(self, files: FileSystem, request: Request, done: Done) -> None:
+        self.held = files, request, done
+
+    def go_on(self) -> None:
+        assert self.held is not None
+        super()._answer(*self.held)
+
+
+def asked(application: Asking) -> str:
+    """A request that is there."""
+    application.until(lambda: any(known.request for known in requests(application.files).values()))
+    return next(identity for identity, known in requests(application.files).items() if known.request)
+
+
+@pytest.mark.parametrize("scheme", ["", "faults+"], ids=["local", "remote"])
+def test_of_two_that_finish_one_counts(tmp_path: Path, scheme: str) -> None:
+    application = Asking(tmp_path, scheme)
+    application.start()
+    try:
+        asked(application)
+        now = [0.0]
+        first = Stalling([application.files], clock=lambda: now[0], beats=False)
+        second = Worker([application.files], clock=lambda: now[0], beats=False)
+        assert first.step()
+        assert first.held is not None
+        identity, made = first.held[1].id, first.held[2]
+        assert all(application.files.exists(ref.name) for ref in made.files)
+        while second.step():
+            pass
+        assert not requests(application.files)[identity].done, "it was in another's hand"
+        now[0] += 31.0
+        assert second.step()
+        assert second.done
+        first.go_on()
+        assert first.done == 0
+        assert not any(application.files.exists(ref.name) for ref in made.files)
+        application.until(lambda: any(made_for(name) == identity for name in named(application)))
+        application.until(lambda: identity not in application.remote._taken)
+        wait_until(lambda: identity not in requests(application.files))
+    finally:
+        application.close()
+
+
+def test_without_a_worker_the_slot_does_it(tmp_path: Path) -> None:
+    application = Asking(tmp_path, timeout=0.5)
+    application.start()
+    try:
+        application.until(lambda: application.remote.stats.local > 1)
+        assert application.remote.stats.remote == 0
+        wait_until(lambda: not requests(application.files))
+    finally:
+        application.close()
+
+
+def test_a_missing_input_fails_the_job_and_nothing_else(application: Asking) -> None:
+    asked(application)
+    worker = Worker([application.files], beats=False)
+    hidden = [info.name for info in application.files.list("files/")]
+    for name in hidden:
+        application.files.rename(name, f"aside/{name}")
+    assert worker.step()
+    for name in hidden:
+        application.files.rename(f"aside/{name}", name)
+    application.until(lambda: application.remote.stats.local > 0)
+    assert application.remote.stats.remote == 0
+
+
+def test_an_answer_that_is_cut_off_or_names_nothing_is_not_used(application: Asking) -> None:
+    identity = asked(application)
+    known = requests(application.files)[identity]
+    application.files.put(f"compaction/{known.generation:015d}/{identity}.done", [b"{"])
+    application.until(lambda: application.remote.stats.local > 0)
+    other = asked(application)
+    worker = Worker([application.files], beats=False)
+    worker._do = lambda *_: [msgspec.structs.replace(ref_of(application), name="files/gone.run")]  # type: ignore
+    assert other
+    before = application.remote.stats.local
+    assert worker.step()
+    application.until(lambda: application.remote.stats.local > before)
+    assert application.remote.stats.remote == 0
+
+
+def ref_of(application: Asking):  # type: ignore[no-untyped-def]
+    assert application.server is not None
+    for each in application.server._query("query").partitions.values():
+        for table in each._manifest.tables.values() if each._manifest else ():
+            for run in table.runs.runs:
+                return run
+    raise AssertionError("there is no file")
+
+
+def test_requests_of_a_fenced_run_are_left_alone(application: Asking) -> None:
+    asked(application)
+    claim(application.files, run="other", partitions=2)
+    worker = Worker([application.files], beats=False)
+    assert not worker.step()
+    assert not any(known.lease for known in requests(application.files).values())
+
+
+def test_the_worker_imports_nothing_of_spark() -> None:
+    code = "import sys, millpond.compactor; print([m for m in sys.modules if m.startswith(('pyspark', 'py4j'))])"
+    said = subprocess.run([sys.executable, "-c", code], env=with_tests_on_path(), capture_output=True, check=True)
+    assert said.stdout.strip() == b"[]"
