@@ -1,0 +1,102 @@
+"""What collections leave of requests to compactors and of what these make, and what they remove."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millpond.checkpoint.compaction.requests import (
+    LIMIT,
+    MARGIN,
+    Request,
+    claim_lease,
+    made_for,
+    put_request,
+    request_name,
+    requests,
+    withdraw,
+)
+from millpond.checkpoint.generation import claim
+from millpond.checkpoint.retention.collector import Collector
+from tests.checkpoint.test_garbage import Job, twice
+from tests.checkpoint.test_orphans import look, names
+
+
+def ask(job: Job, identity: str, generation: int | None = None) -> int:
+    number = job.generation.number if generation is None else generation
+    put_request(job.files, Request(identity, number, b""))
+    claim_lease(job.files, number, identity, 1, "worker")
+    job.write_run(f"{identity}-result")
+    return number
+
+
+def test_a_result_stays_as_long_as_its_request(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    number = ask(job, "one")
+    job.write_run("orphan")
+    assert made_for("files/one-result.run") == "one"
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    twice(job, job.collector(), running=9)
+    assert job.names("files/") == ["files/one-result.run"]
+    assert requests(job.files)["one"].lease == 1
+    withdraw(job.files, number, "one")
+    assert not job.names("compaction/")
+    twice(job, job.collector(), running=9)
+    assert not job.names("files/")
+
+
+def test_a_result_that_is_named_meanwhile_stays(tmp_path: Path) -> None:
+    """The slot names it and withdraws its request while a collection is under way."""
+    job = Job(tmp_path)
+    number = ask(job, "one")
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    collector = job.collector(grace=0)
+    listed = job.files.list
+
+    class Files:
+        def __getattr__(self, name: str) -> object:
+            return getattr(job.files, name)
+
+        def list(self, prefix: str, *, after: str = "") -> object:
+            if prefix == "commits/":
+                job.batch("one-result")
+                withdraw(job.files, number, "one")
+            return listed(prefix, after=after)
+
+    collector.files = Files()  # type: ignore[assignment]
+    collector.collect(9)
+    assert job.names("files/") == ["files/one-result.run"]
+
+
+def test_requests_of_older_runs_go(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    ask(job, "old")
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    newer = claim(job.files, run="newer", partitions=1, key_groups=64).number
+    ask(job, "new", newer)
+    found = names(look(job, range(5, 10)))
+    assert "files/old-result.run" in found
+    assert not any("new" in name for name in found)
+    assert request_name(job.generation.number, "old") in found
+    twice(job, Collector(job.files, newer, retain=2, grace=60, clock=job.clock), running=9)
+    assert [made_for(name) for name in job.names("files/")] == ["new"]
+    assert set(requests(job.files)) == {"new"}
+
+
+def test_what_a_dead_slot_has_asked_goes_when_no_version_can_name_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    ask(job, "one")
+    for _ in range(20):
+        job.batch(flushed=job.manifest.version)
+    collector = job.collector()
+    twice(job, collector, running=12)
+    job.clock.now += LIMIT + MARGIN
+    twice(job, collector, running=12)
+    twice(job, collector, running=17)  # the oldest version that may be opened is 14
+    assert set(requests(job.files)) == {"one"}
+    twice(job, collector, running=18)
+    assert not job.names("compaction/")
+    twice(job, collector, running=18)
+    assert not job.names("files/")
