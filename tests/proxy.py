@@ -26,6 +26,8 @@ _REFUSALS = {
 }
 _RUN = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}|\d{15}")
 
+_CONDITION = re.compile(rb"(?i)(?<=\r\n)if-none-match:[^\r]*\r\n")
+
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -41,7 +43,9 @@ class Proxy:
     - `hang`: no answer, ever; the server hears nothing of it;
     - `reset`: the connection is reset, and the server hears nothing of it;
     - `cut`: the answer comes up to the middle of its body, or of its head if it has none, then a reset;
-    - `lost`: the server has done it, the answer is a reset.
+    - `lost`: the server has done it, the answer is a reset;
+    - `unconditional`: the server does not see the condition of a put-if-absent (not among `KINDS`: it is no fault that
+      can be overcome).
 
     Attributes:
         endpoint: the proxy's own URL.
@@ -104,6 +108,8 @@ class Proxy:
             return _reset(client)
         if kind == "delay":
             await asyncio.sleep(seconds)
+        if kind == "unconditional":
+            request = _CONDITION.sub(b"", request[0]), request[1]
         server[1].write(b"".join(request))
         await server[1].drain()
         answer = await _message(server[0], bodiless=method == b"HEAD")

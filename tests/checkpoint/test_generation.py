@@ -13,7 +13,8 @@ from millpond.checkpoint.generation import (
     read_claim,
     split_key_groups,
 )
-from millpond.errors import FencedError, StateDamagedError, TransientError
+from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
+from millpond.files.backends.counted import CountedFiles
 from millpond.files.backends.faults import Faults, FaultyFiles
 from tests.checkpoint.rig import begin, memory
 
@@ -128,6 +129,35 @@ def test_claim_survives_puts_of_unknown_outcome():
             with pytest.raises(FencedError):
                 check_fence(files, older)
         assert number > max(before, default=0)
+
+
+class Overwriting(CountedFiles):
+    """A store that takes the condition of a put and ignores it."""
+
+    def put(self, name, data, *, create=False, sync=True):
+        super().put(name, data, sync=sync)
+
+
+def test_a_store_that_ignores_put_if_absent_is_refused():
+    files = Overwriting(memory())
+    for start in range(2):
+        with pytest.raises(SettingError, match="If-None-Match"):
+            claim(files, run="r", partitions=1)
+        assert files.counts()["puts"] == 2 * (start + 1), "the claim, and once more"
+
+
+def test_a_claim_that_a_newer_run_has_removed_says_so():
+    files = memory()
+
+    class Overtaken(CountedFiles):
+        def put(self, name, data, *, create=False, sync=True):
+            super().put(name, data, create=create, sync=sync)
+            if name == claim_name(1) and not files.exists(claim_name(2)):
+                claim(files, run="newer", partitions=1)
+                files.delete(claim_name(1))
+
+    with pytest.raises(FencedError, match="Generation 2"):
+        claim(Overtaken(files), run="older", partitions=1)
 
 
 def test_altered_claim_and_base_are_named():

@@ -5,7 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from millpond.errors import TransientError
+from millpond.checkpoint.generation import claim
+from millpond.errors import SettingError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, open_filesystem
 from millpond.files.backends.patience import patiently
 from tests.proxy import KINDS, faulty
@@ -73,6 +74,23 @@ def test_a_conflict_is_not_taken_for_a_name_that_is_taken(seaweedfs):
         proxy.shares["conflict"] = 1.0
         with pytest.raises(AlreadyExistsError):
             files.put("claim", [b"another's"], create=True)
+
+
+def test_a_server_that_ignores_the_condition_is_refused(seaweedfs):
+    unsigned = {"AWS_SKIP_SIGNATURE": "true"}  # the condition is among what is signed
+    with faulty(seaweedfs, 1, {"unconditional": 1.0}) as proxy, pointed_at(proxy.endpoint, **unsigned):
+        files = open_filesystem(f"s3://{BUCKET}/unconditional")
+        with pytest.raises(SettingError, match="If-None-Match"):
+            claim(files, run="run", partitions=1)
+        proxy.shares["unconditional"] = 0.0
+        assert claim(files, run="run", partitions=1).number == 2
+
+
+def test_conditional_puts_that_are_disabled_are_refused(seaweedfs):
+    with pointed_at(seaweedfs, AWS_CONDITIONAL_PUT="disabled"):
+        files = open_filesystem(f"s3://{BUCKET}/disabled")
+        with pytest.raises(SettingError, match="cannot do what state needs"):
+            claim(files, run="run", partitions=1)
 
 
 def test_what_is_small_is_put_by_one_request(seaweedfs):

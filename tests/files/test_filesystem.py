@@ -318,6 +318,12 @@ def test_remote_schemes_pass_through():
     assert files.locate("commits/x") == "s3://bucket/some/prefix/commits/x"
 
 
+@pytest.mark.parametrize("url", ["hdfs://namenode:8020/state", "faults+webhdfs://namenode/state", "viewfs:/state"])
+def test_what_only_hadoop_reads_is_refused(url):
+    with pytest.raises(SettingError, match="only Hadoop reads"):
+        open_filesystem(url)
+
+
 def test_join_url():
     assert join_url("s3://b/p/", "millpond") == "s3://b/p/millpond"
     assert join_url("/a/b?c", "x") == "/a/b?c/x"

@@ -12,12 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 
 import msgspec
 
 from millpond.checkpoint.formats.documents import DIGITS, FORMAT, digits, read_document, write_document
-from millpond.errors import FencedError, StateDamagedError, TransientError
+from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.backends.patience import patiently
 from millpond.layout import HashRange
@@ -125,6 +126,10 @@ def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 <
         run: names the run.
         partitions, key_groups: of the query.
         least: the number is at least this. The time, in milliseconds, fences runs whose checkpoint was deleted, too.
+
+    Raises:
+        SettingError: the store does not keep to put-if-absent.
+        FencedError: a newer run has begun meanwhile.
     """
     number = max(least, max(numbers(files), default=0) + 1)
     failures = 5
@@ -140,8 +145,27 @@ def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 <
             failures -= 1
             number += 1  # whether it took effect is not known; a claim without a base does no harm
         else:
+            patiently(partial(_claim_again, files, generation))
             patiently(lambda: _fence_older(files))
             return generation
+
+
+def _claim_again(files: FileSystem, generation: Generation) -> None:
+    """Put the claim that is there once more, which has to be refused; where it is not, it is the same again.
+
+    Some S3-compatible stores ignore `If-None-Match`: there, two runs would each believe to be the only one.
+    """
+    try:
+        write_document(files, claim_name(generation.number), generation, create=True)
+    except AlreadyExistsError:
+        return
+    check_fence(files, generation.number)  # a newer run may have removed the claim, of which there is one again now
+    raise SettingError(
+        "The store overwrites what a put-if-absent (If-None-Match: *) finds: two runs could not be told apart.",
+        action="Use a store that keeps to conditional puts, or a version of it that does, in "
+        "spark.millpond.state.location (docs/guides/state-on-s3.md names what was tested).",
+        file=files.locate(claim_name(generation.number)),
+    )
 
 
 def _fence_older(files: FileSystem) -> None:

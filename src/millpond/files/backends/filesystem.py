@@ -18,6 +18,9 @@ else:
     Buffer = object  # anything with the buffer protocol: bytes, memoryview, a contiguous array
 
 
+_HADOOP = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "ofs", "o3fs")
+
+
 class AlreadyExistsError(MillpondError, FileExistsError):
     """`put(create=True)` found an object under the name; `file` is its full URL."""
 
@@ -109,6 +112,11 @@ def open_filesystem(url: str, **options: Any) -> FileSystem:
         return LocalFiles(_local_path(url, rest) if scheme == "file" else url)
     if scheme == "memory":
         return memory_files(rest.strip("/"))
+    if scheme in _HADOOP:
+        raise SettingError(
+            f"{url!r} lies in a file system that only Hadoop reads, and Millpond keeps state without it.",
+            action="Give a checkpointLocation on file: (also of a mount that all hosts share), s3:, gs: or az:.",
+        )
     return ObjectFiles.from_url(url, **options)
 
 

@@ -169,6 +169,12 @@ class ObjectFiles:
                 action="Check the credentials and rights on spark.millpond.state.location.",
                 file=self.locate(name),
             ) from error
+        except (exceptions.NotSupportedError, NotImplementedError) as error:
+            raise SettingError(
+                f"The store cannot do what state needs: {_first_line(error)}.",
+                action="Use file:, s3:, gs: or az: in spark.millpond.state.location, and leave conditional puts on.",
+                file=self.locate(name),
+            ) from error
         except (exceptions.BaseError, OSError) as error:
             if "404 Not Found" in _first_line(error):  # of a list
                 raise missing(self.locate(name)) from error
