@@ -52,7 +52,7 @@ def running(program: Path, folder: Path) -> Iterator[str]:
         TimeoutError: it does not come up.
     """
     (folder / "identities.json").write_text(json.dumps({"identities": _IDENTITIES}))
-    ports = _free_ports(2 * len(_ROLES))
+    ports = free_ports(2 * len(_ROLES))
     command = [str(program), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]
     command += [f"-s3.config={folder}/identities.json", "-s3.autoCreateBucket=false", "-s3.iam=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-master.electionTimeout=1s"]
@@ -61,7 +61,7 @@ def running(program: Path, folder: Path) -> Iterator[str]:
         command += [f"-{role}.port={port}", f"-{role}.port.grpc={rpc}"]
     endpoint = f"http://127.0.0.1:{ports[-2]}"
     with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, preexec_fn=_die_with_parent)
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, preexec_fn=die_with_parent)
     try:
         _make_bucket(endpoint, process, folder / "log.txt")
         yield endpoint
@@ -102,12 +102,12 @@ def weed() -> Path:
     return program
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Between fork and exec: Linux kills the server when this process ends, however it does."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on just now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]

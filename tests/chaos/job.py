@@ -1,9 +1,11 @@
 """The program that the kill tests run in a process of its own: one query over a folder's files, until all are read.
 
 `python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` when Spark has finished a batch and `done` at the end.
-`MASTER` is the cluster's URL, `LOCATION` where state lies if not in the checkpoint, `PARTITIONS` how many it has.
+`MASTER` is the cluster's URL, `LOCATION` where state lies if not in the checkpoint, `PARTITIONS` how many it has,
+`CONFS` more settings, as JSON.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -46,6 +48,8 @@ def session() -> SparkSession:
     )
     if "LOCATION" in os.environ:
         builder.config("spark.millpond.state.location", os.environ["LOCATION"])
+    for name, value in json.loads(os.environ.get("CONFS", "{}")).items():
+        builder.config(name, value)
     if "PARTITIONS" in os.environ:
         builder.config("spark.millpond.partitions", os.environ["PARTITIONS"])
     spark = builder.getOrCreate()

@@ -17,11 +17,11 @@ JOB = Path(__file__).with_name("job.py")
 class Life:
     """One life of the job: it is killed a moment after a given line, or ends by itself."""
 
-    def __init__(self, query: str, folder: Path, partitions: int) -> None:
+    def __init__(self, query: str, folder: Path, partitions: int, job: Path = JOB) -> None:
         self.log = folder / "log.txt"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(JOB), query, *(str(folder / part) for part in ("in", "out", "checkpoint"))],
+                [sys.executable, str(job), query, *(str(folder / part) for part in ("in", "out", "checkpoint"))],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
