@@ -42,6 +42,8 @@ class Settings:
     compaction_timeout: float = 60.0
     on_unsupported: str = "spark"
     on_changed_replay: Literal["error", "run"] = "error"
+    on_changed_state: Literal["error", "evolve"] = "error"
+    state_retain: int = 0
     explain: str = "fallback"
     key_groups: int = 1 << KEY_GROUP_BITS
     batch_rows: int = 100_000
@@ -74,6 +76,12 @@ def _boolean(text: str) -> bool:
 def _positive(text: str) -> int:
     if not text.strip().isdigit() or int(text) < 1:
         raise ValueError("a whole number above 0")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdigit():
+        raise ValueError("a whole number, 0 or more")
     return int(text)
 
 
@@ -262,6 +270,19 @@ SETTINGS = {
         "after a crash, when the last batch has to run once more and the query has changed up to its stateful "
         "operators: `error` refuses the start, `run` makes the state from the query as it is now "
         "([operations](operations.md))",
+    ),
+    "onChangedState": Setting(
+        "on_changed_state",
+        _one_of("error", "evolve"),
+        "where the query has changed in what its state holds: `error` refuses the start; `evolve` goes on with the old "
+        "state where it can be followed: functions that stay keep their values, new ones see the rows from now on "
+        "([changing a query](guides/changing-a-query.md))",
+    ),
+    "state.retain": Setting(
+        "state_retain",
+        _count,
+        "versions of the state that stay readable by `millpond.read_state(…, version=…)`, where that is more than "
+        "Spark's `spark.sql.streaming.minBatchesToRetain`",
     ),
     "explain": Setting(
         "explain",

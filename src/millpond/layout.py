@@ -68,10 +68,11 @@ class HashRange(NamedTuple):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A stored column: its name and how many words it takes."""
+    """A stored column: its name, how many words it takes, and whether a fresh row has null there (else zeros)."""
 
     name: str
     kind: Kind
+    null: bool = False
 
 
 class TableSchema(msgspec.Struct, frozen=True):

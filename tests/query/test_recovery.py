@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -118,9 +119,9 @@ def repeated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     batches: list[int] = []
     replay = Start._replay
 
-    def noted(self: Start, catalyst: Catalyst, task: PipeTask, ledger: Ledger, batch: int) -> None:
+    def noted(self: Start, catalyst: Catalyst, task: PipeTask, specs: Any, ledger: Ledger, batch: int) -> None:
         batches.append(batch)
-        replay(self, catalyst, task, ledger, batch)
+        replay(self, catalyst, task, specs, ledger, batch)
 
     monkeypatch.setattr(Start, "_replay", noted)
     return batches

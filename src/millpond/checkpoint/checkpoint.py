@@ -24,6 +24,7 @@ from millpond.checkpoint.formats.deltas import read_delta, read_deltas
 from millpond.checkpoint.formats.documents import damaged
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, Tip, check_fence, read_base, read_claim
+from millpond.checkpoint.pinned import PinnedQuery, read_shapes
 from millpond.checkpoint.rescale import inherited
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
@@ -44,12 +45,16 @@ class Checkpoint:
         files: the location's `millpond/` folder (`join_url(location, "millpond")`).
         generation: the run's number; it must have a base (the driver writes it before the query starts).
         poll: seconds between looks at the store while waiting for a commit of another slot.
+
+    Attributes:
+        shapes: of a query that was changed: its shape and those before, by number, newest first.
     """
 
     def __init__(self, files: FileSystem, generation: int, *, poll: float = 0.05) -> None:
         self.files = files
         self.claim: Generation = read_claim(files, generation)
         self.base: Base = read_base(files, generation)
+        self.shapes: dict[int, PinnedQuery] = read_shapes(files, self.base.shape) if self.base.shape else {}
         self._poll = poll
         self._lock = threading.Lock()
         self._headers: OrderedDict[str, CommitHeader] = OrderedDict()

@@ -152,7 +152,11 @@ def _calls(both: _Both) -> Iterator[str]:
     """Functions: the text of each as the query has it, or else as it can be told from the spec."""
     before, now = ([_Call(one, number) for number in range(len(one["spec"].get("calls", [])))] for one in both)
     olds, news = ([call.plain for call in some] for some in (before, now))
-    if olds != news and Counter(map(repr, olds)) == Counter(map(repr, news)):
+    texts, new_texts = ([call.text for call in some] for some in (before, now))
+    moved = len(texts) == len(new_texts) and any(
+        old != new and new in texts for old, new in zip(texts, new_texts, strict=True)
+    )
+    if Counter(map(repr, olds)) == Counter(map(repr, news)) and (olds != news or moved):
         yield f"the functions are in another order: {_listed(before)} became {_listed(now)}"
         return
     matcher = SequenceMatcher(None, list(map(repr, olds)), list(map(repr, news)), autojunk=False)
@@ -174,7 +178,7 @@ class _Call:
         call = spec["calls"][number]
         columns = spec.get("inputs") or spec.get("columns") or []
         self.types = [columns[position]["type"] for position in call.get("inputs", [])]
-        self.call = call
+        self.call = call = {key: value for key, value in call.items() if key != "field"}
         texts = operator.get("functions") or []
         self.text = texts[number] if number < len(texts) else self._made()
         # Positions of inputs are those of the first function that reads them, so they tell equal arguments apart.

@@ -67,7 +67,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class Tip(msgspec.Struct, frozen=True):
-    """A durable manifest: its place, `id` and `lineage`, and name and length of the commit object that holds it."""
+    """A durable manifest: its place, `id`, `lineage` and `shape`, and the commit object's name and length."""
 
     operator: int
     partition: int
@@ -75,6 +75,7 @@ class Tip(msgspec.Struct, frozen=True):
     lineage: int
     commit: str
     size: int
+    shape: int = 0
 
 
 class BaseVersion(msgspec.Struct, frozen=True):
@@ -99,12 +100,16 @@ class Base(msgspec.Struct, frozen=True):
 
     Attributes:
         plan: a digest of what the run computes up to its operators: another must not repeat a batch that it ran.
+        shape: of the query that runs (see `checkpoint.pinned`).
+        retain: how many versions are kept to be read, where that is more than Spark's ledger goes back.
     """
 
     generation: int
     operators: int
     versions: tuple[BaseVersion, ...]
     plan: str = ""
+    shape: int = 0
+    retain: int = 0
     format: int = FORMAT
 
     def at(self, version: int) -> BaseVersion | None:

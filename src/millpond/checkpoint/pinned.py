@@ -1,31 +1,44 @@
-"""`query.json`: what the query that owns a checkpoint looks like, so that another one is refused."""
+"""`query.json`: what the query that owns a checkpoint looks like, so that another one is refused.
+
+A query may be changed in ways that its state can follow (`spark.millpond.onChangedState=evolve`). What it looks like
+then is a new *shape*, an object below `shapes/` whose number is that of the generation that was the first to run it;
+the number of `query.json` is 0. A shape never changes. Each generation's base says which one it runs, each manifest and
+each delta by which one it was made. So there are old and new rows beside each other, and whoever goes back to an older
+version finds what that was made by.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from millpond.checkpoint.differences import differences
-from millpond.checkpoint.formats.documents import FORMAT, read_document, write_document
-from millpond.checkpoint.generation import numbers
+from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
+from millpond.checkpoint.generation import begun, numbers, read_base
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, MissingFileError
 from millpond.files.backends.patience import patiently
 
 NAME = "query.json"
+SHAPES = "shapes/"
 
 
 class PinnedOperator(msgspec.Struct, frozen=True):
     """One operator as plain data: where it stands in the plan, its spec, its tables' schemas by name.
 
-    `functions` are its aggregate functions in the words of the query, only to tell them: others may compute the same.
+    `functions` are its aggregate functions in the words of the query: to tell them, as others may compute the same, and
+    to know them again where the query has changed. `fields` is how many names (`AggregateCall.field`) the columns of
+    functions have had so far; 0 if they have those of their positions.
     """
 
     name: str
     spec: dict[str, Any]
     tables: dict[str, Any]
     functions: tuple[str, ...] = ()
+    fields: int = 0
 
 
 class PinnedBetween(msgspec.Struct, frozen=True):
@@ -48,11 +61,12 @@ class PinnedBetween(msgspec.Struct, frozen=True):
 
 
 class PinnedQuery(msgspec.Struct, frozen=True):
-    """What must not change between runs of a query."""
+    """What must not change between runs of a query; `parent` is the shape that this one was made from."""
 
     key_groups: int
     operators: tuple[PinnedOperator, ...]
     between: tuple[PinnedBetween, ...] = ()
+    parent: int = 0
     format: int = FORMAT
 
 
@@ -62,7 +76,7 @@ def plain(struct: object) -> Any:
 
 
 def pin(files: FileSystem, query: PinnedQuery) -> None:
-    """Write `query.json`, or compare with the one that is there. Call it before anything else at start.
+    """Write `query.json`, or compare with what the last run has pinned. Call it before anything else at start.
 
     Raises:
         StateIncompatibleError: the checkpoint belongs to a query that differs; the message lists how.
@@ -75,20 +89,32 @@ def pin(files: FileSystem, query: PinnedQuery) -> None:
     except AlreadyExistsError:
         pass
     try:
-        before = read_document(files, NAME, PinnedQuery)
+        shape = newest_shape(files)
+        before = read_shape(files, shape)
     except StateDamagedError:
         if numbers(files):
             raise
         write_document(files, NAME, query)  # a first start died while writing it; there is no state yet
         return
-    query = msgspec.structs.replace(query, between=_as_before(before.between, query.between))
-    lines = differences(plain(before), plain(query)) if before != query else []
+    lines = compare(before, query)
     if lines:
-        raise StateIncompatibleError(
-            "The query differs from the one that wrote this checkpoint:\n  " + "\n  ".join(lines) + "\n",
-            action="Change it back, or start with a new checkpointLocation.",
-            file=files.locate(NAME),
-        )
+        raise differing(lines, files.locate(shape_name(shape)))
+
+
+def compare(before: PinnedQuery, query: PinnedQuery) -> list[str]:
+    """One line for each difference that matters between two queries."""
+    between = _as_before(before.between, query.between)
+    query = msgspec.structs.replace(query, between=between, parent=before.parent)
+    return differences(plain(before), plain(query)) if before != query else []
+
+
+def differing(lines: Sequence[str], file: str) -> StateIncompatibleError:
+    """The error for a query that the state cannot follow: how it differs, and where that is pinned."""
+    return StateIncompatibleError(
+        "The query differs from the one that wrote this checkpoint:\n  " + "\n  ".join(lines) + "\n",
+        action="Change it back, or start with a new checkpointLocation.",
+        file=file,
+    )
 
 
 def _as_before(before: tuple[PinnedBetween, ...], now: tuple[PinnedBetween, ...]) -> tuple[PinnedBetween, ...]:
@@ -107,8 +133,35 @@ def repin(files: FileSystem, query: PinnedQuery) -> None:
 
 
 def read_pinned(files: FileSystem) -> PinnedQuery | None:
-    """What is pinned, or None if no query has used this location."""
+    """What the last run has pinned, or None if no query has used this location."""
     try:
-        return read_document(files, NAME, PinnedQuery)
+        return read_shape(files, newest_shape(files))
     except MissingFileError:
         return None
+
+
+def newest_shape(files: FileSystem) -> int:
+    """The shape of the last run that has begun; that of `query.json` if there was none."""
+    for number in reversed(begun(files)):
+        with suppress(StateDamagedError):  # a torn put of a run that died before it began, or recovery tells of it
+            return read_base(files, number).shape
+    return 0
+
+
+def shape_name(number: int) -> str:
+    """The object of a shape."""
+    return f"{SHAPES}{digits(number)}.json" if number else NAME
+
+
+def read_shape(files: FileSystem, number: int) -> PinnedQuery:
+    """A shape of the query."""
+    return read_document(files, shape_name(number), PinnedQuery)
+
+
+def read_shapes(files: FileSystem, newest: int) -> dict[int, PinnedQuery]:
+    """A shape and all that it was made from, by number, newest first."""
+    found = {newest: read_shape(files, newest)}
+    while newest:
+        newest = found[newest].parent
+        found[newest] = read_shape(files, newest)
+    return found

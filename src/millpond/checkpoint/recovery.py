@@ -114,8 +114,23 @@ class Recovery:
         run = self._runs.newest()
         return run.base.plan if run else None
 
-    def begin(self, versions: Iterable[int], plan: str = "") -> Base:
-        """Let the new generation build on these versions (each durable); slots can open it from then on."""
+    def shape(self, version: int) -> int:
+        """The shape of the query that made a durable version; 0 for empty state.
+
+        Raises:
+            StateDamagedError: its partitions are of different ones.
+        """
+        shapes = {tip.shape for tip in self._at(version).tips.values() if tip is not None}
+        if len(shapes) > 1:
+            raise damaged(self.files.locate("commits/"), "is of a query of another shape than others of its version")
+        return shapes.pop() if shapes else 0
+
+    def begin(self, versions: Iterable[int], plan: str = "", *, shape: int = 0, retain: int = 0) -> Base:
+        """Let the new generation build on these versions (each durable); slots can open it from then on.
+
+        Args:
+            versions: what it builds on. plan, shape, retain: see `Base`.
+        """
         if self.generation is None:
             raise ValueError("Only a run that has claimed a generation can begin.")
         chosen = []
@@ -124,7 +139,7 @@ class Recovery:
                 raise ValueError(f"Version {version} is not durable.")
             found = self._at(version)
             chosen.append(BaseVersion(version, tuple(tip for tip in found.tips.values() if tip), found.ranges))
-        base = Base(self.generation.number, self.operators, tuple(chosen), plan)
+        base = Base(self.generation.number, self.operators, tuple(chosen), plan, shape, retain)
         write_base(self.files, base)
         return base
 
@@ -169,7 +184,7 @@ class Recovery:
         own: dict[Place, dict[int, Tip]] = defaultdict(dict)
         for info, header in self._headers(version, run.claim.number):
             for manifest in header.manifests:
-                tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size)
+                tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.shape)
                 own[manifest.place][manifest.lineage] = tip
         if all(len(own[place]) == 1 for place in places):
             return _Found(ranges, {place: next(iter(own[place].values())) for place in places})

@@ -84,6 +84,13 @@ def _joined(
         return PartitionManifest(operator, partition, version)
     if len(parents) == 1 and parents[0][1] == range_:
         return msgspec.structs.replace(parents[0][0], partition=partition)
+    if len({manifest.shape for manifest, _ in parents}) > 1:
+        raise StateDamagedError(
+            "The partitions of one version are of queries of different shapes.",
+            action="Start with as many partitions as the last run had.",
+            operator=str(operator),
+            version=version,
+        )
     # Each partition cuts event time as its rows ask for it: slices that overlap become one.
     belongs = disjoint({name: None for manifest, _ in parents for name in manifest.tables})
     tables: dict[str, list[tuple[TableState, HashRange]]] = {}
@@ -96,6 +103,7 @@ def _joined(
         operator=operator,
         partition=partition,
         version=version,
+        shape=parents[0][0].shape,
         id=digest.hexdigest(),
         lineage=digest.intdigest() & (1 << 64) - 1,
         tables={name: _table(name, version, parts, range_) for name, parts in tables.items()},

@@ -55,7 +55,7 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
             file=reader.files.url,
         )
     chosen = reader.choose(version)
-    fields = reader.operators[operator].spec.state_fields
+    fields = reader.operators_at(chosen)[operator].spec.state_fields
     schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
     numbers = spark.range(0, reader.partitions, 1, reader.partitions)
     return map_in_arrow(numbers, _PartitionReader(location, operator, chosen), schema)

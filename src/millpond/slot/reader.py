@@ -14,17 +14,18 @@ import pyarrow as pa
 
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.commit import commit_prefix, parse_commit_name, read_header
-from millpond.checkpoint.formats.deltas import read_deltas, rows_of
+from millpond.checkpoint.formats.deltas import converted, read_deltas, rows_of
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, numbers, read_base, read_claim
-from millpond.checkpoint.pinned import PinnedQuery, read_pinned
+from millpond.checkpoint.pinned import NAME as PINNED
+from millpond.checkpoint.pinned import read_shapes
 from millpond.checkpoint.rescale import inherited
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.refs import range_of
-from millpond.layout import HashRange, RowLayout, Rows
+from millpond.layout import HashRange, RowLayout, Rows, TableSchema
 from millpond.operators.kinds.registry import read_rows, state_tables
 from millpond.operators.protocol import MAIN, StateTable, TableKind
 from millpond.spec.kinds.union import OperatorSpec
@@ -83,21 +84,38 @@ class StateReader:
             raise UsageError("The location of the state is empty.", action=_GIVE)
         self.location = location
         self.files: FileSystem = open_state(location)
-        pinned = read_pinned(self.files)
         found = self._newest_run()
-        if pinned is None or found is None:
+        if found is None or not self.files.exists(PINNED):
             raise UsageError(
                 "There is no Millpond state here.",
                 action=_GIVE,
                 file=self.files.url,
             )
-        self.pinned: PinnedQuery = pinned
         self.claim, self.base = found
-        self.operators = [
-            StateOperator(index, one.name, msgspec.convert(one.spec, OperatorSpec), tuple(one.tables))
-            for index, one in enumerate(pinned.operators)
-        ]
+        self._shapes = read_shapes(self.files, self.base.shape)
+        self.operators = self._operators(self.base.shape)
         self._commits: dict[int, _Commits] = {}
+
+    def operators_at(self, version: int) -> list[StateOperator]:
+        """The query's operators as they were when a version was made, which may have been another query."""
+        shapes = {manifest.shape for manifest in self.manifests(version).values()}
+        return self._operators(max(shapes)) if shapes else self.operators
+
+    def _operators(self, shape: int) -> list[StateOperator]:
+        return [
+            StateOperator(index, one.name, msgspec.convert(one.spec, OperatorSpec), tuple(one.tables))
+            for index, one in enumerate(self._shapes[shape].operators)
+        ]
+
+    def _schemas(self, operator: int, table: str, shape: int) -> dict[int, TableSchema]:
+        """The schemas that a table had up to a shape of the query, by shape."""
+        found, at = {}, shape
+        while True:
+            tables = self._shapes[at].operators[operator].tables
+            found[at] = msgspec.convert(tables[table], TableSchema)
+            if not at:
+                return found
+            at = self._shapes[at].parent
 
     @property
     def partitions(self) -> int:
@@ -189,7 +207,7 @@ class StateReader:
             StateDamagedError: a file is missing, cut short or altered.
         """
         manifest = self.manifest(operator, partition, version)
-        spec = self.operators[operator].spec
+        spec = self._operators(manifest.shape)[operator].spec
         tables = state_tables(spec)
         wanted = [name for name, one in tables.items() if one.shown] if table == MAIN else [table]
         for name, state in manifest.tables.items():
@@ -198,7 +216,12 @@ class StateReader:
                 continue
             found = tables[base]
             range_ = HashRange() if found.axis != "hash" else self.claim.hash_range(partition)
-            for rows in _READ[found.kind](self, found, state, range_):
+            earlier = self._schemas(operator, base, manifest.shape)
+            if found.kind == "rmw":
+                pieces = self._rows(found, state, range_, earlier)
+            else:
+                pieces = _READ[found.kind](self, found, state, range_)
+            for rows in pieces:
                 yield from read_rows(spec, base, rows)
 
     def _appended(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
@@ -263,16 +286,19 @@ class StateReader:
                 table.load(rows, range_of(ref.window))
         yield from table.scan()
 
-    def _rows(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
-        """The rows of a read-modify-write table."""
+    def _rows(
+        self, table: StateTable, state: TableState, range_: HashRange, earlier: Mapping[int, TableSchema]
+    ) -> Iterator[Rows]:
+        """The rows of a read-modify-write table; `earlier`: the schemas that it has had."""
         layout = RowLayout(table.schema)
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
             store = RunStore(self.files, local, disk=0, memory=_MEMORY)
             try:
                 axis = axis_word(layout, state.runs.axis)
-                runs = RunSet(layout, store.open_all(state.runs.runs, layout, range_, axis), range_)
+                opened = store.open_all(state.runs.runs, layout, range_, axis, list(earlier.values()))
+                runs = RunSet(layout, opened, range_)
                 for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
-                    for rows in rows_of(ref, data, layout, self.files.locate(ref.commit)):
+                    for rows in converted(ref, data, earlier[ref.shape], layout, self.files.locate(ref.commit)):
                         rows = inside(rows, range_of(ref.window), axis)
                         runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))
                 yield from runs.scan()
@@ -331,9 +357,8 @@ class StateReader:
 
 
 _READ: Mapping[TableKind, Callable[[StateReader, StateTable, TableState, HashRange], Iterator[Rows]]] = {
-    "rmw": StateReader._rows,
     "ordered": StateReader._ordered,
     "aligned": StateReader._appended,
     "unaligned": StateReader._lists,
 }
-"""How the tables of each store are read."""
+"""How the tables of the other stores are read: of these, none changes with the query."""

@@ -23,6 +23,8 @@ class AggregateCall(msgspec.Struct, frozen=True):
         type: the result type, Spark's own analysis, as DDL.
         filter: position of the boolean column of `FILTER (WHERE …)`.
         distinct: whether only distinct, non-null inputs count.
+        field: what the columns of its state are named by, as long as the query has the call; None for its position,
+            which is what it has in a query that was not changed.
         options: what else the function's semantics depend on: `ignore_nulls` (first, last, any_value); `eval_mode` =
             legacy | ansi | try (sum, avg, and what divides); `null_on_divide_by_zero` (statistics of one value, or of
             equal ones; true unless Spark's legacy flag asks for NaN); `relative_sd`, `raw_estimates`, `biases`,
@@ -37,6 +39,7 @@ class AggregateCall(msgspec.Struct, frozen=True):
     filter: int | None = None
     distinct: bool = False
     options: dict[str, Any] = {}
+    field: int | None = None
 
 
 class Windows(msgspec.Struct, frozen=True):

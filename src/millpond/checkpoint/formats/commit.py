@@ -80,9 +80,9 @@ def encode_commit(
             own = sealed.pieces.get(name, [])
             length = sum(memoryview(piece).nbytes for piece in own)
             if length:
-                kept += (
-                    DeltaRef("", offset, length, sealed.manifest.version, checksum(own), sealed.rows.get(name, 0)),
-                )
+                manifest = sealed.manifest
+                rows = sealed.rows.get(name, 0)
+                kept += (DeltaRef("", offset, length, manifest.version, checksum(own), rows, shape=manifest.shape),)
                 pieces.extend(own)
                 offset += length
             tables[name] = TableState(table.runs, kept)

@@ -9,8 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from millpond.checkpoint.formats.documents import damaged
 from millpond.checkpoint.formats.manifest import DeltaRef, checksum
 from millpond.files.backends.filesystem import Buffer, FileSystem
+from millpond.files.formats.conversion import Conversion
 from millpond.files.formats.segment import decode_rows
-from millpond.layout import RowLayout, Rows
+from millpond.layout import RowLayout, Rows, TableSchema
 
 _AHEAD = 8
 
@@ -34,6 +35,15 @@ def rows_of(ref: DeltaRef, data: Buffer, layout: RowLayout, name: str) -> Iterat
         if skip < rows.count:
             yield Rows(rows.words[skip:], rows.heap) if skip else rows
         skip = max(0, skip - rows.count)
+
+
+def converted(ref: DeltaRef, data: Buffer, before: TableSchema, now: RowLayout, name: str) -> Iterator[Rows]:
+    """The rows of a delta (see `rows_of`) that was made when its table had the schema `before`, as they are now."""
+    if before == now.schema:
+        yield from rows_of(ref, data, now, name)
+        return
+    convert = Conversion(RowLayout(before), now)
+    yield from map(convert, rows_of(ref, data, convert.before, name))
 
 
 def read_deltas(files: FileSystem, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:

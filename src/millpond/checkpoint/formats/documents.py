@@ -10,7 +10,7 @@ import xxhash
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 
-FORMAT = 3
+FORMAT = 4
 """Format version of the checkpoint; every document has it as `format`."""
 
 DIGITS = 15

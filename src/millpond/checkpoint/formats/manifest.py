@@ -23,6 +23,7 @@ class DeltaRef(msgspec.Struct, frozen=True):
     Attributes:
         checksum: of the bytes. rows: how many it has.
         skip: how many of them, from the first, do not count. window: the hashes of those that do (see `RunRef`).
+        shape: the query's whose tables its rows are of (see `checkpoint.pinned`).
     """
 
     commit: str
@@ -33,6 +34,7 @@ class DeltaRef(msgspec.Struct, frozen=True):
     rows: int = 0
     skip: int = 0
     window: Window | None = None
+    shape: int = 0
 
 
 class TableState(msgspec.Struct, frozen=True):
@@ -53,6 +55,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
         input_checksum, input_rows: order-independent checksum and count of the rows of batch `version - 1`.
         tables: by name; the state at this version.
         metrics: figures of batch `version - 1`, by name (see `millpond.metrics.DURABLE`).
+        shape: of the query that computed it (see `checkpoint.pinned`).
     """
 
     operator: int
@@ -65,6 +68,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
     input_rows: int = 0
     tables: dict[str, TableState] = {}
     metrics: dict[str, int] = {}
+    shape: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -102,6 +106,7 @@ def seal(
     input_rows: int,
     rows: Mapping[str, int] | None = None,
     metrics: Mapping[str, int] | None = None,
+    shape: int = 0,
 ) -> Sealed:
     """The next version of a partition.
 
@@ -112,6 +117,7 @@ def seal(
         rows: how many each delta has, by the table's name.
         input_checksum, input_rows: order-independent checksum (unsigned 64 bits) and number of the batch's input rows.
         metrics: figures of the batch to keep in the manifest.
+        shape: of the query that computed it.
     """
     version = parent.version + 1
     manifest = PartitionManifest(
@@ -120,11 +126,12 @@ def seal(
         version=version,
         id=uuid.uuid4().hex,
         parent=parent.id or None,
-        lineage=_lineage(parent.lineage, version, input_checksum, input_rows),
+        lineage=_lineage(parent.lineage, version, input_checksum, input_rows, shape),
         input_checksum=input_checksum,
         input_rows=input_rows,
         tables={name: TableState(runs) for name, (runs, _) in tables.items()},
         metrics=dict(metrics or {}),
+        shape=shape,
     )
     return Sealed(
         manifest,
@@ -141,6 +148,7 @@ def checksum(pieces: Sequence[Buffer]) -> int:
     return digest.intdigest()
 
 
-def _lineage(parent: int, version: int, input_checksum: int, input_rows: int) -> int:
-    words = b"".join(w.to_bytes(8, "little") for w in (parent, version, input_checksum, input_rows))
+def _lineage(parent: int, version: int, input_checksum: int, input_rows: int, shape: int) -> int:
+    # What queries of two shapes make of the same rows is not the same.
+    words = b"".join(w.to_bytes(8, "little") for w in (parent, version, input_checksum, input_rows, shape))
     return xxhash.xxh3_64_intdigest(words)

@@ -209,6 +209,16 @@ class RunWriter:
         )
 
 
+class OtherColumnsError(StateIncompatibleError):
+    """A run file whose rows have other columns than its table.
+
+    Attributes:
+        schema: that of the file; None in another process than the one that read it.
+    """
+
+    schema: TableSchema | None = None
+
+
 def footer_guess(rows: int, layout: RowLayout) -> int:
     """How many bytes at the end of a run file of so many rows surely hold its footer, long values aside."""
     return 4096 + 26 * (rows * layout.width * 8 // 65536 + rows // 65536)
@@ -225,7 +235,8 @@ def read_directory(
 
     Raises:
         StateDamagedError: the file is not a whole run file.
-        StateIncompatibleError: it is of a newer format, or its rows have other columns.
+        StateIncompatibleError: it is of a newer format.
+        OtherColumnsError: its rows have other columns.
     """
     if size < len(MAGIC) + _TAIL.size:
         raise damaged(name, "it is too short for a run")
@@ -250,7 +261,9 @@ def read_directory(
             f"A run file has format {footer.format}.", action="Read it with a newer Millpond.", file=name
         )
     if footer.schema != layout.schema:
-        raise StateIncompatibleError("A run file holds other columns than its table.", file=name)
+        other = OtherColumnsError("A run file holds other columns than its table.", file=name)
+        other.schema = footer.schema
+        raise other
     return _directory(footer, size, name)
 
 

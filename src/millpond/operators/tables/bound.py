@@ -29,9 +29,9 @@ def accumulators(
 
 
 def state_columns(made: Sequence[Accumulator]) -> list[tuple[Column, bool]]:
-    """The columns of their state, each with whether a fresh row has null there."""
+    """The columns of their state, each with whether a fresh row has null there; named by the calls' fields."""
     return [
-        (Column(f"{number}.{part}", column.kind), column.null)
+        (Column(f"{number if each.call.field is None else each.call.field}.{part}", column.kind), column.null)
         for number, each in enumerate(made)
         for part, column in enumerate(each.columns)
     ]

@@ -55,7 +55,8 @@ def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]], windo
     for position, field in enumerate(fields):
         for part, leaf in enumerate(leaves(parse_type(field.type))):
             keys.append(Column(f"{position}.{part}", leaf.kind))
-    layout = RowLayout(TableSchema(tuple(keys), tuple(column for column, _ in columns)))
+    values = tuple(Column(column.name, column.kind, null) for column, null in columns)
+    layout = RowLayout(TableSchema(tuple(keys), values))
     places = [Place.of(offset, index) for index, offset in enumerate(layout.offsets)]
     initial: Words = np.zeros(layout.width, dtype=np.uint64)
     for (_, null), place in zip(columns, places[len(keys) :], strict=True):

@@ -23,7 +23,7 @@ from millpond.checkpoint.forks.fork import Share, begin_fork, share
 from millpond.checkpoint.forks.parents import NAME, open_parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, write_pin
 from millpond.checkpoint.formats.documents import write_document
-from millpond.checkpoint.pinned import NAME as QUERY
+from millpond.checkpoint.pinned import read_shapes, shape_name
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
@@ -95,7 +95,8 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
         if chosen - 1 not in ledger.retained() or is_rolled_back(original):
             raise _out_of_reach(chosen)
         _check_there(taken, parents, chosen)
-        write_document(files, QUERY, reader.pinned, create=True)
+        for number, shape in read_shapes(reader.files, recovery.shape(chosen)).items():
+            write_document(files, shape_name(number), shape, create=True)
         begin_fork(files, taken, chosen, recovery)
         _copy(original, place, ["sources/", "state/"])
         _copy_ledger(original, place, ledger, chosen)

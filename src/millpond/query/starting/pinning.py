@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, pin, plain, read_pinned
-from millpond.errors import StateIncompatibleError
-from millpond.files.backends.filesystem import FileSystem
+import msgspec
+
+from millpond.checkpoint.formats.documents import write_document
+from millpond.checkpoint.pinned import (
+    NAME,
+    PinnedOperator,
+    PinnedQuery,
+    compare,
+    differing,
+    newest_shape,
+    pin,
+    plain,
+    read_shape,
+    read_shapes,
+    shape_name,
+)
+from millpond.checkpoint.recovery import Recovery
+from millpond.errors import StateDamagedError, StateIncompatibleError
+from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.changelog.between import pinned_between
 from millpond.plan.reading.decision import Decision
 from millpond.query.ledger.ledger import Ledger, is_rolled_back
 from millpond.query.ledger.ownership import state_of_last_run
+from millpond.query.starting.evolution import evolved, named, repinned
+from millpond.spec.kinds.union import OperatorSpec
 from millpond.words import counted
 
 log = logging.getLogger("millpond")
@@ -38,31 +58,124 @@ def pinned_query(decision: Decision, key_groups: int, catalyst: Catalyst) -> Pin
     return PinnedQuery(key_groups, operators, pinned_between(catalyst, decision))
 
 
-def may_begin_anew(files: FileSystem, ledger: Ledger, ledger_files: FileSystem, query: PinnedQuery) -> bool:
-    """Pin the query; whether it is to begin without what earlier starts have left, as none of them got anywhere.
+class Pinned(NamedTuple):
+    """What is pinned of a query at its start.
+
+    Attributes:
+        query: what it looks like. shape: its number; None if it has changed: what it is to become is settled once it is
+            known on which version it goes on.
+        anew: whether it begins without what earlier starts have left, as none of them got anywhere.
+    """
+
+    query: PinnedQuery
+    shape: int | None = 0
+    anew: bool = False
+
+    def specs(self, specs: Sequence[OperatorSpec]) -> list[OperatorSpec]:
+        """The specs of its operators, their functions named as in the state."""
+        return [named(spec, one) for spec, one in zip(specs, self.query.operators, strict=True)]
+
+
+def pin_query(
+    files: FileSystem,
+    ledger: Ledger,
+    ledger_files: FileSystem,
+    query: PinnedQuery,
+    specs: Sequence[OperatorSpec],
+    *,
+    evolve: bool = False,
+) -> Pinned:
+    """Pin the query, or see that the state of what is pinned is its own, or can become it.
 
     As long as Spark has committed nothing, another query may take the checkpoint over. A batch that is planned
     runs with it then, as natively, and its state is made from the beginning.
 
     Args:
         files: where the state is. ledger, ledger_files: Spark's checkpoint. query: what is to be pinned.
+        specs: of its operators. evolve: whether the state may follow a query that has changed.
 
     Raises:
         StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store.
     """
     nothing_done = ledger.last("commits") < 0 and not is_rolled_back(ledger_files)
     try:
-        _pin(files, ledger, ledger_files, query)
+        shape, query = _pin(files, ledger, ledger_files, query, specs, evolve=evolve and not nothing_done)
     except StateIncompatibleError:
         if not nothing_done:
             raise
         log.warning("another query was started on this checkpoint and committed nothing: this one takes its place")
-        return True
-    return nothing_done and ledger.last("offsets") < 0
+        return Pinned(query, anew=True)
+    return Pinned(query, shape, nothing_done and ledger.last("offsets") < 0)
 
 
-def _pin(files: FileSystem, ledger: Ledger, ledger_files: FileSystem, query: PinnedQuery) -> None:
-    if read_pinned(files) is None and ledger.last("commits") >= 0:
+def settle(
+    files: FileSystem, recovery: Recovery, version: int, pinned: Pinned, specs: Sequence[OperatorSpec]
+) -> Pinned:
+    """Make the shape of a query that has changed, for a run that goes on with a version.
+
+    The shape has the number of the run's generation, so that no other run writes it; and it is there before the run's
+    base names it. A run that ends in between leaves what nobody names.
+
+    Args:
+        files: where the state is. recovery: of the run. version: what it goes on with.
+        pinned: of the query. specs: of its operators.
+
+    Raises:
+        StateIncompatibleError: the state of that version is of a query that cannot become this one.
+    """
+    made_by = recovery.shape(version)
+    if pinned.shape is not None:
+        if version and made_by not in read_shapes(files, pinned.shape):
+            raise StateIncompatibleError(
+                "The version that the query goes on with was made by the query as it was changed to at another time.",
+                action="Start the query as it was then, or set spark.millpond.onChangedState to 'evolve'.",
+                version=version,
+                file=files.locate(shape_name(made_by)),
+            )
+        return pinned
+    before = read_shape(files, made_by)
+    found = evolved(before, made_by, pinned.query, specs)
+    if isinstance(found, list):
+        raise differing(found, files.locate(shape_name(made_by)))
+    if msgspec.structs.replace(found.query, parent=before.parent) == before:
+        log.warning("the query is again what made version %d of its state, and goes on with that", version)
+        return Pinned(before, made_by)
+    assert recovery.generation is not None
+    number = recovery.generation.number
+    write_document(files, shape_name(number), found.query)
+    log.warning("the query has changed, and its state follows:\n  %s", "\n  ".join(found.said or ["as it is"]))
+    return Pinned(found.query, number)
+
+
+def _pin(
+    files: FileSystem,
+    ledger: Ledger,
+    ledger_files: FileSystem,
+    query: PinnedQuery,
+    specs: Sequence[OperatorSpec],
+    *,
+    evolve: bool,
+) -> tuple[int | None, PinnedQuery]:
+    """The shape that is pinned of the query, None if it has changed and the state may follow, and the query."""
+    shape, before = 0, None
+    with suppress(MissingFileError, StateDamagedError):  # a first start died while writing it: `pin` tells
+        shape = newest_shape(files)
+        before = read_shape(files, shape)
+    if before is not None and len(before.operators) == len(specs):
+        operators = [
+            repinned(one, named(spec, old), old.fields)
+            for one, spec, old in zip(query.operators, specs, before.operators, strict=True)
+        ]
+        as_named = msgspec.structs.replace(query, operators=tuple(operators))
+        unmoved = all(old.functions == new.functions for old, new in zip(before.operators, operators, strict=True))
+        if (not evolve or unmoved) and not compare(before, as_named):
+            return shape, before
+        if evolve:
+            found = evolved(before, shape, query, specs)
+            if isinstance(found, list):
+                raise differing(found, files.locate(shape_name(shape)))
+            return None, query
+    if not files.exists(NAME) and ledger.last("commits") >= 0:
         done = (
             f"Spark's ledger at {ledger_files.url} has "
             f"{counted(ledger.last('commits') + 1, 'batch', 'batches')}, but there is no state"
@@ -80,6 +193,7 @@ def _pin(files: FileSystem, ledger: Ledger, ledger_files: FileSystem, query: Pin
             file=files.locate(NAME),
         )
     pin(files, query)
+    return 0, query
 
 
 def _lasting(spec: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -44,11 +44,12 @@ from millpond.query.ledger.garbage import collect_garbage
 from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.ledger.ownership import SOON, Ownership, state_of_last_run
 from millpond.query.starting.commits import watch_commits
-from millpond.query.starting.pinning import may_begin_anew, pinned_query
+from millpond.query.starting.pinning import pin_query, pinned_query, settle
 from millpond.query.starting.running import note_while_running
 from millpond.slot.batch.task import PipeTask, SlotSettings
 from millpond.slot.pipe.client import drain, open_ahead, start_ahead
 from millpond.slot.process.identity import identify
+from millpond.spec.kinds.union import OperatorSpec
 from millpond.words import counted
 
 log = logging.getLogger("millpond")
@@ -117,8 +118,11 @@ class Start:
         if run_this_python(self.spark.sparkContext):
             start_ahead(task, identify(catalyst.process_id))
         ledger.forget_interrupted_start()
-        pinned = pinned_query(self.decision, self.settings.key_groups, catalyst)
-        anew = may_begin_anew(files, ledger, ledger_files, pinned)
+        query = pinned_query(self.decision, self.settings.key_groups, catalyst)
+        specs = self.decision.specs
+        evolve = self.settings.on_changed_state == "evolve"
+        pinned = pin_query(files, ledger, ledger_files, query, specs, evolve=evolve)
+        anew = pinned.anew
 
         recovery, task = self._claim(files, task, owner, anew=anew)
         roll_back = RollBack(ledger_files, ledger, files, task.generation)
@@ -133,14 +137,27 @@ class Start:
         plan = fingerprint(catalyst, self.decision)
         # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
         tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
-        again = begin(recovery, ledger, plan, even_if_changed=tolerant, runs_planned=self.runs_planned)
+        if not anew:
+            pinned = settle(files, recovery, goes_on_with(recovery, ledger), pinned, specs)
+        shape, retain = pinned.shape or 0, self.settings.state_retain
+        specs = pinned.specs(specs)
+        again = begin(
+            recovery,
+            ledger,
+            plan,
+            even_if_changed=tolerant,
+            runs_planned=self.runs_planned,
+            shape=shape,
+            retain=retain,
+        )
         if anew:
-            repin(files, pinned)  # behind the base: a start that ends here leaves nothing of either query to the other
-        self._open_ahead(catalyst, task, again[0] if again else ledger.next)
+            # Behind the base: a start that ends here leaves nothing of either query to the other.
+            repin(files, pinned.query)
+        self._open_ahead(catalyst, _tasks(task, specs), again[0] if again else ledger.next)
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
-                self._replay(catalyst, task, ledger, batch)
+                self._replay(catalyst, task, specs, ledger, batch)
         if again and entries != (ledger.last("commits"), ledger.last("offsets")):
             raise TransientError(
                 "An earlier run of the query was still going on while this one recovered.",
@@ -153,14 +170,14 @@ class Start:
             if again:
                 # The run may see other rows in a primed batch than the priming did: that is no contradiction.
                 recovery, task = self._claim(files, task, owner)
-                begin(recovery, ledger, plan)
-                self._open_ahead(catalyst, task, ledger.next)
-        query = launch(self.transplant(self._tasks(task)))
+                begin(recovery, ledger, plan, shape=shape, retain=retain)
+                self._open_ahead(catalyst, _tasks(task, specs), ledger.next)
+        running = launch(self.transplant(_tasks(task, specs)))
         if on_one_host(self.spark.sparkContext):
-            note_while_running(query, task, identify(catalyst.process_id))
-        watch_commits(query, task)
-        collect_garbage(query, files, task.generation, ledger, self._retained_batches())
-        return query
+            note_while_running(running, task, identify(catalyst.process_id))
+        watch_commits(running, task)
+        collect_garbage(running, files, task.generation, ledger, max(retain, self._retained_batches()))
+        return running
 
     def _claim(
         self, files: FileSystem, task: PipeTask, owner: Ownership | None, *, anew: bool = False
@@ -177,10 +194,10 @@ class Start:
         recovery = Recovery(files, generation, operators=len(self.decision.specs), anew=anew)
         return recovery, msgspec.structs.replace(task, generation=generation.number)
 
-    def _open_ahead(self, catalyst: Catalyst, task: PipeTask, version: int) -> None:
+    def _open_ahead(self, catalyst: Catalyst, tasks: list[PipeTask], version: int) -> None:
         """Have the slots read what the first batch needs while Spark plans it."""
         if version and run_this_python(self.spark.sparkContext):
-            open_ahead(self._tasks(task), version, identify(catalyst.process_id))
+            open_ahead(tasks, version, identify(catalyst.process_id))
 
     def _retained_batches(self) -> int:
         return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
@@ -238,19 +255,16 @@ class Start:
             return claimed.partitions
         return int(self.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
 
-    def _tasks(self, first: PipeTask) -> list[PipeTask]:
-        return [
-            msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(self.decision.specs)
-        ]
-
-    def _replay(self, catalyst: Catalyst, task: PipeTask, ledger: Ledger, batch: int) -> None:
+    def _replay(
+        self, catalyst: Catalyst, task: PipeTask, specs: Sequence[OperatorSpec], ledger: Ledger, batch: int
+    ) -> None:
         """Have Spark run the planned batch into nothing; returns when its state is durable.
 
         Raises:
             TransientError: somebody has stopped it.
         """
         sync = msgspec.structs.replace(task.settings, commit_mode="sync")
-        tasks = self._tasks(msgspec.structs.replace(task, settings=sync))
+        tasks = _tasks(msgspec.structs.replace(task, settings=sync), specs)
         frame = catalyst.in_own_session(self.transplant(tasks), self.around)
         query = (
             frame.writeStream.format("noop")
@@ -310,6 +324,16 @@ def _state_location(settings: Settings, checkpoint: str, query_id: str | None) -
     return join_url(settings.state_location, query_id)
 
 
+def _tasks(first: PipeTask, specs: Sequence[OperatorSpec]) -> list[PipeTask]:
+    return [msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(specs)]
+
+
+def goes_on_with(recovery: Recovery, ledger: Ledger) -> int:
+    """The version that a start goes on with."""
+    committed = max(ledger.last("commits"), ledger.last("offsets") - 1)
+    return committed + 1 if recovery.durable(committed + 1) else committed
+
+
 def begin(
     recovery: Recovery,
     ledger: Ledger,
@@ -317,6 +341,8 @@ def begin(
     *,
     even_if_changed: bool = True,
     runs_planned: Callable[[int], bool] = lambda batch: False,
+    shape: int = 0,
+    retain: int = 0,
 ) -> list[int]:
     """Name what the generation builds on; returns the batches that Spark has to run again, in order.
 
@@ -325,6 +351,7 @@ def begin(
         plan: a digest of what the run computes up to its operators.
         even_if_changed: whether a batch that the sink has may be repeated by a run that computes something else.
         runs_planned: whether the sink is sure to run a batch that is planned and not committed.
+        shape, retain: see `Base`.
     """
     planned = ledger.last("offsets")
     committed = ledger.next - 1
@@ -356,11 +383,12 @@ def begin(
         built_on, again = [committed], [committed]
     if planned > committed:
         # A sink that has the planned batch already will skip it, and the state must not depend on that.
-        if not again and recovery.durable(planned + 1):
+        # What the query as it was has made of that batch is not what it makes of it now.
+        if not again and recovery.durable(planned + 1) and recovery.shape(planned + 1) == shape:
             built_on.append(planned + 1)
         elif not runs_planned(planned):
             again.append(planned)
-    recovery.begin(built_on, plan)
+    recovery.begin(built_on, plan, shape=shape, retain=retain)
     before, now = len(recovery.ranges(built_on[0])), recovery.partitions
     if built_on[0] and before != now:
         log.info("the state goes on in %s, each with its part of the %d before", counted(now, "partition"), before)

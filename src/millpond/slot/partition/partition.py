@@ -224,6 +224,7 @@ class Partition:
             input_rows=seen.rows,
             rows={name: delta.rows for name, delta in deltas.items()},
             metrics={name: round(figures[name]) for name in DURABLE if name in figures},
+            shape=self.query.checkpoint.base.shape,
         )
         sealed = self.query.sealed.write(sealed, self.task.generation)
         for name, table in operator.tables.items():

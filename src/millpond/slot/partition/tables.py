@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
-from millpond.checkpoint.formats.deltas import rows_of
+import msgspec
+
+from millpond.checkpoint.formats.deltas import converted
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest, range_of
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
@@ -21,6 +23,7 @@ from millpond.time_slices import base_name
 
 if TYPE_CHECKING:
     from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
+    from millpond.checkpoint.pinned import PinnedQuery
     from millpond.slot.batch.task import PipeTask
     from millpond.slot.partition.running import RunningQuery
 
@@ -48,6 +51,7 @@ class Tables:
         self._range = HashRange(*task.hash_range(number))
         self._states: Mapping[str, TableState] = manifest.tables
         self._shapes = state_tables(task.spec)
+        self._earlier = _earlier(query.checkpoint.shapes, task.operator)
         self._aligned: AlignedStore | None = None
         self._opened: dict[str, Table] = {}
         self._loaded: dict[str, LoadedTable] = {}
@@ -93,6 +97,7 @@ class Tables:
             writers=means.writers,
             elsewhere=self._query.remote,
             axis=axis,
+            earlier=[tables[base_name(wanted.name)] for tables in self._earlier.values()],
         )
         return self._loads(wanted.name, table)
 
@@ -169,7 +174,8 @@ class Tables:
             if isinstance(table, RmwTable):
                 table.expect_load(sum(ref.rows for ref in state.deltas))
             for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
-                for rows in rows_of(ref, data, table.layout, checkpoint.files.locate(ref.commit)):
+                before = self._earlier[ref.shape][base_name(name)] if self._earlier else table.layout.schema
+                for rows in converted(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):
                     table.load(rows, range_of(ref.window))
 
     def discard(self) -> None:
@@ -183,6 +189,14 @@ class Tables:
         if self._aligned is not None:
             self._aligned.close()
             self._aligned = None
+
+
+def _earlier(shapes: Mapping[int, PinnedQuery], operator: int) -> dict[int, dict[str, TableSchema]]:
+    """The schemas of an operator's tables, by the shape of the query that had them."""
+    return {
+        number: {name: msgspec.convert(one, TableSchema) for name, one in shape.operators[operator].tables.items()}
+        for number, shape in shapes.items()
+    }
 
 
 _MOMENTARY = frozenset({"scratch", "spool"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Executor
 from typing import Any, Literal
 
@@ -123,14 +123,19 @@ class RmwTable:
         writers: Executor | None = None,
         elsewhere: Elsewhere | None = None,
         axis: Axis = "hash",
+        earlier: Collection[TableSchema] = (),
     ) -> RmwTable:
         """Open a table on the runs that a manifest names; the deltas behind them are then to be given to `load`.
+
+        Args:
+            earlier: schemas that the table has had before (see `RunStore.open`).
 
         Raises:
             StateDamagedError: a run file is missing or damaged.
         """
         layout = RowLayout(schema)
-        runs = RunSet(layout, store.open_all(manifest.runs, layout, range_, axis_word(layout, axis)), range_)
+        opened = store.open_all(manifest.runs, layout, range_, axis_word(layout, axis), earlier)
+        runs = RunSet(layout, opened, range_)
         return cls(
             schema,
             initial,

@@ -8,22 +8,25 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.patience import patiently
-from millpond.files.formats.run import RunWriter, Target
+from millpond.files.formats.blocks import BlockSource
+from millpond.files.formats.conversion import convertible
+from millpond.files.formats.run import OtherColumnsError, RunWriter, Target
 from millpond.files.refs import RunRef, range_of
 from millpond.files.tiers.block_cache import BlockCache
+from millpond.files.tiers.converted import ConvertedSource
 from millpond.files.tiers.in_place import in_place
 from millpond.files.tiers.local_copies import CachedSource, LocalCache
 from millpond.files.tiers.mapped import CompressedError, MappedSource
 from millpond.files.tiers.policy import ADMISSION, HistoryPolicy
 from millpond.files.tiers.remote import RemoteSource
-from millpond.layout import HASH, HashRange, RowLayout, Rows
+from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.runs.run_set import Run
 
 FOLDER = "files/"
@@ -125,6 +128,7 @@ class RunStore:
         layout: RowLayout,
         range_: HashRange = HashRange(),  # noqa: B008
         axis: int = HASH,
+        earlier: Collection[TableSchema] = (),
     ) -> Run:
         """Open a run for a range of hashes: from its local copy, or else from the state location.
 
@@ -133,18 +137,30 @@ class RunStore:
 
         Args:
             axis: the word of a row by which it belongs to a partition (see `stores.windows`).
+            earlier: schemas that the table has had before: rows of theirs are converted when they are read.
 
         Raises:
             StateDamagedError: the file is missing, cut short or altered.
             StateIncompatibleError: its rows are of another layout, or its format is newer.
         """
+        try:
+            source = self._opened(ref, layout, range_)
+        except OtherColumnsError as error:
+            schema = error.schema
+            if schema is None or schema not in earlier or not convertible(schema, layout.schema):
+                raise
+            before = self._opened(ref, RowLayout(schema), range_)
+            source = ConvertedSource(before, ref.name, layout, self.cache)
+        return Run(source, ref, range_, axis)
+
+    def _opened(self, ref: RunRef, layout: RowLayout, range_: HashRange) -> BlockSource:
         if self._in_place is not None and (lying := self._in_place.open(ref, layout)) is not None:
-            return Run(lying, ref, range_, axis)
+            return lying
         source = self._source(ref, layout, self._map(ref, layout))
         whole = range_.meet(range_of(ref.window)).has(HashRange(ref.first, ref.last + 1))
         if not source.mapped and whole:
             self._hydrate_if(source, self._local.expects)
-        return Run(source, ref, range_, axis)
+        return source
 
     def open_all(
         self,
@@ -152,11 +168,12 @@ class RunStore:
         layout: RowLayout,
         range_: HashRange = HashRange(),  # noqa: B008
         axis: int = HASH,
+        earlier: Collection[TableSchema] = (),
     ) -> list[Run]:
         """Open the runs of a table (see `open`), reading their footers side by side."""
         if len(refs) < 2:
-            return [self.open(ref, layout, range_, axis) for ref in refs]
-        return list(self._requests.map(lambda ref: self.open(ref, layout, range_, axis), refs))
+            return [self.open(ref, layout, range_, axis, earlier) for ref in refs]
+        return list(self._requests.map(lambda ref: self.open(ref, layout, range_, axis, earlier), refs))
 
     def hydrate(self, source: CachedSource) -> None:
         """Make a local copy of a run's file and use it, unless it has one. Failures leave the run as it was."""

@@ -1,0 +1,82 @@
+"""The blocks of a run file that was written when its table had other columns, as blocks of the table as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers, shape_of
+from millpond.files.formats.conversion import Conversion
+from millpond.files.tiers.block_cache import BlockCache
+from millpond.kernels.pointers import address
+from millpond.kernels.runs.gather import gather_rows
+from millpond.layout import RowLayout, Rows
+
+_AT_ONCE = 64
+"""Blocks that are converted together, at most."""
+
+
+class ConvertedSource:
+    """A run file's blocks, each converted when it is asked for and kept in a cache.
+
+    Args:
+        source: the blocks as they were written. name: of the file.
+        layout: of the table as it is, which the file's rows can be converted to.
+        cache: keeps converted blocks.
+    """
+
+    resident = False
+    distant = False
+
+    def __init__(self, source: BlockSource, name: str, layout: RowLayout, cache: BlockCache) -> None:
+        self._source = source
+        self._convert = Conversion(source.layout, layout)
+        self._name = f"{name} converted"
+        self._cache = cache
+        self.layout = layout
+        self.index = source.index
+
+    @property
+    def memory(self) -> int:
+        """See `BlockSource.memory`."""
+        return self._source.memory
+
+    def blocks(self, wanted: Numbers) -> BlockTable:
+        """See `BlockSource.blocks`."""
+        numbers = np.unique(wanted)
+        found = self._cache.get(self._name, numbers.tolist())
+        missing = np.array([number for number in numbers.tolist() if number not in found], np.int64)
+        for begin in range(0, len(missing), _AT_ONCE):
+            made = self._made(missing[begin : begin + _AT_ONCE])
+            self._cache.put(self._name, made)
+            found |= made
+        words_at, heap_at = np.zeros(self.index.count, np.uint64), np.zeros(self.index.count, np.uint64)
+        for number, rows in found.items():
+            words_at[number], heap_at[number] = address(rows.words), address(rows.heap)
+        return BlockTable(words_at, heap_at, list(found.values()))
+
+    def _made(self, numbers: NDArray[np.int64]) -> dict[int, Rows]:
+        table, before = self._source.blocks(numbers), self._source.layout
+        blobs, made = shape_of(before).blobs, {}
+        for number in numbers.tolist():
+            count = int(self.index.starts[number + 1] - self.index.starts[number])
+            rows_at = table.words_at[number] + np.arange(count, dtype=np.uint64) * np.uint64(8 * before.width)
+            heaps_at = np.full(count, table.heap_at[number], np.uint64)
+            made[number] = self._convert(Rows(*gather_rows(rows_at, heaps_at, before.width, blobs)))
+        return made
+
+    def filters(self, wanted: Numbers) -> FilterTable:
+        """See `BlockSource.filters`: hashes are what they were."""
+        return self._source.filters(wanted)
+
+    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+        """They are here: `blocks` has brought them."""
+
+    def expect_blocks(self, begin: int, end: int) -> None:
+        """See `BlockSource.expect_blocks`."""
+        self._source.expect_blocks(begin, end)
+
+    def close(self) -> None:
+        """See `BlockSource.close`."""
+        self._cache.drop(self._name)
+        self._source.close()

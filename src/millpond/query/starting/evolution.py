@@ -1,0 +1,255 @@
+"""A query that has changed in what its state holds, and whether the state can follow.
+
+State follows where each row of it can be read as a row of the new query: the keys stay, functions that stay keep their
+columns, those that are gone lose them, new ones begin as if no row had come so far. Functions are known again by what
+the query calls them with, not by their place or their name in the result. What cannot be is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, compare, plain
+from millpond.layout import Column, TableSchema
+from millpond.operators.kinds.registry import state_tables
+from millpond.spec.functions import is_distinct
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.session import SessionSpec
+from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType, parse_type
+
+_CAST = re.compile(r"CAST\(((?:[^()]|\([^()]*\))*) AS \w+(?:\(\d+(?:, ?\d+)?\))?\)")
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_FLOATS = ("float", "double")
+_WIDENED = frozenset(
+    ("sum", "avg", "min", "max", "first", "last", "any_value", "min_by", "max_by", "bit_and", "bit_or", "bit_xor")
+)
+"""Functions whose state holds values of their inputs as numbers: a wider type reads them as they are."""
+
+
+class Evolved(NamedTuple):
+    """A changed query that the state can follow.
+
+    Attributes:
+        query: with the names that the columns of its functions have in the state.
+        said: what happens to the state, for people.
+    """
+
+    query: PinnedQuery
+    said: tuple[str, ...]
+
+
+class _RefusedError(Exception):
+    """The state cannot follow; the text says why."""
+
+
+def named(spec: OperatorSpec, before: PinnedOperator) -> OperatorSpec:
+    """A spec, its functions named as in what is pinned, if it has as many."""
+    calls = before.spec.get("calls") or []
+    return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec
+
+
+def repinned(operator: PinnedOperator, spec: OperatorSpec, fields: int) -> PinnedOperator:
+    """What is pinned of an operator once its functions are named; `fields`: how many names there have been."""
+    calls = [{**one, "field": call.field} for one, call in zip(operator.spec.get("calls", ()), spec.calls, strict=True)]
+    named_spec = {**operator.spec, "calls": calls} if calls else operator.spec
+    tables = {name: plain(table.schema) for name, table in state_tables(spec).items()}
+    return msgspec.structs.replace(operator, spec=named_spec, tables=tables, fields=fields)
+
+
+def evolved(before: PinnedQuery, shape: int, now: PinnedQuery, specs: Sequence[OperatorSpec]) -> Evolved | list[str]:
+    """What a changed query is to be pinned as, or why the state cannot follow, a line for each reason.
+
+    Args:
+        before: the query that made the state. shape: its number.
+        now: the query as it is. specs: of its operators.
+    """
+    if len(before.operators) != len(now.operators):
+        return compare(before, now)
+    pinned, as_before = [], []
+    lines: list[str] = []
+    said: list[str] = []
+    for old, new, spec in zip(before.operators, now.operators, specs, strict=True):
+        try:
+            operator, told = _follow(old, new, spec)
+        except _RefusedError as refused:
+            lines.append(f"{new.name}: {refused}")
+            continue
+        pinned.append(operator)
+        as_before.append(_but_functions(old, new))
+        said += [f"{new.name}: {line}" for line in told]
+    if lines:
+        return lines
+    lines = compare(before, msgspec.structs.replace(now, operators=tuple(as_before)))
+    return lines or Evolved(msgspec.structs.replace(now, operators=tuple(pinned), parent=shape), tuple(said))
+
+
+def _but_functions(old: PinnedOperator, new: PinnedOperator) -> PinnedOperator:
+    """An operator with the functions that it had, so that all else can be compared."""
+    if old.spec.get("type") != new.spec.get("type"):
+        return new
+    kept: dict[str, Any] = {name: old.spec[name] for name in ("calls", "inputs") if name in old.spec}
+    spec = {**new.spec, **kept} if new.spec.get("type") in ("aggregate", "session") else new.spec
+    same = spec == old.spec
+    return msgspec.structs.replace(
+        new, spec=spec, functions=old.functions, fields=old.fields, tables=old.tables if same else new.tables
+    )
+
+
+def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
+    """One operator with its functions named, and what happens to them."""
+    kept = repinned(new, named(spec, old), old.fields)
+    texts_moved = old.functions != new.functions
+    same = kept.spec.get("calls") == old.spec.get("calls") and kept.spec.get("inputs") == old.spec.get("inputs")
+    if not isinstance(spec, AggregateSpec | SessionSpec) or old.spec.get("type") != new.spec.get("type"):
+        return kept, []
+    if same and not texts_moved:
+        return kept, []
+    _check_kind(msgspec.convert(old.spec, OperatorSpec), spec)
+    calls: list[dict[str, Any]] = old.spec["calls"]
+    if len(old.functions) != len(calls) or len(new.functions) != len(spec.calls):
+        raise _RefusedError("functions of the user are called with all rows of a group")
+    names = [call.get("field") if call.get("field") is not None else at for at, call in enumerate(calls)]
+    found = _matched(old, new, spec)
+    following = old.fields or len(calls)
+    fields, told = [], []
+    for at, text in enumerate(new.functions):
+        if (source := found.get(at)) is not None:
+            fields.append(names[source])
+            continue
+        fields.append(following)
+        following += 1
+        told.append(f"{text} is new: it counts the rows from now on")
+    gone = set(range(len(calls))) - set(found.values())
+    told += [f"{old.functions[at]} is gone, and what it had counted" for at in sorted(gone)]
+    made = repinned(new, _with_fields(spec, fields), following)
+    _check_tables(old, made, spec)
+    return made, told
+
+
+def _check_kind(before: OperatorSpec, now: AggregateSpec | SessionSpec) -> None:
+    """Refuse what has state of another kind than a row for each group, or gives out what it may have to take back."""
+    if isinstance(now, AggregateSpec) and (now.retracts or now.changes):
+        raise _RefusedError(
+            "its functions have changed, and rows that they read or give out may be taken back: what a function has "
+            "not counted it cannot give back"
+        )
+    if before.keeps_rows or now.keeps_rows:
+        raise _RefusedError("its functions have changed, and all rows of a group are kept, with what these read")
+    if before.observed or now.observed:
+        raise _RefusedError("its functions have changed, and rows of groups may be kept, with what these read")
+
+
+def _matched(old: PinnedOperator, new: PinnedOperator, spec: AggregateSpec | SessionSpec) -> dict[int, int]:
+    """The functions that stay: the position of each, and the one that it had."""
+    for texts in (old.functions, new.functions):
+        for text, count in Counter(texts).items():
+            if count > 1:
+                raise _RefusedError(f"it has several functions called {text}, which cannot be told apart")
+    before = {text: at for at, text in enumerate(old.functions)}
+    found = {at: before[text] for at, text in enumerate(new.functions) if text in before}
+    for at, source in found.items():
+        reason = _differs(old.spec, source, spec, at)
+        if reason is not None:
+            raise _RefusedError(f"{new.functions[at]} {reason}")
+    # Types that became wider bring casts with them, which do not change what is computed.
+    bare = Counter(_bare(text) for text in old.functions), Counter(_bare(text) for text in new.functions)
+    for at, text in enumerate(new.functions):
+        alike = next((b for t, b in before.items() if b not in found.values() and _bare(t) == _bare(text)), None)
+        if at in found or alike is None or any(counts[_bare(text)] > 1 for counts in bare):
+            continue
+        if _differs(old.spec, alike, spec, at) is None:
+            found[at] = alike
+    return found
+
+
+def _bare(text: str) -> str:
+    """The text of a function without casts."""
+    while (shorter := _CAST.sub(r"\1", text)) != text:
+        text = shorter
+    return text
+
+
+def _differs(before: Mapping[str, Any], source: int, spec: AggregateSpec | SessionSpec, at: int) -> str | None:
+    """Why the state of one function is not that of another, which is called alike; None if it is."""
+    old, new = before["calls"][source], spec.calls[at]
+    options = {name: value for name, value in plain(new)["options"].items() if name != "eval_mode"}
+    was, is_ = old["function"], new.function
+    if was != is_ or bool(old["distinct"]) != new.distinct or (old["filter"] is None) != (new.filter is None):
+        return "is computed in another way"
+    if old["options"] != options:
+        return "has other options"
+    types = [parse_type(before["inputs"][position]["type"]) for position in old["inputs"]]
+    new_types = [parse_type(spec.inputs[position].type) for position in new.inputs]
+    if is_ == "count" and not is_distinct(new):
+        return None
+    if len(types) != len(new_types):
+        return "has other arguments"
+    for one, other in zip(types, new_types, strict=True):
+        if one != other and not (is_ in _WIDENED and not is_distinct(new) and _wider(one, other)):
+            types_ = f"was of {_shown(one)}, and is of {_shown(other)} now"
+            return f"{types_}, which is not the same kind of number but wider"
+    return None
+
+
+def _wider(before: DataType, now: DataType) -> bool:
+    for chain in (_INTEGERS, _FLOATS):
+        if before.name in chain and now.name in chain:
+            return chain.index(before.name) < chain.index(now.name)
+    return before.name == now.name == "decimal" and before.scale == now.scale and before.precision < now.precision
+
+
+def _shown(dtype: DataType) -> str:
+    return f"decimal({dtype.precision},{dtype.scale})" if dtype.name == "decimal" else dtype.name
+
+
+def _check_tables(old: PinnedOperator, made: PinnedOperator, spec: AggregateSpec | SessionSpec) -> None:
+    """Refuse functions whose columns would not be the same ones, and tables of distinct inputs that would change."""
+    calls = [msgspec.convert(call, AggregateCall) for call in old.spec["calls"]]
+    distinct, new_distinct = (
+        [text for text, call in zip(texts, some, strict=True) if is_distinct(call)]
+        for texts, some in ((old.functions, calls), (made.functions, spec.calls))
+    )
+    sides, new_sides = ({name: table for name, table in one.tables.items() if name != "main"} for one in (old, made))
+    if distinct != new_distinct or sides != new_sides:
+        raise _RefusedError(
+            "functions of distinct inputs have come, gone, changed or moved: what inputs there were is known for all "
+            "of them together"
+        )
+    before, now = (msgspec.convert(one.tables["main"], TableSchema) for one in (old, made))
+    columns, new_columns = _by_field(before), _by_field(now)
+    for call, text in zip(made.spec["calls"], made.functions, strict=True):
+        field = str(call["field"])
+        if field not in columns:
+            continue
+        pair = columns[field], new_columns[field]
+        fits = len(pair[0]) == len(pair[1]) and all(
+            one.null == other.null and (one.kind, other.kind) in _FITS for one, other in zip(*pair, strict=True)
+        )
+        if not fits:
+            raise _RefusedError(f"{text} is of a wider type now, which keeps its state in another way")
+
+
+_FITS = frozenset({("word", "word"), ("wide", "wide"), ("bytes", "bytes"), ("word", "wide")})
+
+
+def _by_field(schema: TableSchema) -> dict[str, list[Column]]:
+    found: dict[str, list[Column]] = {}
+    for column in schema.values:
+        field, dot, _ = column.name.partition(".")
+        if dot:
+            found.setdefault(field, []).append(column)
+    return found
+
+
+def _with_fields(spec: OperatorSpec, fields: Sequence[int | None]) -> OperatorSpec:
+    if not spec.calls:
+        return spec
+    calls = tuple(msgspec.structs.replace(call, field=one) for call, one in zip(spec.calls, fields, strict=True))
+    return msgspec.structs.replace(spec, calls=calls)
