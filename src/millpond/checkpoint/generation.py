@@ -201,6 +201,14 @@ def read_base(files: FileSystem, number: int) -> Base:
     return read_document(files, base_name(number), Base)
 
 
+def newest_retain(files: FileSystem) -> int:
+    """How many versions the newest run that has begun keeps to be read; 0 if it does not say."""
+    for number in reversed(begun(files)):
+        with suppress(StateDamagedError):
+            return read_base(files, number).retain
+    return 0
+
+
 def newest_claim(files: FileSystem) -> Generation | None:
     """The newest claim that can be read (a torn one was never returned to its run), or None."""
     for number in reversed(numbers(files)):

@@ -28,7 +28,7 @@ from millpond.checkpoint.compaction.requests import LIMIT, MARGIN, Known, made_f
 from millpond.checkpoint.forks.parents import Parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
-from millpond.checkpoint.generation import numbers
+from millpond.checkpoint.generation import newest_retain, numbers
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
@@ -83,7 +83,8 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     now = time.time() if now is None else now
     running = max(planned, default=-1)
     retained = max(running - min(planned, default=0), IN_FLIGHT)
-    oldest = max((batch for batch, at in planned.items() if at <= now - AGE), default=-1) - retained
+    kept = max(retained, newest_retain(files))
+    oldest = max((batch for batch, at in planned.items() if at <= now - AGE), default=-1) - kept
     runs = files.list("files/")
     asked = requests(files)  # in between: a request goes when a commit names what was made for it
     commits = files.list("commits/")
