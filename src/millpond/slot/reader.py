@@ -40,6 +40,9 @@ from millpond.stores.unaligned.table import UnalignedTable
 from millpond.stores.windows import axis_word, inside
 from millpond.time_slices import base_name
 
+Schemas = Mapping[int, TableSchema]
+"""The schemas that a table has had, by the shape of the query; only read-modify-write tables have had others."""
+
 _MEMORY = 64 << 20
 """Bytes of file blocks that one reader keeps."""
 
@@ -217,14 +220,10 @@ class StateReader:
             found = tables[base]
             range_ = HashRange() if found.axis != "hash" else self.claim.hash_range(partition)
             earlier = self._schemas(operator, base, manifest.shape)
-            if found.kind == "rmw":
-                pieces = self._rows(found, state, range_, earlier)
-            else:
-                pieces = _READ[found.kind](self, found, state, range_)
-            for rows in pieces:
+            for rows in _READ[found.kind](self, found, state, range_, earlier):
                 yield from read_rows(spec, base, rows)
 
-    def _appended(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
+    def _appended(self, table: StateTable, state: TableState, range_: HashRange, _: Schemas) -> Iterator[Rows]:
         """The rows of a table of the aligned append store."""
         layout = RowLayout(table.schema)
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
@@ -240,7 +239,7 @@ class StateReader:
             finally:
                 store.close()
 
-    def _lists(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
+    def _lists(self, table: StateTable, state: TableState, range_: HashRange, _: Schemas) -> Iterator[Rows]:
         """The rows of a table of the unaligned append store."""
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
             store = AppendFiles(self.files, local)
@@ -260,7 +259,7 @@ class StateReader:
             finally:
                 store.close()
 
-    def _ordered(self, table: StateTable, state: TableState, range_: HashRange) -> Iterator[Rows]:
+    def _ordered(self, table: StateTable, state: TableState, range_: HashRange, _: Schemas) -> Iterator[Rows]:
         """The rows of an ordered table."""
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
             store = RunStore(self.files, local, disk=0, memory=_MEMORY)
@@ -286,9 +285,7 @@ class StateReader:
                 table.load(rows, range_of(ref.window))
         yield from table.scan()
 
-    def _rows(
-        self, table: StateTable, state: TableState, range_: HashRange, earlier: Mapping[int, TableSchema]
-    ) -> Iterator[Rows]:
+    def _rows(self, table: StateTable, state: TableState, range_: HashRange, earlier: Schemas) -> Iterator[Rows]:
         """The rows of a read-modify-write table; `earlier`: the schemas that it has had."""
         layout = RowLayout(table.schema)
         with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
@@ -356,9 +353,10 @@ class StateReader:
         return None
 
 
-_READ: Mapping[TableKind, Callable[[StateReader, StateTable, TableState, HashRange], Iterator[Rows]]] = {
+_READ: Mapping[TableKind, Callable[[StateReader, StateTable, TableState, HashRange, Schemas], Iterator[Rows]]] = {
+    "rmw": StateReader._rows,
     "ordered": StateReader._ordered,
     "aligned": StateReader._appended,
     "unaligned": StateReader._lists,
 }
-"""How the tables of the other stores are read: of these, none changes with the query."""
+"""How the tables of each store are read."""

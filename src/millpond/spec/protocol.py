@@ -116,6 +116,11 @@ class Spec(msgspec.Struct, frozen=True):
         return self
 
     @property
+    def follows(self) -> bool:
+        """Whether its functions may change from one run to the next, and the state follow."""
+        return False
+
+    @property
     def keeps_rows(self) -> bool:
         """Whether rows are kept whole until their window or session closes, and results computed then."""
         return False

@@ -18,8 +18,6 @@ from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, compare, pla
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
 from millpond.spec.functions import is_distinct
-from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
@@ -107,7 +105,7 @@ def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
     kept = repinned(new, named(spec, old), old.fields)
     texts_moved = old.functions != new.functions
     same = kept.spec.get("calls") == old.spec.get("calls") and kept.spec.get("inputs") == old.spec.get("inputs")
-    if not isinstance(spec, AggregateSpec | SessionSpec) or old.spec.get("type") != new.spec.get("type"):
+    if not spec.follows or old.spec.get("type") != new.spec.get("type"):
         return kept, []
     if same and not texts_moved:
         return kept, []
@@ -133,9 +131,9 @@ def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
     return made, told
 
 
-def _check_kind(before: OperatorSpec, now: AggregateSpec | SessionSpec) -> None:
+def _check_kind(before: OperatorSpec, now: OperatorSpec) -> None:
     """Refuse what has state of another kind than a row for each group, or gives out what it may have to take back."""
-    if isinstance(now, AggregateSpec) and (now.retracts or now.changes):
+    if now.retracts or now.changes:
         raise _RefusedError(
             "its functions have changed, and rows that they read or give out may be taken back: what a function has "
             "not counted it cannot give back"
@@ -146,7 +144,7 @@ def _check_kind(before: OperatorSpec, now: AggregateSpec | SessionSpec) -> None:
         raise _RefusedError("its functions have changed, and rows of groups may be kept, with what these read")
 
 
-def _matched(old: PinnedOperator, new: PinnedOperator, spec: AggregateSpec | SessionSpec) -> dict[int, int]:
+def _matched(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> dict[int, int]:
     """The functions that stay: the position of each, and the one that it had."""
     for texts in (old.functions, new.functions):
         for text, count in Counter(texts).items():
@@ -155,7 +153,7 @@ def _matched(old: PinnedOperator, new: PinnedOperator, spec: AggregateSpec | Ses
     before = {text: at for at, text in enumerate(old.functions)}
     found = {at: before[text] for at, text in enumerate(new.functions) if text in before}
     for at, source in found.items():
-        reason = _differs(old.spec, source, spec, at)
+        reason = _differs(old.spec, source, new.spec, spec.calls[at], at)
         if reason is not None:
             raise _RefusedError(f"{new.functions[at]} {reason}")
     # Types that became wider bring casts with them, which do not change what is computed.
@@ -164,7 +162,7 @@ def _matched(old: PinnedOperator, new: PinnedOperator, spec: AggregateSpec | Ses
         alike = next((b for t, b in before.items() if b not in found.values() and _bare(t) == _bare(text)), None)
         if at in found or alike is None or any(counts[_bare(text)] > 1 for counts in bare):
             continue
-        if _differs(old.spec, alike, spec, at) is None:
+        if _differs(old.spec, alike, new.spec, spec.calls[at], at) is None:
             found[at] = alike
     return found
 
@@ -176,17 +174,16 @@ def _bare(text: str) -> str:
     return text
 
 
-def _differs(before: Mapping[str, Any], source: int, spec: AggregateSpec | SessionSpec, at: int) -> str | None:
+def _differs(before: Mapping[str, Any], source: int, now: Mapping[str, Any], new: AggregateCall, at: int) -> str | None:
     """Why the state of one function is not that of another, which is called alike; None if it is."""
-    old, new = before["calls"][source], spec.calls[at]
-    options = {name: value for name, value in plain(new)["options"].items() if name != "eval_mode"}
+    old, options = before["calls"][source], now["calls"][at]["options"]
     was, is_ = old["function"], new.function
     if was != is_ or bool(old["distinct"]) != new.distinct or (old["filter"] is None) != (new.filter is None):
         return "is computed in another way"
     if old["options"] != options:
         return "has other options"
     types = [parse_type(before["inputs"][position]["type"]) for position in old["inputs"]]
-    new_types = [parse_type(spec.inputs[position].type) for position in new.inputs]
+    new_types = [parse_type(now["inputs"][position]["type"]) for position in new.inputs]
     if is_ == "count" and not is_distinct(new):
         return None
     if len(types) != len(new_types):
@@ -209,7 +206,7 @@ def _shown(dtype: DataType) -> str:
     return f"decimal({dtype.precision},{dtype.scale})" if dtype.name == "decimal" else dtype.name
 
 
-def _check_tables(old: PinnedOperator, made: PinnedOperator, spec: AggregateSpec | SessionSpec) -> None:
+def _check_tables(old: PinnedOperator, made: PinnedOperator, spec: OperatorSpec) -> None:
     """Refuse functions whose columns would not be the same ones, and tables of distinct inputs that would change."""
     calls = [msgspec.convert(call, AggregateCall) for call in old.spec["calls"]]
     distinct, new_distinct = (

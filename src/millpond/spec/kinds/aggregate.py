@@ -129,6 +129,11 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return msgspec.structs.replace(self, changes=True, output_mode="update")
 
     @property
+    def follows(self) -> bool:
+        """Yes: they keep a row for each group, if not said otherwise."""
+        return True
+
+    @property
     def keeps_rows(self) -> bool:
         """Whether rows are kept until their window closes: so that functions are computed that need all of them."""
         return self.time is not None and self.output_mode == "append" and needs_rows(self.calls, self.pattern)

@@ -112,6 +112,11 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         return WINDOWS if self.updates else self
 
     @property
+    def follows(self) -> bool:
+        """Yes: they keep a row for each group, if not said otherwise."""
+        return True
+
+    @property
     def keeps_rows(self) -> bool:
         """Whether rows are kept until the watermark closes their session: for what cannot be merged cheaply."""
         if self.lag_ms is None or self.output_mode != "append":
