@@ -41,22 +41,22 @@ class ConvertedSource:
         """See `BlockSource.memory`."""
         return self._source.memory
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
         """See `BlockSource.blocks`."""
         numbers = np.unique(wanted)
         found = self._cache.get(self._name, numbers.tolist())
         missing = np.array([number for number in numbers.tolist() if number not in found], np.int64)
         for begin in range(0, len(missing), _AT_ONCE):
-            made = self._made(missing[begin : begin + _AT_ONCE])
-            self._cache.put(self._name, made)
+            made = self._made(missing[begin : begin + _AT_ONCE], once)
+            self._cache.put(self._name, made, once=once)
             found |= made
         words_at, heap_at = np.zeros(self.index.count, np.uint64), np.zeros(self.index.count, np.uint64)
         for number, rows in found.items():
             words_at[number], heap_at[number] = address(rows.words), address(rows.heap)
         return BlockTable(words_at, heap_at, list(found.values()))
 
-    def _made(self, numbers: NDArray[np.int64]) -> dict[int, Rows]:
-        table, before = self._source.blocks(numbers), self._source.layout
+    def _made(self, numbers: NDArray[np.int64], once: bool) -> dict[int, Rows]:
+        table, before = self._source.blocks(numbers, once=once), self._source.layout
         blobs, made = shape_of(before).blobs, {}
         for number in numbers.tolist():
             count = int(self.index.starts[number + 1] - self.index.starts[number])
