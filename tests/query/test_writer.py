@@ -429,6 +429,8 @@ def test_install(session: SparkSession, counts: DataFrame, tmp_path: Path) -> No
 
 def test_spark_connect_is_refused_by_name() -> None:
     class ConnectSession:
+        readStream = None
+
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(name)
 
@@ -443,3 +445,10 @@ def test_other_versions_of_spark_are_refused_by_name(counts: DataFrame, monkeypa
     monkeypatch.setattr(type(counts.sparkSession), "version", property(lambda _: "3.5.1"))
     with pytest.raises(UsageError, match=r"4\.1\.x, 4\.2\.x, 4\.3\.x"):
         millpond.writeStream(counts)
+
+
+def test_what_is_no_session_is_said_so(tmp_path: Path, spark: SparkSession) -> None:
+    with pytest.raises(UsageError, match="A SparkSession is wanted, not NoneType"):
+        millpond.install(None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="A SparkSession is wanted, not str"):
+        millpond.read_state(str(tmp_path), spark)  # type: ignore[arg-type]

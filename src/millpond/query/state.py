@@ -13,6 +13,7 @@ from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.nodes import Catalyst
 from millpond.plan.workers import map_in_arrow
+from millpond.query.starting.checks import check_spark
 from millpond.slot.reader import StateReader
 
 
@@ -46,6 +47,7 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
         UsageError: there is no such state, operator or version; the message says what there is.
         StateDamagedError: the version is not whole, and some of its commits are damaged.
     """
+    check_spark(spark)
     location = _qualified(spark, checkpoint)
     reader = StateReader(location)
     if not 0 <= operator < len(reader.operators):

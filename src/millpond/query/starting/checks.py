@@ -30,11 +30,13 @@ def check_session(df: DataFrame) -> None:
 
 
 def check_spark(spark: SparkSession) -> None:
-    """Refuse Spark Connect and untested versions of Spark.
+    """Refuse what is no session, Spark Connect, and untested versions of Spark.
 
     Raises:
         UsageError: saying which sessions and versions work.
     """
+    if not hasattr(spark, "readStream"):
+        raise UsageError(f"A SparkSession is wanted, not {type(spark).__name__}.", action="Pass the session.")
     if not hasattr(spark, "_jsparkSession") or type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
             "Millpond reads the query's plan in the driver's JVM, which a Spark Connect session does not offer.",
