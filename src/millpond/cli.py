@@ -251,6 +251,24 @@ def fork_state(
     _out.print(f"{made.checkpoint}: query {made.query}, version {made.version}, {shared}", soft_wrap=True)
 
 
+@state.command("export")
+def export_state(
+    location: Location,
+    target: Annotated[str, typer.Argument(help="A folder (path or URL) without any file.")],
+    version: Version = None,
+    operator: Annotated[int | None, typer.Option(help="Only this operator; all by default.")] = None,
+) -> None:
+    """Write the state of a version to Parquet files, with the columns of read_state; the query may run meanwhile.
+
+    There is a folder for each operator, with a file for each partition, and at last a file _SUCCESS.
+    """
+    from millpond.slot.export import export_state as export
+
+    made = export(location, target, version, operator)
+    what = f"version {made.version}, {counted(made.files, 'file')}, {counted(made.rows, 'row')}"
+    _out.print(f"{made.target}: {what}", soft_wrap=True)
+
+
 @app.command()
 def top(
     checkpoint: Checkpoint,
