@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem
-from millpond.files.backends.objects import NEAR
+from millpond.files.backends.objects import near
 
 SHARE = 0.05
 """Second requests for each first one, at most."""
@@ -81,7 +81,7 @@ class HedgedFiles:
         """See `FileSystem.get_ranges`; near ranges are one request, and each of these is waited for by itself."""
         if not self._share or not ranges:
             return self.inner.get_ranges(name, ranges)
-        groups = _near(ranges)
+        groups = near(ranges)
         asked = [[ranges[i] for i in group] for group in groups]
         found: list[Buffer] = [b""] * len(ranges)
         todo = deque(range(len(groups)))
@@ -208,21 +208,6 @@ def _wait(running: Sequence[_Request]) -> None:
     due = min(request.deadline for request in running)
     left = None if due == math.inf else max(0.0, due - time.monotonic())
     wait([one for request in running for one in request.pending], left, FIRST_COMPLETED)
-
-
-def _near(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The numbers of ranges that are got together (see `objects.joined`)."""
-    groups: list[list[int]] = []
-    end = 0
-    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
-        offset, length = ranges[i]
-        if groups and offset - end <= NEAR:
-            groups[-1].append(i)
-            end = max(end, offset + length)
-        else:
-            groups.append([i])
-            end = offset + length
-    return groups
 
 
 def _kind(asked: Sequence[tuple[int, int]]) -> int:

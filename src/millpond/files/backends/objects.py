@@ -200,15 +200,27 @@ def put_requests(size: int, *, create: bool) -> int:
     return 1 if create or size <= PART else -(-size // PART) + 2
 
 
+def near(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The numbers of `(offset, length)` ranges, those together that are asked for together, in order of offsets."""
+    groups: list[list[int]] = []
+    end = 0
+    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
+        offset, length = ranges[i]
+        if groups and offset - end <= NEAR:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+            end = offset
+        end = max(end, offset + length)
+    return groups
+
+
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The `(offset, length)` ranges that are asked for instead of these: near ones together, with what is between."""
-    found: list[tuple[int, int]] = []
-    for offset, length in sorted(ranges):
-        begin, end = offset, offset + length
-        if found and offset - sum(found[-1]) <= NEAR:
-            begin, before = found.pop()
-            end = max(end, begin + before)
-        found.append((begin, end - begin))
+    """The ranges that are asked for instead of these: near ones together, with what is between."""
+    found = []
+    for group in near(ranges):
+        begin = ranges[group[0]][0]
+        found.append((begin, max(sum(ranges[i]) for i in group) - begin))
     return found
 
 
