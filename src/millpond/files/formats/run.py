@@ -261,7 +261,11 @@ def read_directory(
             f"A run file has format {footer.format}.", action="Read it with a newer Millpond.", file=name
         )
     if footer.schema != layout.schema:
-        other = OtherColumnsError("A run file holds other columns than its table.", file=name)
+        other = OtherColumnsError(
+            "A run file holds other columns than its table.",
+            action="Start the query with the aggregates that the state was written by.",
+            file=name,
+        )
         other.schema = footer.schema
         raise other
     return _directory(footer, size, name)
