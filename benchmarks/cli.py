@@ -107,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     add("--store-bandwidth", type=size, default=0, metavar="SIZE", help="bytes per second of Millpond's store")
     add("--commit-mode", choices=("async", "sync"), default="async")
     add("--s3", action="store_true", help="state on a real S3 server (SeaweedFS), Spark's whole checkpoint with it")
+    add("--count-requests", action="store_true", help="what is asked of the S3 server for state, by a proxy before it")
     add("--restart", action="store_true", help="then kill, drop the page cache, and measure the first batch again")
     add("--restart-partitions", type=count, default=0, metavar="N", help="give the state so many partitions then")
     add("--lose-disk", action="store_true", help="empty the local disk as well")
@@ -160,6 +161,7 @@ def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig
             store_bandwidth=arguments.store_bandwidth,
             commit_mode=arguments.commit_mode,
             s3=endpoint,
+            count_requests=arguments.count_requests,
             restart=arguments.restart,
             restart_partitions=arguments.restart_partitions,
             lose_disk=arguments.lose_disk,
@@ -190,6 +192,8 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error("--rate and --highest-rate-of are for the engines on Spark")
     if arguments.s3 and (clocked or any(e not in ("millpond", "spark") for e in arguments.engines)):
         p.error("--s3 is for millpond and spark, without a rate")
+    if arguments.count_requests and not arguments.s3:
+        p.error("--count-requests counts what is asked of the server of --s3")
     if (arguments.restart_partitions or arguments.lose_disk) and not arguments.restart:
         p.error("--restart-partitions and --lose-disk say what a --restart finds")
     if arguments.seconds <= 0:

@@ -53,6 +53,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         store_latency_ms, store_bandwidth: what a request to Millpond's store costs; bytes per second, 0 = unlimited.
         commit_mode: Millpond's `commit.mode`.
         s3: endpoint of an S3 server where the state lies, Spark's with its whole checkpoint; empty = local disk.
+        count_requests: count what is asked of the S3 server for state, by a proxy before it.
         restart: after measuring, kill, drop the page cache, start again and measure the first batch.
         restart_partitions: partitions of the state after it; 0 = as before. Spark repartitions offline before it.
         lose_disk: the local disk is empty after it.
@@ -87,6 +88,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     store_bandwidth: int = 0
     commit_mode: str = "async"
     s3: str = ""
+    count_requests: bool = False
     restart: bool = False
     restart_partitions: int = 0
     lose_disk: bool = False

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from benchmarks import flink_jar, flink_sql
 from benchmarks.config import RunConfig, memory_bytes
 from benchmarks.files_watch import PutCounter
 from benchmarks.limits import MemoryGroup, drop_page_cache
+from benchmarks.requests import RequestCounter, counted
 from benchmarks.result import Batch, Machine, Restart, Result, Spread
 from millpond.workloads.process import ProcessTree, tree_bytes
 
@@ -216,6 +217,11 @@ def _blank(config: RunConfig) -> Result:
 
 
 def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> None:
+    with counted(config) if config.count_requests else nullcontext((config, None)) as (config, requests):
+        _measure_one(config, result, group, requests)
+
+
+def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, requests: RequestCounter | None) -> None:
     run = EngineRun(config, group=group)
     puts = PutCounter(state_folders(config))
     try:
@@ -230,8 +236,11 @@ def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> No
 
         run.wait("measuring", timeout=SILENCE_SECONDS + config.left_out * 60, each=each)
         puts_before = puts.look()
+        asked_before = requests.look() if requests is not None else None
         measured = run.wait("measured", timeout=SILENCE_SECONDS + config.seconds, each=each)
         result.puts = puts.look() - puts_before
+        if requests is not None and asked_before is not None:
+            result.requests = requests.since(asked_before)
         _sizes(config, result)
         _summarise(config, result, run, measured)
         if group is not None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result import Result, Spread
+from benchmarks.result import Requests, Result, Spread
+from millpond.metrics import request_cost
 
 _COLOURS = {"millpond": "#1f6feb", "spark": "#e25a1c", "flink-rocksdb": "#8957e5", "flink-forst": "#bf3989"}
 _COLUMNS = (
@@ -145,6 +146,8 @@ def print_table(results: list[Result]) -> None:
     console = _console()
     console.print(table(results))
     for r in results:
+        if r.requests is not None and r.batches:
+            console.print(f"{r.engine}: {_asked(r.requests, len(r.batches))}")
         if r.restart is not None:
             console.print(
                 f"{r.engine}: first batch after a restart {r.restart.first_batch_ms:,.0f} ms,"
@@ -152,6 +155,15 @@ def print_table(results: list[Result]) -> None:
                 f" with no state after {r.restart.empty_s:.1f} s"
                 + ("" if r.restart.repartition_s is None else f" (repartitioned in {r.restart.repartition_s:.1f} s)")
             )
+
+
+def _asked(requests: Requests, batches: int) -> str:
+    asked = {kind: getattr(requests, kind) / batches for kind in ("puts", "gets", "lists", "heads", "deletes")}
+    said = ", ".join(f"{number:.1f} {kind}" for kind, number in asked.items())
+    return (
+        f"asked of the store for state in a batch: {said}, {requests.bytes / batches / 1e6:.2f} MB;"
+        f" {request_cost(asked):,.2f} dollars for a million batches"
+    )
 
 
 def plot(results: list[Result], path: Path) -> None:

@@ -38,6 +38,23 @@ class Batch(msgspec.Struct, frozen=True):
     commit_ms: float | None = None
 
 
+class Requests(msgspec.Struct, frozen=True):
+    """What was asked of the S3 server for state during the measured batches, kinds as S3 charges for them.
+
+    Attributes:
+        puts: objects put, parts and copies with them.
+        deletes: which cost nothing.
+        bytes: of all bodies, both ways.
+    """
+
+    puts: int
+    gets: int
+    lists: int
+    heads: int
+    deletes: int
+    bytes: int
+
+
 class Restart(msgspec.Struct, frozen=True):
     """A restart after SIGKILL, page cache dropped.
 
@@ -91,6 +108,7 @@ class Result(msgspec.Struct, kw_only=True):
         memory_group_peak_bytes: with `--memory-limit`: as the kernel counted it, page cache included.
         state_disk_bytes, state_store_bytes: working files on local disk; files in the checkpoint or store.
         puts: objects written to the store during the measured batches (new names seen).
+        requests: with `--count-requests`.
         extra: what only this engine reports.
         error: why there are no figures.
         refused: why the engine does not run this query at all, in its own words.
@@ -121,6 +139,7 @@ class Result(msgspec.Struct, kw_only=True):
     state_disk_bytes: int = 0
     state_store_bytes: int = 0
     puts: int = 0
+    requests: Requests | None = None
     restart: Restart | None = None
     batches: list[Batch] = []
     extra: dict[str, Any] = {}

@@ -52,6 +52,7 @@ class Proxy:
         shares: of all requests, by kind; may be changed at any time.
         happened: how often each kind did.
         asked: how often each request came, without what is another in each run.
+        carried: bytes of their bodies and of the answers', added up likewise.
     """
 
     def __init__(self, server: str, seed: int, shares: Mapping[str, float]) -> None:
@@ -61,10 +62,11 @@ class Proxy:
         self._server = urlsplit(server)
         self._seed = seed
         self.asked: Counter[str] = Counter()
+        self.carried: Counter[str] = Counter()
 
     def draw(self, method: str, target: str) -> tuple[str, float]:
         """What happens to a request, and for how many seconds if it is delayed."""
-        asked = f"{method} {_RUN.sub('', target)}"
+        asked = _name(method, target)
         self.asked[asked] += 1
         rng = random.Random(f"{self._seed} {asked} {self.asked[asked]}")
         kind = rng.choices(("", *self.shares), (1 - sum(self.shares.values()), *self.shares.values()))[0]
@@ -116,6 +118,7 @@ class Proxy:
         if answer is None or kind == "lost":
             return _reset(client)
         head, body = answer
+        self.carried[_name(method.decode(), target.decode())] += len(request[1]) + len(body)
         whole = head + body
         client.write(whole[: len(head) + len(body) // 2 if body else len(head) // 2] if kind == "cut" else whole)
         await client.drain()
@@ -123,6 +126,10 @@ class Proxy:
             await asyncio.sleep(0.02)  # what was sent arrives: a reset would overtake it
             return _reset(client)
         return b"connection: close" not in head.lower()
+
+
+def _name(method: str, target: str) -> str:
+    return f"{method} {_RUN.sub('', target)}"
 
 
 @contextmanager

@@ -10,8 +10,6 @@ import gc
 import os
 from importlib import import_module
 
-from pyspark.daemon import manager
-
 from millpond.slot.process.identity import NO_THREADS
 
 LOADED = (
@@ -41,4 +39,6 @@ def load() -> None:
 
 if __name__ == "__main__":
     load()
+    from pyspark.daemon import manager  # Spark 4.1's imports all that workers need, and would start threads for it
+
     manager()
