@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +31,8 @@ Operator = Annotated[int, typer.Option(help="Which operator of the query.")]
 Version = Annotated[int | None, typer.Option(help="The state after batch VERSION-1; the newest by default.")]
 
 _out = Console()
+if not _out.is_terminal and "COLUMNS" not in os.environ:
+    _out.width = 1000  # lines of tables stay whole for what reads them
 
 
 def _tell_version(asked: bool) -> None:

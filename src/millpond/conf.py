@@ -341,6 +341,8 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
     values: dict[str, Any] = {}
     for name, text in conf.items():
         if not name.lower().startswith(PREFIX):
+            if _meant(name):
+                raise _unknown(name)
             continue
         setting = SETTINGS.get(name.removeprefix(PREFIX))
         if setting is None:
@@ -352,10 +354,17 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
     return Settings(**values)
 
 
+def _meant(name: str) -> bool:
+    """Whether a name that has not the prefix is one that should have it."""
+    first, _, rest = name.lower().removeprefix("spark.").partition(".")
+    return bool(rest and difflib.get_close_matches(first, [PREFIX.split(".")[1]], cutoff=0.8))
+
+
 def _unknown(name: str) -> SettingError:
     """The error for a setting that does not exist: what may have been meant, then all there are, in short."""
     lowered = {key.lower(): key for key in SETTINGS}
-    meant = difflib.get_close_matches(name[len(PREFIX) :].lower(), lowered, n=2, cutoff=0.6)
+    below = name.lower().removeprefix("spark.").partition(".")[2]
+    meant = difflib.get_close_matches(below, lowered, n=2, cutoff=0.6)
     question = f"Did you mean {' or '.join(PREFIX + lowered[key] for key in meant)}? " if meant else ""
     listing = f"Known settings, all below {PREFIX}: {', '.join(sorted(SETTINGS))}."
     return SettingError(f"{name} is not a setting of Millpond.", action=question + listing)

@@ -88,6 +88,8 @@ def test_a_malformed_value_is_named(name: str, value: str) -> None:
         ("spark.millpond.stateLocation", "state.location"),
         ("spark.millpond.commitMode", "commit.mode"),
         ("spark.millpond.store.reedBatchRatio", "store.readBatchRatio"),
+        ("spark.milpond.slots", "slots"),
+        ("millpond.commit.mode", "commit.mode"),
     ],
 )
 def test_an_unknown_name_is_told_what_may_be_meant(name: str, meant: str) -> None:
