@@ -304,20 +304,23 @@ def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
     """A batch from Spark's progress report."""
     start = datetime.fromisoformat(progress["timestamp"]).timestamp()
     commit: float | None = None
+    checkpoint: float | None = None
     if config.engine == "spark":
         operators = progress["stateOperators"]
         if operators:
             # Spark adds up over the partitions' tasks, which run side by side.
             commit = sum(o["commitTimeMs"] for o in operators) / max(1, min(config.partitions, config.cores))
+            checkpoint = commit  # what Spark commits is durable
     else:
-        commit = progress.get("observedMetrics", {}).get("millpond", {}).get("commit_lag_ms")
+        figures = progress.get("observedMetrics", {}).get("millpond", {})
+        commit, checkpoint = figures.get("commit_lag_ms"), figures.get("commit_ms")
     # Spark counts a row as often as the query scans the source: once for each kind of events, and for each use.
     if config.rate:
         source = progress["sources"][0]
         rows = (int(source["endOffset"]) - int(source["startOffset"] or 0)) * config.rate
     else:
         rows = min(int(progress["numInputRows"]), config.rows_per_batch)
-    return Batch(start, float(progress["durationMs"]["triggerExecution"]), rows, commit)
+    return Batch(start, float(progress["durationMs"]["triggerExecution"]), rows, commit, checkpoint)
 
 
 def _ready(run: EngineRun, measured: dict[str, Any]) -> float:

@@ -13,7 +13,7 @@ from rich.table import Table
 from benchmarks.result import Requests, Result, Spread
 from millpond.metrics import request_cost
 
-_COLOURS = {"millpond": "#1f6feb", "spark": "#e25a1c", "flink-rocksdb": "#8957e5", "flink-forst": "#bf3989"}
+COLOURS = {"millpond": "#1f6feb", "spark": "#e25a1c", "flink-rocksdb": "#8957e5", "flink-forst": "#bf3989"}
 _COLUMNS = (
     *("rows/s", "× spark", "batch ms p50/p95/p99", "commit ms p50/p95/p99", "CPU s/M rows"),
     *("memory MB", "disk MB", "store MB", "puts"),
@@ -175,7 +175,7 @@ def plot(results: list[Result], path: Path) -> None:
 
     figure, (bars, lines) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained", width_ratios=(1, 2))
     good = [r for r in results if measured(r)]
-    colours = [_COLOURS.get(r.engine, "#57606a") for r in good]
+    colours = [COLOURS.get(r.engine, "#57606a") for r in good]
     drawn = bars.bar([r.engine for r in good], [r.rows_per_second for r in good], color=colours)
     bars.bar_label(drawn, [f"{r.rows_per_second / 1000:,.0f} k" for r in good])
     bars.set_ylabel("rows/s")

@@ -30,12 +30,19 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One measured batch: its start (seconds since the epoch), its duration, its rows, its visible commit time."""
+    """One measured batch.
+
+    Attributes:
+        start: seconds since the epoch.
+        commit_ms: the part of it that it waited for a commit.
+        checkpoint_ms: from its sealed state to the durable one (Millpond's: of the batch before; on a store only).
+    """
 
     start: float
     ms: float
     rows: int
     commit_ms: float | None = None
+    checkpoint_ms: float | None = None
 
 
 class Requests(msgspec.Struct, frozen=True):

@@ -1,0 +1,103 @@
+"""Figures of state on an object store: what is asked is counted, and what was measured is drawn."""
+
+import http.client
+import os
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from benchmarks.report import print_table
+from benchmarks.requests import RequestCounter
+from benchmarks.result import Batch, Requests, Restart, Result, Spread, write
+
+from benchmarks import disaggregated
+from tests.proxy import Proxy, faulty
+from tests.s3 import BUCKET, s3
+
+
+def test_requests_are_counted_by_kind() -> None:
+    proxy = Proxy("http://localhost:1", 0, {})
+    spark = RequestCounter(proxy, "/state/")
+    proxy.draw("PUT", "/bucket/state/0/1/1.changelog")
+    before = spark.look()
+    for method, target in (
+        ("PUT", "/bucket/state/0/1/1.changelog"),
+        ("PUT", "/bucket/offsets/3"),
+        ("HEAD", "/bucket/state/0/1/1.changelog"),
+        ("GET", "/bucket/state/0/1/1.zip"),
+        ("GET", "/bucket?list-type=2&prefix=run%2Fstate%2F0"),
+        ("DELETE", "/bucket/state/0/1/0.changelog"),
+        ("POST", "/bucket?delete"),
+        ("POST", "/bucket/state/0/1/2.zip?uploads"),
+    ):
+        proxy.draw(method, target)
+    assert spark.since(before) == Requests(puts=2, gets=1, lists=1, heads=1, deletes=2, bytes=0)
+    assert RequestCounter(proxy, "").since(before).puts == 3
+
+
+def test_bytes_are_counted_as_they_pass() -> None:
+    with s3(), faulty(os.environ["AWS_ENDPOINT_URL"], 0, {}) as proxy:
+        counter = RequestCounter(proxy, "")
+        before = counter.look()
+        connection = http.client.HTTPConnection(urlsplit(proxy.endpoint).netloc)
+        connection.request("PUT", f"/{BUCKET}/name", b"x" * 1000)
+        assert connection.getresponse().read() is not None
+        connection.close()
+        assert counter.since(before).puts == 1
+        assert counter.since(before).bytes >= 1000
+
+
+def test_a_table_tells_what_a_batch_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Requests(puts=4, gets=0, lists=0, heads=8, deletes=1, bytes=3_000_000)
+    batches = [Batch(0.0, 100.0, 10), Batch(1.0, 100.0, 10)]
+    print_table([Result(engine="millpond", workload="rmw", batches=batches, requests=asked)])
+    said = capsys.readouterr().out
+    assert "millpond: asked of the store for state in a batch: 2.0 puts, 0.0 gets, 0.0 lists, 4.0 heads" in said
+    assert "1.50 MB; 11.60 dollars for a million batches" in said
+
+
+def measured(figure: str) -> list[Result]:
+    """Results as that figure has them."""
+    found = []
+    for variant in ("one", "other"):
+        for engine in ("millpond", "spark"):
+            batches = [Batch(float(n), 100.0, 10, 1.0, 20.0 * n + 1) for n in range(5)]
+            found.append(
+                Result(
+                    engine=engine,
+                    workload="nexmark" if figure == "caches" else "rmw",
+                    query="q4",
+                    rows_per_second=1000.0,
+                    batches=batches,
+                    batch_ms=Spread.of([100.0]),
+                    restart=Restart(1.0, 1.0, 0.0, 9.0, 7.0),
+                    extra={"variant": variant},
+                )
+            )
+    return found
+
+
+@pytest.mark.parametrize("figure", disaggregated.FIGURES)
+def test_a_figure_is_drawn_of_what_was_measured(figure: str, tmp_path: Path) -> None:
+    write(tmp_path / "r.json", measured(figure))
+    plot = tmp_path / "deep" / "figure.png"
+    arguments = [figure, "--work", str(tmp_path), "--json", str(tmp_path / "r.json"), "--plot", str(plot)]
+    assert disaggregated.main(arguments) == 0
+    assert plot.stat().st_size > 1_000
+
+
+def test_each_figure_runs_what_it_compares(tmp_path: Path) -> None:
+    """What is measured, by a measure that runs nothing."""
+    options = type("Options", (), {"keys": [10, 20], "engines": ["millpond", "spark"], "query": ["q4"]})()
+    options.slot_memory = "32m"
+    for figure, (runs, _) in disaggregated.FIGURES.items():
+        seen: Counter[str] = Counter()
+
+        def measure(engine: str, variant: str, workload: str, seen: Counter[str] = seen, **changes: object) -> Result:
+            seen[variant] += 1
+            return Result(engine=engine, workload=workload, state_store_bytes=1 << 30)
+
+        assert len(list(runs(options, measure))) == seen.total() > 0
+        engines = 1 if figure == "caches" else 2
+        assert set(seen.values()) == {engines}
