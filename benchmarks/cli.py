@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
 def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig]:
     """One run per query and engine; `endpoint` of the S3 server, if state is to lie there."""
     names: list[str] = arguments.query or [""]
-    work = (arguments.work or Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))).resolve()
+    work = arguments.work.resolve()
     keys = arguments.keys or KEYS.get(arguments.workload, 5_000_000)
     return [
         RunConfig(
@@ -246,6 +246,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Terminated, this process still has to end what it started: as an exception, so that every `finally` runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
+    made = None if arguments.work else Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))
+    arguments.work = arguments.work or made
     try:
         with s3_server() if arguments.s3 else nullcontext("") as endpoint:
             all_ = configs(arguments, endpoint)
@@ -257,6 +259,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not results:
             raise
         print("Interrupted; what was measured:", file=sys.stderr)
+    finally:
+        if made is not None:
+            with suppress(OSError):  # logs of what failed, or what is to be kept, are in it
+                made.rmdir()
     results.sort(key=lambda result: arguments.engines.index(result.engine))
     if len({result.query for result in results}) > 1:
         print_suite(results)

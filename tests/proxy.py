@@ -26,6 +26,7 @@ _REFUSALS = {
 }
 _RUN = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}|\d{15}")
 
+_EXPECTING = re.compile(rb"(?i)(?<=\r\n)expect: *100-continue\r\n")
 _CONDITION = re.compile(rb"(?i)(?<=\r\n)if-none-match:[^\r]*\r\n")
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -76,7 +77,7 @@ class Proxy:
         """One connection of a client, with one to the server."""
         server: Stream | None = None
         try:
-            while request := await _message(reader):
+            while request := await _message(reader, client=writer):
                 if server is None:
                     server = await asyncio.open_connection(self._server.hostname, self._server.port)
                 if not await self._answer(request, writer, server):
@@ -167,12 +168,23 @@ def faulty(server: str, seed: int, shares: Mapping[str, float]) -> Iterator[Prox
         loop.close()
 
 
-async def _message(reader: asyncio.StreamReader, *, bodiless: bool = False) -> tuple[bytes, bytes] | None:
-    """The next request's or answer's head and body as they came, or None if there is none."""
+async def _message(
+    reader: asyncio.StreamReader, *, bodiless: bool = False, client: asyncio.StreamWriter | None = None
+) -> tuple[bytes, bytes] | None:
+    """The next request's or answer's head and body as they came, or None if there is none.
+
+    Args:
+        bodiless: it is the answer to a request for a head.
+        client: who sends the request, if it is one: some wait to be told that their body is wanted.
+    """
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
+    if client is not None and (expecting := _EXPECTING.search(head)):
+        head = head.replace(expecting[0], b"")
+        client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await client.drain()
     fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:] if line)
     if bodiless or head.split(b" ", 2)[1] in (b"204", b"304"):
         return head, b""
