@@ -59,18 +59,18 @@ def list_state(location: Location) -> None:
     from millpond.time_slices import base_name
 
     reader = StateReader(location)
-    versions, damage = reader.versions(), reader.damage()
+    versions, damage, newest = reader.versions(), reader.damage(), reader.newest()
     none = "no whole version" if damage else "no durable version yet"
-    there = span(versions) if versions else none
+    there = span(versions) if newest else none
     there += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
     partitions = counted(reader.partitions, "partition")
     _out.print(f"{reader.files.url}: generation {reader.claim.number}, {partitions}, {there}")
     table = Table("operator", "table", "runs", "run rows", "run bytes", "deltas", "delta bytes")
     for operator in reader.operators:
-        if not versions:  # tables come into being with the first version
+        if not newest:  # tables come into being with the first version
             table.add_row(f"{operator.index}: {operator.title}", ", ".join(operator.tables), *("–" * 5))
             continue
-        manifests = [reader.manifest(operator.index, p, versions[-1]) for p in range(reader.partitions)]
+        manifests = [reader.manifest(operator.index, p, newest) for p in range(reader.partitions)]
         for name in operator.tables:
             # State by event time lies in a table for each slice, called after the table and the slice.
             held = [(at, one) for each in manifests for at, one in each.tables.items() if base_name(at) == name]
@@ -101,7 +101,7 @@ def show_state(
     reader = StateReader(location)
     chosen = reader.choose(version)
     table, left = None, rows
-    for number in range(reader.partitions) if partition is None else [partition]:
+    for number in range(reader.partitions_at(chosen)) if partition is None else [partition]:
         for batch in reader.read(operator, number, chosen):
             table = table or Table(*batch.schema.names, title=f"operator {operator}, version {chosen}")
             for row in batch.slice(0, left).to_pylist():
@@ -132,15 +132,16 @@ def verify_state(location: Location, version: Version = None) -> None:
     except StateDamagedError:  # it is among those just named
         _out.print(f"{'no version is' if version is None else f'version {version} is not'} whole, {failed} damaged")
         raise typer.Exit(1) from None
-    for operator in reader.operators:
-        for partition in range(reader.partitions):
+    operators, partitions = reader.operators_at(chosen), reader.partitions_at(chosen)
+    for operator in operators:
+        for partition in range(partitions):
             for name in operator.tables:
                 try:
                     rows += sum(b.num_rows for b in reader.read(operator.index, partition, chosen, name))
                 except MillpondError as error:
                     failed += 1
                     _complain(error.at(operator=str(operator.index), partition=partition, version=chosen))
-    places = len(reader.operators) * reader.partitions
+    places = len(operators) * partitions
     _out.print(f"version {chosen}: {counted(places, 'partition')}, {counted(rows, 'row')}, {failed} damaged")
     if failed:
         raise typer.Exit(1)

@@ -18,15 +18,16 @@ from millpond.slot.reader import StateReader
 
 
 class _PartitionReader:
-    """Turns partition numbers into the rows of those partitions."""
+    """Turns partition numbers into the rows of those partitions, as they were in one run, whatever begins meanwhile."""
 
-    def __init__(self, location: str, operator: int, version: int) -> None:
+    def __init__(self, location: str, generation: int, operator: int, version: int) -> None:
         self.location = location
+        self.generation = generation
         self.operator = operator
         self.version = version
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reader = StateReader(self.location)
+        reader = StateReader(self.location, self.generation)
         for batch in batches:
             for partition in batch.column(0).to_pylist():
                 yield from reader.read(self.operator, partition, self.version)
@@ -41,7 +42,9 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
         spark: a classic session.
         checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
         operator: which of the query's operators, as `millpond.explain` numbers them.
-        version: the state after batch `version - 1`; the newest durable one by default.
+        version: the state after batch `version - 1`; the newest durable one by default. Older ones can be read
+            as long as they are kept (`spark.millpond.state.retain`), also where the query was started again since
+            then, with another number of partitions, or changed.
 
     Raises:
         UsageError: there is no such state, operator or version; the message says what there is.
@@ -59,8 +62,10 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
     chosen = reader.choose(version)
     fields = reader.operators_at(chosen)[operator].spec.state_fields
     schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
-    numbers = spark.range(0, reader.partitions, 1, reader.partitions)
-    return map_in_arrow(numbers, _PartitionReader(location, operator, chosen), schema)
+    partitions = reader.partitions_at(chosen)
+    numbers = spark.range(0, partitions, 1, partitions)
+    generation = reader.generation_of(chosen)
+    return map_in_arrow(numbers, _PartitionReader(location, generation, operator, chosen), schema)
 
 
 def _qualified(spark: SparkSession, checkpoint: str) -> str:

@@ -62,7 +62,9 @@ def export_state(location: str, target: str, version: int | None = None, operato
     chosen = reader.choose(version)
     if operator is not None and not 0 <= operator < len(reader.operators):
         reader.manifest(operator, 0, chosen)  # says which there are
-    operators = reader.operators if operator is None else [reader.operators[operator]]
+    there = reader.operators_at(chosen)
+    operators = there if operator is None else [there[operator]]
+    partitions = reader.partitions_at(chosen)
     schemas = [_schema(one) for one in operators]
     files = open_filesystem(target)
     if files.list(""):
@@ -73,13 +75,13 @@ def export_state(location: str, target: str, version: int | None = None, operato
         raise _taken(files) from None
     rows = 0
     for one, schema in zip(operators, schemas, strict=True):
-        for partition in range(reader.partitions):
+        for partition in range(partitions):
             with _scratch() as file:
                 rows += _write(reader.read(one.index, partition, chosen), schema, file)
                 _send(file, files, f"operator-{one.index}/part-{partition:05d}.parquet")
     files.put(SUCCESS, [b""])
     files.delete(STARTED)
-    return Export(files.url, chosen, len(operators) * reader.partitions, rows)
+    return Export(files.url, chosen, len(operators) * partitions, rows)
 
 
 def _schema(operator: StateOperator) -> pa.Schema:

@@ -20,6 +20,7 @@ from millpond.checkpoint.generation import Base, BaseVersion, Generation, number
 from millpond.checkpoint.pinned import NAME as PINNED
 from millpond.checkpoint.pinned import read_shapes
 from millpond.checkpoint.rescale import inherited
+from millpond.checkpoint.retention.needs import needs_of
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.formats.append_file import ByteRange
@@ -50,8 +51,11 @@ _GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.st
 
 
 def span(versions: Sequence[int]) -> str:
-    """Which versions there are, in words."""
-    return f"versions {versions[0]} to {versions[-1]}" if len(versions) > 1 else f"version {versions[0]}"
+    """Which versions there are, ascending, in words."""
+    first = [one for one in versions if one - 1 not in versions]
+    last = [one for one in versions if one + 1 not in versions]
+    parts = [f"{begin} to {end}" if begin < end else str(begin) for begin, end in zip(first, last, strict=True)]
+    return f"version{'s' if len(versions) > 1 else ''} {', '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -72,29 +76,44 @@ class _Commits:
     damage: list[StateDamagedError]
 
 
+@dataclass(frozen=True)
+class _Run:
+    """A generation that began."""
+
+    claim: Generation
+    base: Base
+
+
 class StateReader:
-    """The state below one location, as its newest run left it.
+    """The state below one location, as its newest run left it, and older versions that are still there.
+
+    A version is of the newest run that began with it or with an older one: what runs before that one had made beyond
+    what it began with was taken back.
 
     Args:
         location: URL or path of the checkpoint (or, with `spark.millpond.state.location`, of its folder there).
+        generation: of the run by which to read, whatever begins meanwhile; the newest by default.
 
     Raises:
         UsageError: there is no Millpond state.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, generation: int | None = None) -> None:
         if not location.strip():
             raise UsageError("The location of the state is empty.", action=_GIVE)
         self.location = location
         self.files: FileSystem = open_state(location)
-        found = self._newest_run()
-        if found is None or not self.files.exists(PINNED):
+        claimed = numbers(self.files) if generation is None else [generation]
+        self._left = claimed
+        self._found: list[_Run] = []
+        newest = next(self._runs(), None)
+        if newest is None or not self.files.exists(PINNED):
             raise UsageError(
                 "There is no Millpond state here.",
                 action=_GIVE,
                 file=self.files.url,
             )
-        self.claim, self.base = found
+        self.claim, self.base = newest.claim, newest.base
         self._shapes = read_shapes(self.files, self.base.shape)
         self.operators = self._operators(self.base.shape)
         self._commits: dict[int, _Commits] = {}
@@ -122,40 +141,75 @@ class StateReader:
 
     @property
     def partitions(self) -> int:
-        """Number of partitions."""
+        """Number of partitions of the newest run."""
         return self.claim.partitions
 
+    def partitions_at(self, version: int) -> int:
+        """Number of partitions that a version has."""
+        return self._run_of(version).claim.partitions
+
+    def generation_of(self, version: int) -> int:
+        """The run that a version is read by."""
+        return self._run_of(version).claim.number
+
     def known(self) -> list[int]:
-        """The versions of which there is a commit, ascending."""
-        known = {base.version for base in self.base.versions if base.version > 0}
-        for info in self.files.list("commits/"):
-            version, generation = parse_commit_name(info.name)
-            if generation == self.claim.number:
-                known.add(version)
-        return sorted(known)
+        """The versions of which the newest run has a commit, or began with one, ascending."""
+        return self._known(self._found[:1])
 
     def versions(self) -> list[int]:
-        """The versions that every partition has, ascending."""
-        return [version for version in self.known() if self.is_whole(version)]
+        """The versions that can be read, ascending: every partition has them, and what they name is there.
+
+        Those of older runs are among them. Commits may outlive their version, as later ones name what they hold.
+        """
+        known = self._known(list(self._runs()))
+        there = self._there()
+        return [version for version in known if self.is_whole(version) and self._has(version, there)]
+
+    def _there(self) -> dict[str, bool]:
+        """The objects that versions are made of, as far as they are in lists."""
+        return {info.name: True for folder in ("files/", "commits/") for info in self.files.list(folder)}
+
+    def _has(self, version: int, there: dict[str, bool]) -> bool:
+        """Whether all that a version names is there; what is found out about objects is kept in `there`."""
+        needs = needs_of(self.manifests(version).values())
+        for name in needs - there.keys():
+            there[name] = self.files.exists(name)  # a fork has some elsewhere
+        return all(there[name] for name in needs)
+
+    def _known(self, runs: Sequence[_Run]) -> list[int]:
+        """The versions that some runs have a commit of, where they are what counts."""
+        known = {base.version for run in runs for base in run.base.versions}
+        claimed = {run.claim.number for run in runs}
+        known |= {version for version, number in map(parse_commit_name, self._commit_names()) if number in claimed}
+        return sorted(one for one in known if one > 0 and self._run_of(one).claim.number in claimed)
+
+    def _commit_names(self) -> list[str]:
+        return [info.name for info in self.files.list("commits/")]
+
+    def newest(self) -> int:
+        """The newest version that every partition has, by the newest run; 0 if there is none."""
+        return next((version for version in reversed(self.known()) if self.is_whole(version)), 0)
 
     def is_whole(self, version: int) -> bool:
-        """Whether every partition has a version."""
-        return len(self.manifests(version)) == self._places
+        """Whether every partition has a version; whether what it names is there, `versions` tells."""
+        return len(self.manifests(version)) == len(self.operators) * self.partitions_at(version)
 
     def choose(self, version: int | None = None) -> int:
-        """A version that every partition has: the one asked for, or the newest.
+        """A version that every partition has: the one asked for, or the newest of the newest run.
 
         Raises:
             UsageError: there is no such version.
             StateDamagedError: it is not whole, and some of its commits are damaged.
         """
-        versions = self.versions()
-        if versions and version is None:
-            return versions[-1]
-        if version in versions:
-            return version
-        if damage := self.damage(version):
+        if version is None and (newest := self.newest()):
+            return newest
+        versions: list[int] = []
+        if version is not None and version > 0 and self.is_whole(version):
+            if self._has(version, self._there()) or version > min(versions := self.versions(), default=0):
+                return version
+        elif damage := self.damage(version):
             raise damage[0]
+        versions = versions or self.versions()
         raise UsageError(
             "There is no durable version yet." if version is None else "This version of the state is not there.",
             version=version,
@@ -175,7 +229,7 @@ class StateReader:
         Args:
             version: only commits of this version; all by default.
         """
-        newest = max(self.versions(), default=0)
+        newest = self.newest()
         return [
             error
             for one in (self.known() if version is None else [version])
@@ -199,7 +253,8 @@ class StateReader:
                 operator=str(operator),
                 partition=partition,
                 version=version,
-                action=f"There are operators 0 to {len(self.operators) - 1} and partitions 0 to {self.partitions - 1}.",
+                action=f"There are operators 0 to {len(self.operators) - 1} and "
+                f"partitions 0 to {self.partitions_at(version) - 1}.",
             )
         return manifest
 
@@ -218,7 +273,7 @@ class StateReader:
             if base not in wanted:
                 continue
             found = tables[base]
-            range_ = HashRange() if found.axis != "hash" else self.claim.hash_range(partition)
+            range_ = HashRange() if found.axis != "hash" else self._run_of(version).claim.hash_range(partition)
             earlier = self._schemas(operator, base, manifest.shape)
             for rows in _READ[found.kind](self, found, state, range_, earlier):
                 yield from read_rows(spec, base, rows)
@@ -304,13 +359,18 @@ class StateReader:
 
     def _read_commits(self, version: int) -> _Commits:
         if version not in self._commits:
-            found = _Commits({}, [])
-            for info in self.files.list(commit_prefix(version, self.claim.number)):
+            found, run = _Commits({}, []), self._run_of(version)
+            uncertain = set()
+            for info in self.files.list(commit_prefix(version, run.claim.number)):
                 for manifest in self._manifests_in(info.name, version, found.damage):
-                    found.manifests.setdefault(manifest.place, manifest)
-            base = self.base.at(version)
+                    known = found.manifests.setdefault(manifest.place, manifest)
+                    if known.lineage != manifest.lineage:
+                        uncertain.add(manifest.place)
+            base = run.base.at(version)
             if base is not None:
-                self._inherit(base, found)
+                self._inherit(run.claim, base, found)
+            for place in uncertain:  # two attempts of a batch saw other input: which one counts is not known
+                del found.manifests[place]
             self._commits[version] = found
         return self._commits[version]
 
@@ -323,34 +383,45 @@ class StateReader:
             return []
         return [manifest for manifest in header.manifests if manifest.version == version]
 
-    def _inherit(self, base: BaseVersion, found: _Commits) -> None:
-        """Take what the run began with for the places that have nothing newer of the version."""
+    def _inherit(self, claim: Generation, base: BaseVersion, found: _Commits) -> None:
+        """Take what a run began with for the places that have nothing newer of the version."""
         held = {
             manifest.id: manifest
             for name in dict.fromkeys(tip.commit for tip in base.tips)
             for manifest in self._manifests_in(name, base.version, found.damage)
         }
         for operator in range(len(self.operators)):
-            for partition in range(self.partitions):
+            for partition in range(claim.partitions):
                 if (operator, partition) in found.manifests:
                     continue
                 with suppress(KeyError):  # a commit that cannot be read
                     at = operator, partition, base.version
-                    manifest = inherited(self.claim, base, *at, lambda tip: held[tip.id])
+                    manifest = inherited(claim, base, *at, lambda tip: held[tip.id])
                     if manifest.id:
                         found.manifests[operator, partition] = manifest
 
-    @property
-    def _places(self) -> int:
-        return len(self.operators) * self.partitions
+    def _run_of(self, version: int) -> _Run:
+        """The run that a version is of."""
+        for run in self._runs():
+            if any(base.version <= version for base in run.base.versions):
+                return run
+        return self._found[-1]
 
-    def _newest_run(self) -> tuple[Generation, Base] | None:
-        for number in reversed(numbers(self.files)):
+    def _runs(self) -> Iterator[_Run]:
+        """The runs that began, newest first, read as far as needed."""
+        yield from self._found
+        while self._left:
+            number = self._left.pop()
             try:
-                return read_claim(self.files, number), read_base(self.files, number)
+                run = _Run(read_claim(self.files, number), read_base(self.files, number))
             except MissingFileError:
                 continue  # that run died before it began
-        return None
+            except StateDamagedError:
+                if any(parse_commit_name(name)[1] == number for name in self._commit_names()):
+                    raise
+                continue  # a torn put of a run that died before it began
+            self._found.append(run)
+            yield run
 
 
 _READ: Mapping[TableKind, Callable[[StateReader, StateTable, TableState, HashRange, Schemas], Iterator[Rows]]] = {

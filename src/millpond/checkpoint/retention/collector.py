@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from millpond.checkpoint.compaction.requests import LIMIT, MARGIN, Known, made_for, requests
@@ -24,7 +25,7 @@ from millpond.checkpoint.forks.parents import Parent, Parents, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
 from millpond.checkpoint.formats.documents import digits
-from millpond.checkpoint.generation import FOLDER, check_fence, numbers
+from millpond.checkpoint.generation import FOLDER, begun, check_fence, numbers, read_base
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
@@ -32,7 +33,7 @@ from millpond.files.backends.forked import shared_name
 from millpond.files.backends.local import STAGING
 
 _GENERATIONS = 16
-"""Claims that stay; they are small and say what ran when."""
+"""Claims that stay at least; they are small and say what ran when. So do those by which a retained version is read."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Collector:
         self._looked = False  # for parents
         self._unused: dict[str, Parent] = {}  # by what stands for it among what is not needed
         self._released: set[str] = set()
+        self._begins: dict[int, int] = {}  # of each run: the oldest version that it began with
         self._asked: dict[str, float] = {}  # requests of this run: since when they are known
         self._expired: dict[str, int] = {}  # of those, which nobody can wait for: the batch that ran when that was so
 
@@ -114,7 +116,7 @@ class Collector:
         candidates |= _objects(known for identity, known in asked.items() if identity not in unanswered)
         candidates |= {name: FileInfo(name, 0, 0.0) for name in self._unused}
         removed = self._remove_unneeded(candidates)
-        return self._remove(self._set_aside(), removed)
+        return self._remove(self._set_aside(oldest), removed)
 
     def _unanswered(self, asked: dict[str, Known], running: int, oldest: int) -> set[str]:
         """The requests whose results may still come to be named."""
@@ -151,7 +153,7 @@ class Collector:
         due = [info for name, info in candidates.items() if now - self._unneeded[name] >= self._grace]
         return self._remove(due, Collected())
 
-    def _set_aside(self) -> list[FileInfo]:
+    def _set_aside(self, oldest: int) -> list[FileInfo]:
         until = self._clock() - self._keep_aside
         old = [
             info
@@ -162,8 +164,20 @@ class Collector:
         claims = numbers(self.files)
         if len(claims) > _GENERATIONS:
             first = FOLDER + digits(min(claims[-_GENERATIONS], self.generation))
-            old += [info for info in self.files.list(FOLDER) if info.name < first and info.modified < until]
+            aside = [info for info in self.files.list(FOLDER) if info.name < first and info.modified < until]
+            needed = FOLDER + digits(self._made(max(oldest, 1)) if aside else 0)
+            old += [info for info in aside if info.name < needed]
         return old
+
+    def _made(self, version: int) -> int:
+        """The run that a version is of (see `StateReader`), 0 if none is: those before it can be forgotten."""
+        for number in reversed(begun(self.files)):
+            if number not in self._begins:
+                with suppress(StateDamagedError):  # a torn put of a run that died before it began
+                    self._begins[number] = min(base.version for base in read_base(self.files, number).versions)
+            if self._begins.get(number, version + 1) <= version:
+                return number
+        return 0
 
     def _remove(self, infos: Iterable[FileInfo], so_far: Collected) -> Collected:
         infos = list(infos)

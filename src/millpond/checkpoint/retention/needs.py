@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millpond.checkpoint.formats.commit import parse_commit_name, read_header
+from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.files.backends.filesystem import FileInfo, FileSystem
 
 IN_FLIGHT = 3
@@ -17,9 +18,12 @@ def read_needs(files: FileSystem, info: FileInfo) -> frozenset[str]:
     Raises:
         StateDamagedError: the commit is cut short or altered; `MissingFileError` when it is gone.
     """
-    tables = [
-        table for manifest in read_header(files, info.name, info.size).manifests for table in manifest.tables.values()
-    ]
+    return needs_of(read_header(files, info.name, info.size).manifests)
+
+
+def needs_of(manifests: Iterable[PartitionManifest]) -> frozenset[str]:
+    """The objects that some manifests name: commits that hold deltas, and run files."""
+    tables = [table for manifest in manifests for table in manifest.tables.values()]
     return frozenset(
         [delta.commit for table in tables for delta in table.deltas]
         + [run.name for table in tables for run in table.runs.runs]

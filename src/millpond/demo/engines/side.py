@@ -101,7 +101,7 @@ class Side:
         self.run.state_bytes = max(self.run.state_bytes, self.state_bytes)
         if ours:
             with suppress(MillpondError, OSError):
-                self.behind = max(0, self.done - max(StateReader(str(checkpoint)).versions(), default=0))
+                self.behind = max(0, self.done - StateReader(str(checkpoint)).newest())
         else:
             self.behind = 0  # a batch of Spark's ends when its state is committed
         with suppress(OSError, msgspec.DecodeError):
