@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from millpond.errors import TransientError
-from millpond.files.backends.filesystem import FileInfo, FileSystem
+from millpond.files.backends.filesystem import FileInfo, FileSystem, Write
 from millpond.files.backends.local import LocalFiles
 
 
@@ -51,6 +51,12 @@ class Tripwire:
             act()
             return
         self._run(act, fate, name, done=fate.startswith(("torn", "late")))
+
+    @contextmanager
+    def upload(self, name: str) -> Iterator[Write]:
+        pieces: list[bytes] = []  # the parts; nobody sees them before they are put together
+        yield lambda data: pieces.append(bytes(memoryview(data)))
+        self.put(name, pieces)
 
     def get(self, name: str) -> bytes:
         return self._run(lambda: self.inner.get(name), self._decide(self._step("get", name)), name)

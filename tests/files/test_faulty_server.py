@@ -1,17 +1,22 @@
 """The file layer on a real S3 server, through a proxy that injects one kind of fault at a time."""
 
 import random
+import urllib.request
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
+from obstore.store import S3Store
 
 from millpond.checkpoint.generation import claim
 from millpond.errors import SettingError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, open_filesystem
+from millpond.files.backends.objects import ObjectFiles
 from millpond.files.backends.patience import patiently
 from tests.proxy import KINDS, faulty
 from tests.real_s3 import BUCKET
 from tests.s3 import pointed_at
+from tests.uploads import upload
 
 pytestmark = pytest.mark.xdist_group("seaweedfs")
 
@@ -98,10 +103,66 @@ def test_what_is_small_is_put_by_one_request(seaweedfs):
         files = open_filesystem(f"s3://{BUCKET}/sizes")
         files.put("small", [b"a", b"b"])
         assert proxy.asked == {f"PUT /{BUCKET}/sizes/small": 1}
-        large = random.Random(1).randbytes(6 << 20)
+        large = random.Random(1).randbytes(9 << 20)
         files.put("large", [large[:7], large[7:]])
         assert files.get("large") == large
         assert sum("/large?" in request for request in proxy.asked) == 4, "begun, two parts, put together"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "conflict"])
+def test_an_upload_in_parts_overcomes_each_fault(kind, seaweedfs):
+    patience = {"AWS_TIMEOUT": "1s"} if kind == "hang" else {}
+    data = random.Random(1).randbytes((16 << 20) + 9)
+    with faulty(seaweedfs, 5, {kind: SHARES[kind]}) as proxy, pointed_at(proxy.endpoint, **patience):
+        files = open_filesystem(f"s3://{BUCKET}/uploads/{kind}")
+        for number in range(3):
+            with files.upload(f"{number}") as write:
+                write(data)
+            assert files.get(f"{number}") == data
+    assert proxy.happened[kind]
+
+
+def test_an_upload_whose_last_answer_is_lost_has_succeeded(seaweedfs):
+    data = random.Random(1).randbytes(9 << 20)
+    with faulty(seaweedfs, 1, {}) as proxy, pointed_at(proxy.endpoint):
+        files = open_filesystem(f"s3://{BUCKET}/completed")
+        files.put("warm", [b"1"])
+        draw = proxy.draw
+
+        def lose(method, target):
+            fate = draw(method, target)
+            completes = method == "POST" and "uploadId" in target
+            return ("lost", 0.0) if completes and sum("uploadId" in asked for asked in proxy.asked) < 99 else fate
+
+        proxy.draw = lose
+        with files.upload("x") as write:
+            write(data)
+        assert files.get("x") == data
+        assert proxy.happened["lost"]
+
+
+@pytest.mark.parametrize("fault", ["its block", "a part", "its end"])
+def test_an_upload_that_fails_leaves_no_object_and_no_parts(fault, seaweedfs):
+    data = random.Random(1).randbytes(20 << 20)
+    with faulty(seaweedfs, 1, {}) as proxy, pointed_at(proxy.endpoint):
+        files = ObjectFiles(
+            S3Store(BUCKET, retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=5)}), "", "failed"
+        )
+        draw = proxy.draw
+
+        def refuse(method, target):
+            draw(method, target)
+            part = method == "PUT" and "partNumber=2" in target
+            end = method == "POST" and "uploadId" in target
+            return ("slow_down" if {"a part": part, "its end": end}.get(fault) else ""), 0.0
+
+        proxy.draw = refuse
+        with pytest.raises(ZeroDivisionError if fault == "its block" else TransientError):
+            upload(files, "x", data, broken_off=fault == "its block")
+        assert not files.exists("x")
+        assert files.list("") == []
+        with urllib.request.urlopen(f"{seaweedfs}/{BUCKET}?uploads&prefix=failed/") as listed:
+            assert b"<Upload>" not in listed.read()
 
 
 def test_a_list_whose_answer_breaks_off_is_asked_for_again(seaweedfs):

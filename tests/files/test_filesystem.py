@@ -1,4 +1,5 @@
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from millpond.errors import MillpondError, SettingError, StateDamagedError
+from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
 from millpond.files.backends.counted import CountedFiles
 from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import (
@@ -25,6 +26,7 @@ from millpond.files.backends.hedged import HedgedFiles
 from millpond.files.backends.local import LocalFiles
 from tests.real_s3 import BUCKET
 from tests.s3 import asked, pointed_at, s3
+from tests.uploads import PIECE, upload
 
 SEAWEEDFS = pytest.mark.xdist_group("seaweedfs")
 
@@ -78,6 +80,29 @@ def test_pieces_become_one_object(files):
     assert [bytes(memoryview(piece)) for piece in files.get_ranges("a/b", [(28, 2), (0, 1)])] == [b"yz", b"a"]
     files.put("empty", [])
     assert files.get("empty") == b""
+
+
+@pytest.mark.parametrize("size", [0, 100_000, (8 << 20) - 1, 8 << 20, (8 << 20) + 1, 16 << 20, 19 << 20])
+def test_an_upload_is_one_object(files, size):
+    data = random.Random(size).randbytes(size)
+    upload(files, "a/b", data)
+    assert files.get("a/b") == data
+    with files.upload("a/b") as write:
+        write(np.arange(3, dtype=np.uint64))
+        write(np.empty((0, 3)))
+        assert files.get("a/b") == data, "nothing is there before it is whole"
+    assert files.get("a/b") == np.arange(3, dtype="<u8").tobytes()
+    assert [info.name for info in files.list("")] == ["a/b"]
+
+
+@pytest.mark.parametrize("size", [0, 100_000, 8 << 20, 19 << 20])
+def test_an_upload_that_is_broken_off_leaves_nothing(files, size):
+    files.put("a/old", [b"old"])
+    for name in ("a/new", "a/old"):
+        with pytest.raises(ZeroDivisionError):
+            upload(files, name, bytes(size), broken_off=True)
+    assert [info.name for info in files.list("")] == ["a/old"]
+    assert files.get("a/old") == b"old"
 
 
 def test_put_if_absent(files):
@@ -231,6 +256,35 @@ def test_short_writes_go_on(tmp_path, monkeypatch):
     assert files.get("x") == b"abcdefghij"
 
 
+def test_failed_upload_leaves_nothing(tmp_path, monkeypatch):
+    files = LocalFiles(str(tmp_path))
+    real, written = os.writev, []
+
+    def writev(handle, pieces):
+        written.append(pieces)
+        if len(written) > 1:
+            raise OSError(28, "No space left")
+        return real(handle, pieces)
+
+    monkeypatch.setattr(os, "writev", writev)
+    with pytest.raises(MillpondError, match=r"No space left.*Free some space"):
+        upload(files, "x", bytes(2 * PIECE))
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert not files.exists("x")
+
+
+def test_an_upload_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
+    done = []
+    real, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), real(handle)))
+    monkeypatch.setattr(os, "replace", lambda src, dst: (done.append(dst), replace(src, dst)))
+    with LocalFiles(str(tmp_path)).upload("a/b") as write:
+        write(b"x")
+    path = str(tmp_path / "a" / "b")
+    (data,) = [each for each in done if "/staging/" in each]
+    assert done.index(data) < done.index(path) < len(done) - 1 - done[::-1].index(str(tmp_path / "a"))
+
+
 @pytest.mark.parametrize("place", ["file/below", "/proc/nowhere/x"])
 def test_a_place_that_can_hold_nothing_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("no folder")
@@ -277,8 +331,15 @@ def test_requests_are_counted_as_the_store_counts_them(bucket):
     with asked() as seen:
         files.put("a", [b"one", b"two"])
         files.put("b", [b"one", b"two"], create=True)
-        files.put("large", [bytes(6 << 20), bytes(5 << 20)])
-        assert len(files.get("large")) == 11 << 20
+        files.put("large", [bytes(12 << 20), bytes(5 << 20)])
+        with files.upload("short") as write:
+            write(b"one")
+        with files.upload("long") as write:
+            write(bytes(8 << 20))
+            assert files.counts()["puts"] == 1 + 1 + 5 + 1, "it may still be one request"
+            write(bytes(9))
+            assert files.counts()["puts"] == 1 + 1 + 5 + 1 + 2, "begun, a part"
+        assert len(files.get("large")) == 17 << 20
         files.get_range("large", 5, 7)
         files.get_ranges("large", [(9 << 20, 10), (0, 10), (4 << 20, 10), (1 << 20, 10), (3 << 20, 10)])
         files.get_ranges("large", [(0, 10), ((1 << 20) + 11, 10)])
@@ -291,11 +352,11 @@ def test_requests_are_counted_as_the_store_counts_them(bucket):
             files.get("c")
     counts = files.counts()
     assert {kind: counts[kind] for kind in ("puts", "gets", "lists", "heads", "deletes")} == Counter(k for k, _ in seen)
-    assert counts["puts"] == 1 + 1 + 5 + 1  # three parts between a beginning and an end; a copy
-    assert counts["put_bytes"] == 12 + (11 << 20)
+    assert counts["puts"] == 1 + 1 + 5 + 1 + 4 + 1  # three parts between a beginning and an end, or two; a copy
+    assert counts["put_bytes"] == 12 + (17 << 20) + 3 + (8 << 20) + 9
     assert counts["gets"] == 1 + 1 + 3 + 2 + 1
     joined = (1 << 20) + 10, (1 << 20) + 10, 10
-    assert counts["get_bytes"] == (11 << 20) + 7 + sum(joined) + 20
+    assert counts["get_bytes"] == (17 << 20) + 7 + sum(joined) + 20
 
 
 def test_long_lists_are_counted_by_their_pages():
@@ -335,6 +396,31 @@ class TestFaults:
     def faulty(self, **faults):
         inner = open_filesystem(f"memory:{uuid.uuid4().hex}")
         return inner, FaultyFiles(inner, Faults(**faults))
+
+    def test_parts_are_sent_again_and_whole_uploads_are_not(self):
+        data = random.Random(1).randbytes(20 << 20)
+        outcomes = set()
+        for seed in range(30):
+            inner, files = self.faulty(fail=0.4, retries=30, seed=seed)
+            said = ""
+            try:
+                upload(files, "x", data)
+            except TransientError as error:
+                said = str(error)
+            there = inner.exists("x")
+            assert there == (not said or "took effect" in said)
+            assert not there or inner.get("x") == data
+            outcomes.add((there, bool(said)))
+        assert outcomes == {(True, False), (True, True), (False, True)}
+
+    def test_torn_upload_leaves_a_part_or_nothing(self):
+        left = set()
+        for seed in range(12):
+            inner, files = self.faulty(torn=1, seed=seed)
+            with pytest.raises(TransientError, match="torn"):
+                upload(files, "x", bytes(17 << 20))
+            left.add(inner.size("x") if inner.exists("x") else None)
+        assert len(left) > 3
 
     def test_same_seed_same_faults(self):
         def outcomes(seed):

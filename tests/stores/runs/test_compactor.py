@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, TransientError
+from millpond.files.backends import uploads
+from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks
 from millpond.files.tiers.local_copies import CachedSource
@@ -51,6 +53,11 @@ def store(tmp_path):
 def rows(seed: int) -> Rows:
     """Some that overlap those of every other seed."""
     return blocks.sort_rows(random_rows(20, FIXED, seed), FIXED)
+
+
+def many(seed: int) -> Rows:
+    """Enough for some parts."""
+    return blocks.sort_rows(random_rows(400, FIXED, seed), FIXED)
 
 
 def contents(runs: RunSet) -> list:
@@ -121,6 +128,26 @@ def test_a_failing_merge_is_tried_again_and_raised_at_last(store, monkeypatch):
     compactor.step()
     assert len(runs.runs) < 5
     assert shown(runs) == before
+
+
+def test_a_merge_whose_upload_fails_halfway_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads, "PART", 2000)
+    plain = open_filesystem(f"memory:{tmp_path}")
+    files = FaultyFiles(plain, Faults(fail=0.4, retries=1, seed=1))
+    sound, made = (RunStore(each, f"{tmp_path}/local", disk=0, memory=1 << 20) for each in (plain, files))
+    runs = RunSet(FIXED, [sound.write(many(seed), FIXED) for seed in range(5)])
+    before = shown(runs)
+    now = Now()
+    compactor = Compactor(runs, made, now)
+    tries = 0
+    while len(runs.runs) == 5:
+        compactor.step()
+        now.run()
+        tries += 1
+        assert shown(runs) == before
+    assert tries > 2
+    (merged,) = [run.ref for run in runs.runs if run.rows > 400]
+    assert merged.bytes > 3 * 2000, "it was sent in parts"
 
 
 def test_damage_is_raised_at_once(store, tmp_path):

@@ -1,13 +1,18 @@
 """Runs written to a location and opened again: local, remote, narrowed, damaged."""
 
 import os
+from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
+from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError
+from millpond.files.backends import uploads
+from millpond.files.backends.counted import CountedFiles
+from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks, run
 from millpond.files.formats.blocks import sort_rows
@@ -262,6 +267,90 @@ def test_a_store_that_fails_for_a_moment_does_no_harm(tmp_path):
         runs = RunSet(FIXED, [first.open(first.write(rows, FIXED).ref, FIXED)])
         assert len(runs.lookup(rows, np.arange(0, 20_000, 9)).positions) == len(range(0, 20_000, 9))
     first.close()
+
+
+def many_pieces(count=20):
+    """Pieces of one run, each longer than a part."""
+    rows = sort_rows(random_rows(4000 * count, FIXED, 1), FIXED)
+    for begin in range(0, rows.count, 4000):
+        yield Rows(rows.words[begin : begin + 4000], rows.heap)
+
+
+@pytest.fixture
+def short_parts(monkeypatch):
+    monkeypatch.setattr(uploads, "PART", 50_000)
+
+
+def test_a_run_goes_to_the_store_as_its_pieces_come_and_not_to_the_disk(tmp_path, short_parts):
+    files = CountedFiles(open_filesystem(f"memory:{tmp_path}"))
+    made = RunStore(files, f"{tmp_path}/local", disk=0, memory=0)
+    sent = []
+
+    def watched():
+        for piece in many_pieces():
+            assert os.listdir(tmp_path / "local") == []
+            assert open_handles(tmp_path) == [], "nor to a file without a name"
+            assert files.list("files/") == [], "nobody sees a part of it"
+            sent.append(files.counts()["puts"])
+            yield piece
+
+    run_ = made.write(watched(), FIXED)
+    assert all(before < after for before, after in pairwise(sent[1:]))
+    assert files.counts()["puts"] == uploads.put_requests(run_.ref.bytes)
+    assert files.size(run_.ref.name) == run_.ref.bytes
+    assert sum(piece.count for piece in RunSet(FIXED, [run_]).scan()) == 80_000
+    made.close()
+
+
+def open_handles(folder):
+    """Files below a folder that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in found if path.startswith(str(folder))]
+
+
+@pytest.mark.parametrize("disk", [0, 1 << 30])
+def test_pieces_that_cannot_be_written_leave_nothing(tmp_path, short_parts, disk):
+    files = open_filesystem(f"memory:{tmp_path}")
+    made = RunStore(files, f"{tmp_path}/local", disk=disk, memory=0)
+
+    def broken():
+        yield from many_pieces(5)
+        raise TransientError("no more of them")
+
+    with pytest.raises(TransientError, match="no more of them"):
+        made.write(broken(), FIXED)
+    failing = RunStore(FaultyFiles(files, Faults(fail=1.0)), f"{tmp_path}/local", disk=disk, memory=0)
+    with pytest.raises(TransientError, match="put failed"):
+        failing.write(many_pieces(), FIXED)
+    assert os.listdir(tmp_path / "local") == []
+    torn = RunStore(FaultyFiles(files, Faults(torn=1.0)), f"{tmp_path}/local", disk=disk, memory=0)
+    with pytest.raises(TransientError, match="torn"):
+        torn.write(many_pieces(), FIXED)
+    assert os.listdir(tmp_path / "local") == []
+    for each in (made, failing, torn):
+        each.close()
+
+
+def test_rows_in_memory_are_written_again_and_pieces_are_not(tmp_path, short_parts, monkeypatch):
+    monkeypatch.setattr("millpond.files.backends.patience._PAUSE", 0.0)
+    outcomes = set()
+    for seed in range(20):
+        files = FaultyFiles(open_filesystem(f"memory:{tmp_path}/{seed}"), Faults(fail=0.3, retries=30, seed=seed))
+        made = RunStore(files, f"{tmp_path}/local", disk=1 << 30, memory=0)
+        rows = Rows(*(np.concatenate(each) for each in zip(*many_pieces(5), strict=True)))
+        run_ = made.write(rows, FIXED)
+        assert [info.name for info in files.inner.list("")] == [run_.ref.name]
+        assert cached(run_).mapped
+        try:
+            made.write(many_pieces(5), FIXED)
+            outcomes.add("written")
+        except TransientError:
+            outcomes.add("failed")
+        made.close()
+    assert outcomes == {"written", "failed"}
 
 
 def test_reading_much_of_a_file_piece_by_piece_brings_it_here(tmp_path):

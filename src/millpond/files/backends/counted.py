@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem
-from millpond.files.backends.objects import PAGE, joined, put_requests
+from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, Write
+from millpond.files.backends.objects import PAGE, joined
+from millpond.files.backends.uploads import put_requests, sent_requests
 
 
 class CountedFiles:
@@ -32,6 +34,22 @@ class CountedFiles:
         size = sum(memoryview(piece).nbytes for piece in data)
         self._count(puts=put_requests(size, create=create), put_bytes=size)
         self.inner.put(name, data, create=create, sync=sync)
+
+    @contextmanager
+    def upload(self, name: str) -> Iterator[Write]:
+        """See `FileSystem.upload`; each part is a request."""
+        size = 0
+
+        def counted(data: Buffer) -> None:
+            nonlocal size
+            length = memoryview(data).nbytes
+            self._count(puts=sent_requests(size + length) - sent_requests(size), put_bytes=length)
+            size += length
+            write(data)
+
+        with self.inner.upload(name) as write:
+            yield counted
+            self._count(puts=put_requests(size) - sent_requests(size))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""

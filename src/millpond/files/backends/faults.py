@@ -11,13 +11,15 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, open_filesystem
+from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, Write, open_filesystem
+from millpond.files.backends.uploads import PART, in_parts
 
 T = TypeVar("T")
 
@@ -29,10 +31,11 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         latency_ms: added to every request.
         bandwidth_mb: megabytes (10⁶) a second, shared by all requests of the process; 0 is unlimited.
         fail: a request raises `TransientError`, half of the time after it took effect.
-        torn: a put leaves a truncated object, or none, and raises `TransientError`.
+        torn: a put (or an upload, at its end) leaves a truncated object, or none, and raises `TransientError`.
         repeat: a put is sent twice; with `create`, the second finds the first's object.
         stall, stall_s: a request takes that many seconds longer.
-        retries: how often a request that failed is tried again, unless it is a put (obstore does so by itself).
+        retries: how often a request that failed is tried again (obstore does so by itself), unless it puts an object or
+            makes one of its parts.
         seed: of the choices.
     """
 
@@ -62,8 +65,9 @@ class FaultyFiles:
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`."""
         size = sum(memoryview(piece).nbytes for piece in data)
-        if self._chance(self.faults.torn):
-            self._tear(name, data, size, create)
+        keep = self._keep(size)
+        if keep is not None:
+            self._tear(name, data, keep, create)
             raise self._failure(name, "a put was torn")
         again = self._chance(self.faults.repeat)
 
@@ -72,6 +76,10 @@ class FaultyFiles:
                 self.inner.put(name, data, create=create, sync=sync)
 
         self._request("put", name, act, size, retries=0)
+
+    def upload(self, name: str) -> AbstractContextManager[Write]:
+        """See `FileSystem.upload`."""
+        return in_parts(lambda data: self.put(name, [data]), lambda: _FaultyParts(self, name))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -138,9 +146,14 @@ class FaultyFiles:
             until = self._free
         time.sleep(max(0.0, until - time.monotonic()))
 
-    def _tear(self, name: str, data: Sequence[Buffer], size: int, create: bool) -> None:
+    def _keep(self, size: int) -> int | None:
+        """How much is left of an object of so many bytes if it is torn, -1 for nothing; None if it is not."""
+        if not self._chance(self.faults.torn):
+            return None
         with self._lock:
-            keep = self._random.randrange(-1, max(1, size))
+            return self._random.randrange(-1, max(1, size))
+
+    def _tear(self, name: str, data: Sequence[Buffer], keep: int, create: bool) -> None:
         if keep >= 0:
             whole = b"".join(bytes(memoryview(piece)) for piece in data)
             self._request("put", name, lambda: self.inner.put(name, [whole[:keep]], create=create), keep, 0)
@@ -153,6 +166,54 @@ class FaultyFiles:
 
     def _failure(self, name: str, what: str) -> TransientError:
         return TransientError(f"Injected: {what}.", action="Try again.", file=self.locate(name))
+
+
+class _FaultyParts:
+    """An object on its way in parts, each of which is a request (see `Parts`)."""
+
+    def __init__(self, files: FaultyFiles, name: str) -> None:
+        self._files = files
+        self._name = name
+        self._left = files._keep(3 * PART)
+        self._inner = ExitStack()
+        upload = files.inner.upload(name)
+        self._write = files._request("put", name, _once(lambda: self._inner.enter_context(upload)))
+
+    def send(self, data: bytes) -> None:
+        """See `Parts.send`."""
+
+        def send() -> None:
+            kept = data if self._left is None else data[: max(0, self._left)]
+            self._write(kept)
+            if self._left is not None:
+                self._left -= len(kept)
+
+        self._files._request("put", self._name, _once(send), len(data))
+
+    def complete(self) -> None:
+        """See `Parts.complete`."""
+        if self._left is not None:
+            if self._left >= 0:
+                self._inner.close()
+            raise self._files._failure(self._name, "an upload was torn")
+        self._files._request("put", self._name, self._inner.close, retries=0)
+
+    def abort(self) -> None:
+        """See `Parts.abort`."""
+        error = self._files._failure(self._name, "an upload was given up")
+        self._inner.__exit__(type(error), error, None)
+
+
+def _once(act: Callable[[], T]) -> Callable[[], T]:
+    """Something that takes effect once, however often it is asked for."""
+    done: list[T] = []
+
+    def ask() -> T:
+        if not done:
+            done.append(act())
+        return done[0]
+
+    return ask
 
 
 def open_faults(url: str, **options: Any) -> FaultyFiles:

@@ -7,7 +7,8 @@ where the bytes live (Flink 2.0 §5.1, the unified file system). The one primiti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 else:
     Buffer = object  # anything with the buffer protocol: bytes, memoryview, a contiguous array
 
+
+Write = Callable[[Buffer], object]
+"""Takes the next bytes of an object; the memory that they lie in may be used again."""
 
 _HADOOP = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "ofs", "o3fs")
 
@@ -58,6 +62,15 @@ class FileSystem(Protocol):
         Args:
             create: put-if-absent; raises `AlreadyExistsError` when the name is taken. Atomic between processes.
             sync: return only when the object survives a power cut (object stores always do).
+        """
+
+    def upload(self, name: str) -> AbstractContextManager[Write]:
+        """Write an object as its bytes come: `with files.upload(name) as write: write(data)`.
+
+        At the end of the block the object is there, whole and durable. If the block raises, or the store fails on the
+        way (`TransientError`, in the block or at its end), no reader sees any of it, and all of it has to be written
+        again. In object stores what is long goes in parts, of which a few are in memory at a time; a part whose request
+        fails is sent again by the store's client.
         """
 
     def get(self, name: str) -> bytes:

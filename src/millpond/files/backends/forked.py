@@ -7,11 +7,11 @@ lie: on a local disk, the place of such a name is the file's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, TypeVar
 
 from millpond.errors import SettingError
-from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, MissingFileError
+from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, MissingFileError, Write
 from millpond.files.backends.local import LocalFiles
 
 _FOLDER = "parents/"
@@ -67,6 +67,10 @@ class ForkedFiles:
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`."""
         self.own.put(_writable(name), data, create=create, sync=sync)
+
+    def upload(self, name: str) -> AbstractContextManager[Write]:
+        """See `FileSystem.upload`."""
+        return self.own.upload(_writable(name))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -124,6 +128,10 @@ class ForkedLocalFiles(LocalFiles):
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`."""
         super().put(_writable(name), data, create=create, sync=sync)
+
+    def upload(self, name: str) -> AbstractContextManager[Write]:
+        """See `FileSystem.upload`."""
+        return super().upload(_writable(name))
 
     def rename(self, src: str, dst: str) -> None:
         """See `FileSystem.rename`."""

@@ -8,9 +8,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem
+from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, Write
 from millpond.files.backends.objects import near
 
 SHARE = 0.05
@@ -169,6 +170,10 @@ class HedgedFiles:
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`."""
         self.inner.put(name, data, create=create, sync=sync)
+
+    def upload(self, name: str) -> AbstractContextManager[Write]:
+        """See `FileSystem.upload`."""
+        return self.inner.upload(name)
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""

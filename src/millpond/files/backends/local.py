@@ -11,11 +11,11 @@ import errno
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends.filesystem import Buffer, FileInfo, MissingFileError, views
+from millpond.files.backends.filesystem import Buffer, FileInfo, MissingFileError, Write, views
 from millpond.files.backends.objects import cut_short, missing, taken
 
 STAGING = "staging"
@@ -24,6 +24,7 @@ STAGING = "staging"
 _UNFIT = (errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 """Failures that do not pass by themselves."""
 
+_ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _PIECES = 512  # buffers per writev call; the kernel takes at most 1,024
 T = TypeVar("T")
 Listing = list[FileInfo]
@@ -49,6 +50,30 @@ class LocalFiles:
             except BaseException:
                 _unlink(staged)
                 raise
+
+    def upload(self, name: str) -> AbstractContextManager[Write]:
+        """See `FileSystem.upload`; the bytes go to a file aside."""
+        return self._upload(name)
+
+    @contextmanager
+    def _upload(self, name: str) -> Iterator[Write]:
+        with self._errors(name):
+            staged = self.staging()
+            handle = os.open(staged, _ASIDE, 0o666)
+
+        def write(data: Buffer) -> None:
+            with self._errors(name):
+                _write(handle, [data])
+
+        try:
+            try:
+                yield write
+            finally:
+                os.close(handle)
+            self.publish(staged, name)
+        except BaseException:
+            _unlink(staged)
+            raise
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -137,8 +162,7 @@ class LocalFiles:
 
     def _stage(self, data: Sequence[Buffer], sync: bool) -> str:
         staged = os.path.join(self.path, STAGING, uuid.uuid4().hex)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        handle = _making_folders(lambda: os.open(staged, flags, 0o666), staged)
+        handle = _making_folders(lambda: os.open(staged, _ASIDE, 0o666), staged)
         try:
             _write(handle, data)
             if sync:

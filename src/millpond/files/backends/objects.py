@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import obstore
 from obstore import exceptions
 from obstore.store import MemoryStore, ObjectStore, from_url
 
-from millpond.errors import SettingError, StateDamagedError, TransientError
-from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
+from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
+from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, Write, views
 from millpond.files.backends.patience import patiently
+from millpond.files.backends.uploads import PART, in_parts
 
 _AT_ONCE = 5.0
-"""Seconds: obstore tries most requests again for minutes, but no list whose answer breaks off, and no delete whose
-connection does. What failed later than this, it has tried."""
+"""Seconds: obstore tries most requests again for minutes, but no list and no beginning of an upload whose answer breaks
+off, and no delete whose connection does. What failed later than this, it has tried."""
 
-PART = 5 << 20
-"""Bytes of a part of an object that is put in parts; what is not longer, and what must not be there yet, is one put."""
+AHEAD = 3
+"""Parts of one object that are on their way at a time."""
 
 NEAR = 1 << 20
 """Bytes between two ranges up to which they are got together."""
@@ -55,13 +56,17 @@ class ObjectFiles:
         """See `FileSystem.put`; object stores acknowledge only what is durable, so `sync` changes nothing."""
         with self._bucket(), self._errors(name):
             pieces = views(data)
-            size = sum(len(piece) for piece in pieces)
+            if not create and sum(len(piece) for piece in pieces) > PART:
+                with self.upload(name) as write:
+                    for piece in pieces:
+                        write(piece)
+                return
             body: Any = pieces[0] if len(pieces) == 1 else iter(pieces)
             if isinstance(self.store, MemoryStore):
                 body = b"".join(pieces)  # it would keep the caller's memory itself
             if not create:
                 # Not said, pieces are always put in parts: three requests for the smallest object.
-                obstore.put(self.store, self._prefix + name, body, use_multipart=size > PART, chunk_size=PART)
+                obstore.put(self.store, self._prefix + name, body, use_multipart=False)
                 return
             try:
                 obstore.put(self.store, self._prefix + name, body, mode="create")
@@ -69,6 +74,10 @@ class ObjectFiles:
                 if self.exists(name):
                     raise
                 raise conflict(self.locate(name)) from error
+
+    def upload(self, name: str) -> AbstractContextManager[Write]:
+        """See `FileSystem.upload`."""
+        return in_parts(lambda data: self.put(name, [data]), lambda: _Multipart(self, name))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -187,17 +196,68 @@ class ObjectFiles:
             ) from error
 
 
+class _Multipart:
+    """An object on its way to an object store (see `Parts`)."""
+
+    def __init__(self, files: ObjectFiles, name: str) -> None:
+        self._files = files
+        self._name = name
+        self._size = 0
+        self._open()
+
+    def _open(self) -> None:
+        path = self._files._prefix + self._name
+        self._writer = obstore.open_writer(self._files.store, path, buffer_size=PART, max_concurrency=AHEAD)
+
+    def send(self, data: bytes) -> None:
+        """See `Parts.send`."""
+
+        def begin() -> None:
+            self._open()
+            self._write(data)  # does not wait for the part: what fails is the beginning
+
+        if self._size:
+            self._write(data)
+        else:
+            patiently(begin, within=_AT_ONCE)
+        self._size += len(data)
+
+    def _write(self, data: bytes) -> None:
+        with self._files._bucket(), self._files._errors(self._name):
+            self._writer.write(data)
+
+    def complete(self) -> None:
+        """See `Parts.complete`."""
+        try:
+            with self._files._errors(self._name):
+                self._writer.close()  # if it fails, it gives up what was sent
+        except MillpondError as error:
+            if self._arrived():
+                return  # the answer was lost, and the client's next try found no such upload
+            if isinstance(error, MissingFileError):
+                raise TransientError(
+                    "The store knows the parts of an upload no longer.", action="Try again.", file=error.file
+                ) from error
+            raise
+
+    def _arrived(self) -> bool:
+        try:
+            return self._files.size(self._name) == self._size
+        except MillpondError:
+            return False
+
+    def abort(self) -> None:
+        """See `Parts.abort`."""
+        with suppress(exceptions.BaseError, OSError):  # closed: there is nothing to give up
+            self._writer.__exit__(RuntimeError, RuntimeError("given up"), None)
+
+
 def memory_files(name: str) -> ObjectFiles:
     """The in-memory location `name`; its first path segment names the store, the rest is a folder in it."""
     bucket, _, prefix = name.partition("/")
     with _memories_lock:
         store = _memories.setdefault(bucket, MemoryStore())
     return ObjectFiles(store, f"memory:{name}", prefix)
-
-
-def put_requests(size: int, *, create: bool) -> int:
-    """How many requests put so many bytes: one, or the parts between a beginning and an end."""
-    return 1 if create or size <= PART else -(-size // PART) + 2
 
 
 def near(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:

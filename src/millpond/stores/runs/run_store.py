@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO
 
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files.backends.filesystem import Buffer, FileSystem
+from millpond.files.backends.filesystem import Buffer, FileSystem, Write
 from millpond.files.backends.patience import patiently
 from millpond.files.formats.blocks import BlockSource
 from millpond.files.formats.conversion import convertible
@@ -77,26 +74,35 @@ class RunStore:
         """Write a run and open it; returns when it is durable in the state location.
 
         Args:
-            rows: rows in hash order, each key once, whole or in pieces; pieces are written as they come.
+            rows: rows in hash order, each key once, whole or in pieces; pieces are written as they come, and sent to
+                the state location meanwhile.
             layout: their layout.
+
+        Raises:
+            TransientError: the store failed. What is in memory has been written again some times; pieces that come
+                once cannot be, so who makes them has to make them again.
         """
         name = f"{FOLDER}{self._prefix}{uuid.uuid4().hex}.run"
+        pieces = [rows] if isinstance(rows, Rows) else rows
         if self._in_place is not None:
-            ref, source = self._in_place.write(name, [rows] if isinstance(rows, Rows) else rows, layout)
+            ref, source = self._in_place.write(name, pieces, layout)
             return Run(source, ref)
-        staged = self._local.staged(name)
-        with tempfile.TemporaryFile(dir=self._local.path, buffering=_BUFFER) as packed:
-            try:
-                ref = self._write(name, [rows] if isinstance(rows, Rows) else rows, layout, packed, staged)
-                packed.flush()
-                with mmap.mmap(packed.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
-                    patiently(lambda: self._files.put(name, [view]))
-            except BaseException:
-                if os.path.exists(staged):
-                    os.unlink(staged)
-                raise
-        mapped = self._admit(name, layout, staged, written=True) if os.path.exists(staged) else None
+        if isinstance(pieces, Sequence):
+            ref, mapped = patiently(lambda: self._upload(name, pieces, layout))
+        else:
+            ref, mapped = self._upload(name, pieces, layout)
         return Run(self._source(ref, layout, mapped), ref)
+
+    def _upload(self, name: str, pieces: Iterable[Rows], layout: RowLayout) -> tuple[RunRef, MappedSource | None]:
+        staged = self._local.staged(name)
+        try:
+            with self._files.upload(name) as write:
+                ref = self._write(name, pieces, layout, write, staged)
+        except BaseException:
+            if os.path.exists(staged):
+                os.unlink(staged)
+            raise
+        return ref, self._admit(name, layout, staged, written=True) if os.path.exists(staged) else None
 
     def _admit(self, name: str, layout: RowLayout, staged: str, *, written: bool) -> MappedSource | None:
         """Take in a copy that is whole, and map it, unless the policy does not want it."""
@@ -109,10 +115,10 @@ class RunStore:
         name: str,
         pieces: Iterable[Rows],
         layout: RowLayout,
-        packed: IO[bytes],
+        write: Write,
         staged: str,
     ) -> RunRef:
-        remote = Target(packed.write, compress=True)
+        remote = Target(write, compress=True)
         if not self._local.limit:
             writer = RunWriter(layout, [remote])
             _fill(writer, pieces)
