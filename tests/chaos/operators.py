@@ -11,30 +11,29 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from millpond.checkpoint.checkpoint import Checkpoint
-from millpond.checkpoint.compaction.requests import Done, Request
 from millpond.checkpoint.formats import deltas
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.conf import KEY_GROUP_BITS
-from millpond.errors import MillpondError, StateDamagedError, TransientError
+from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends import patience
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.operators.aggregate import cardinality_observer
 from millpond.slot.batch.offsets import Planned
 from millpond.slot.batch.task import PipeTask, SlotSettings
-from millpond.slot.compaction.remote import RemoteCompaction, RemoteStats
-from millpond.slot.compaction.worker import Worker
+from millpond.slot.compaction.remote import RemoteCompaction
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
 from millpond.slot.partition.turns import Attempt
@@ -49,6 +48,7 @@ from millpond.stores.rmw import eviction_buffer, flush
 from millpond.stores.runs import run_store
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned import table as unaligned
+from tests.chaos.compactors import Compactor, made_for
 from tests.chaos.kinds import KINDS, Batch, Kind, Rows, ordered, part_of, shown
 from tests.chaos.later import Later, at_once, wait_for
 from tests.chaos.tripwire import Crash, LocalTripwire, Tripwire
@@ -122,7 +122,7 @@ class Query(RunningQuery):
             self.committer.submit(left, adopted=True)
 
     def planned(self, batch: int) -> Planned:
-        return self._slot.world.planned(batch)
+        return self._slot.world.plan(batch)
 
 
 class OperatorSlot:
@@ -172,6 +172,19 @@ class OperatorSlot:
             if not self.world.quiet and self.world.random.random() < 0.02:
                 raise TaskFailed("The attempt died.")
 
+    @property
+    def remote(self) -> RemoteCompaction | None:
+        """Compactions done elsewhere."""
+        return self.query.remote
+
+    def step(self) -> None:
+        """Threads in the background go on."""
+        while self.world.random.random() < 0.5 and self.later.step():
+            pass
+        while self.remote is not None and self.world.random.random() < 0.7:
+            self.remote.step()
+            self.world.clock.now += 1.0
+
     def vanish(self) -> None:
         """The process is gone: its locks are free, nothing else happens."""
         for folder in self.sealed._folders.values():
@@ -180,30 +193,18 @@ class OperatorSlot:
         self.partitions.clear()
 
 
-class Compactor(Worker):
-    """A worker that may stall between its work and its answer, for any time, and never gives signs of life."""
-
-    world: OperatorWorld
-
-    def _answer(self, files: FileSystem, request: Request, done: Done) -> None:
-        if not self.world.quiet and self.world.random.random() < 0.3:
-            self.world.stalled.append(partial(super()._answer, files, request, done))
-            raise TransientError("It has stalled.")
-        super()._answer(files, request, done)
-
-
 class OperatorWorld(World):
     """An application with one real operator.
 
     Args:
         kind: the operator. stream: which of its streams. bits: how many bits of the hashes vary.
         local: whether the state location is on a local disk.
-        rescales: whether starts may change the number of partitions.
-        workers: how many compactors there are; slots compact by themselves if there are none.
         others: as for `World`.
     """
 
     key_groups = 1 << KEY_GROUP_BITS
+    calm_files = False
+    compactor = Compactor
 
     def __init__(
         self,
@@ -214,16 +215,9 @@ class OperatorWorld(World):
         stream: int = 0,
         bits: int = 64,
         local: bool = False,
-        rescales: bool = False,
-        workers: int = 0,
         **others: Any,
     ) -> None:
         super().__init__(directory, seed, **others)
-        self.rescales = rescales
-        self.now = 0.0
-        self.workers: list[Worker] = []
-        self.stalled: list[Callable[[], None]] = []
-        self.compactions = RemoteStats()
         self.kind = KINDS[kind]
         self.stream, self.expected = truth(kind, stream, bits)
         self.memory = MEMORY
@@ -233,45 +227,14 @@ class OperatorWorld(World):
         if local:
             self.raw = LocalFiles(str(self.folder))
             self.state = LocalTripwire(self.raw, "state", self.decide, self.delayed)
-        self.workers += [self.worker() for _ in range(workers)]
-
-    def clock(self) -> float:
-        """Seconds, as slots and compactors see them."""
-        return self.now
-
-    def worker(self) -> Worker:
-        """A compactor."""
-        self.hosts.mkdir(parents=True, exist_ok=True)
-        made = Compactor([self.state], str(self.hosts), clock=self.clock, beats=False)
-        made.world = self
-        return made
-
-    def compact(self) -> None:
-        """Compactors are as far as they are; one that dies is followed by another, one that has stalled may go on."""
-        for at in range(len(self.workers)):
-            self.now += self.random.choice([0.0, 1.0, 5.0, 20.0])
-            try:
-                if self.random.random() < 0.5:
-                    self.workers[at].step()
-                if self.stalled and self.random.random() < 0.3:
-                    self.stalled.pop(self.random.randrange(len(self.stalled)))()
-            except Crash:
-                self.workers[at] = self.worker()
-            except MillpondError:
-                pass  # a worker's answer was not taken by the store
-
-    def start(self) -> None:
-        """A start, perhaps with other partitions than before."""
-        if self.rescales and self.random.random() < 0.7:
-            self.partitions = self.random.randrange(1, 6)
-            self.trace.append(f"{self.partitions} partitions")
-        super().start()
+            self.times = time.time
+            self.workers = [made_for(self, Compactor) for _ in self.workers]
 
     def task(self, generation: int) -> PipeTask:
         """What the pipes of a run carry."""
         return task_of(self.kind, self.partitions, generation)
 
-    def planned(self, batch: int) -> Planned:
+    def plan(self, batch: int) -> Planned:
         """What Spark has planned for a batch."""
         return Planned(0, 0) if batch < 0 else Planned(*self.stream[batch].times[1:])
 
@@ -292,7 +255,7 @@ class OperatorWorld(World):
         index = (partition + elsewhere) % self.slot_count
         try:
             slot = self.slot(index, sync)
-            found = slot.run(batch, partition, self.rows(batch, partition, self.generation))
+            found = slot.run(batch, partition, self.rows(batch, partition, self.run))
         except Crash as crash:
             self.kill_slot(index)
             raise TaskFailed(str(crash)) from None
@@ -304,25 +267,10 @@ class OperatorWorld(World):
         assert found[partition] == before, f"batch {batch} of partition {partition} gives other rows when it runs again"
         return found
 
-    def maybe_commit(self) -> None:
-        """Threads in the background, and other processes, are as far as they are."""
-        self.compact()
-        for index, slot in list(self.slots.items()):
-            try:
-                while self.random.random() < 0.5 and cast(OperatorSlot, slot).later.step():
-                    pass
-                remote = cast(OperatorSlot, slot).query.remote
-                while remote is not None and self.random.random() < 0.7:
-                    remote.step()
-                    self.now += 1.0
-            except Crash:
-                self.kill_slot(index)
-        super().maybe_commit()
-
     def write(self, batch: int, rows: Any) -> None:
         found = sorted((row for part in rows.values() for row in part), key=repr)
         assert found == self.expected[batch], f"batch {batch} in the sink"
-        self.sink.setdefault(batch, []).append((self.generation, rows))
+        self.sink.setdefault(batch, []).append((self.run, rows))
 
     def go_back(self, version: int) -> None:
         """Have Spark's ledger end before a version, as if batches had been taken back by hand."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.kinds import KINDS
+from tests.chaos.neighbours import check_location
 from tests.chaos.operators import STREAMS, OperatorWorld, small, truth
 from tests.chaos.test_schedules import CRASHES, FIRST, SCHEDULES, USUAL, crash_at, drive, random_world, survive
 
@@ -25,7 +26,7 @@ EACH = 2 if SCHEDULES == USUAL else max(1, SCHEDULES // len(KINDS))
 
 
 def survive_all(kind: str, seed: int, tmp_path: Path) -> OperatorWorld:
-    """A random schedule; then a start at each version that is retained, or at some."""
+    """A random schedule; then a start at each version that is retained, or at some; and no garbage is left."""
     choice = random.Random(seed * 104_729)
     stream, bits = seed % STREAMS, choice.choice([64, 64, 4])
     truth(kind, stream, bits)  # as things are usually
@@ -35,8 +36,6 @@ def survive_all(kind: str, seed: int, tmp_path: Path) -> OperatorWorld:
         stream=stream,
         bits=bits,
         local=choice.random() < 0.4,
-        rescales=choice.random() < 0.7,
-        workers=choice.choice([0, 1, 2]),
     )
     with small(choice.choice([1, 1, 2, 64]), choice.choice([1, 2, 32])):
         world = random_world(seed, tmp_path, make)
@@ -53,7 +52,11 @@ def survive_all(kind: str, seed: int, tmp_path: Path) -> OperatorWorld:
                 world.go_back(version)
                 drive(world, BATCHES + MORE if version == oldest else min(version + 2, BATCHES))
 
-        survive(world, seed, BATCHES, afterwards=go_back)
+        def end() -> None:
+            go_back()
+            check_location(world, choice.random() < 0.5)
+
+        survive(world, seed, BATCHES, afterwards=end)
     return world
 
 

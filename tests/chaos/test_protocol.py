@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from millpond.errors import FencedError, TransientError
+from tests.chaos.neighbours import Neighbours
+from tests.chaos.sums import State
 from tests.chaos.test_schedules import CRASHES, FAILURES, FIRST, SCHEDULES, drive
 from tests.chaos.tripwire import Crash
-from tests.chaos.world import State, TaskFailed, World
+from tests.chaos.world import TaskFailed, World
 
 T = TypeVar("T")
 MORE = 2
@@ -40,16 +42,23 @@ class Protocol(RuleBasedStateMachine):
         hosts=st.integers(1, 2),
         skipping=st.booleans(),
         kind=st.sampled_from(["async", "sync", "unrepeatable"]),
+        workers=st.integers(0, 1),
     )
-    def build(self, partitions: int, slots: int, hosts: int, skipping: bool, kind: str) -> None:
+    def build(self, partitions: int, slots: int, hosts: int, skipping: bool, kind: str, workers: int) -> None:
         self.world = World(
-            Path(self.directory.name), partitions=partitions, slots=slots, hosts=hosts, decide=self.decide
+            Path(self.directory.name),
+            partitions=partitions,
+            slots=slots,
+            hosts=hosts,
+            decide=self.decide,
+            workers=workers,
         )
+        self.neighbours = Neighbours(self.world, alone=True)
         self.world.chatty = 0.0
         self.world.skipping_sink = skipping
         self.world.sync = kind != "async"
         self.world.unrepeatable = kind == "unrepeatable"
-        self.start()
+        self.start(partitions)
         self.run_batches(2)
 
     def decide(self, step: str) -> str:
@@ -90,8 +99,9 @@ class Protocol(RuleBasedStateMachine):
     # --- what goes on
 
     @precondition(lambda self: not self.running)
-    @rule()
-    def start(self) -> None:
+    @rule(partitions=st.integers(1, 4))
+    def start(self, partitions: int) -> None:
+        self.world.partitions = partitions
         self.running = self.driver(lambda: self.world.start() or True) is True
 
     @precondition(lambda self: self.running)
@@ -129,11 +139,30 @@ class Protocol(RuleBasedStateMachine):
             except Crash:
                 self.world.kill_slot(index)
 
+    @rule(what=st.sampled_from(["fork", "live", "open", "read", "collect", "compact"]), which=st.integers(0, 2))
+    def others(self, what: str, which: int) -> None:
+        """Who else is at the location does something; the time goes on."""
+        others = self.neighbours
+        world = others.family[which % len(others.family)]
+        self.world.clock.now += 30.0
+        with suppress(Crash):  # a process of its own
+            if what == "fork" and len(others.family) < 3:
+                others.fork(world)
+            elif what == "live" and world is not self.world:
+                others.live(world)
+            elif what == "open":
+                others.open_version(world)
+            elif what == "read" and others.reading:
+                others.read(others.reading.pop())
+            elif what == "collect":
+                others.collect(world)
+            elif what == "compact":
+                self.world.compact()
+
     @precondition(lambda self: self.running)
     @rule()
     def collect(self) -> None:
-        running = self.world.committed + 1
-        self.driver(lambda: self.world.collect(running))
+        self.driver(self.world.collect)
 
     def task(self, partition: int, elsewhere: int) -> None:
         assert self.batch is not None
@@ -176,6 +205,7 @@ class Protocol(RuleBasedStateMachine):
                     while zombie.committer.step():
                         pass
                 self.world.check_end(batches)
+                self.neighbours.end()
                 self.world.clean()
         finally:
             self.directory.cleanup()

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from millpond.errors import FencedError, StateDamagedError, TransientError
+from tests.chaos.neighbours import Neighbours
 from tests.chaos.tripwire import Crash
 from tests.chaos.world import TaskFailed, World
 
-USUAL = 190
+USUAL = 400
+"""Schedules of the usual run; some hundred of other kinds are beside them."""
 SCHEDULES = int(os.environ.get("MILLPOND_SCHEDULES", "1" if "MILLPOND_SEED" in os.environ else USUAL))
 FIRST = int(os.environ.get("MILLPOND_SEED", "0"))
 SEEDS = list(range(FIRST, FIRST + SCHEDULES))
@@ -65,6 +67,8 @@ def random_world(seed: int, tmp_path: Path, make: Callable[..., World] = World) 
         slots=choice.randrange(1, 4),
         hosts=choice.randrange(1, 3),
         decide=decide,
+        rescales=choice.random() < 0.7,
+        workers=choice.choice([0, 1, 2]),
     )
     world.unrepeatable = choice.random() < 0.3
     world.sync = world.unrepeatable or choice.random() < 0.1
@@ -74,15 +78,34 @@ def random_world(seed: int, tmp_path: Path, make: Callable[..., World] = World) 
     return world
 
 
-def run_schedule(seed: int, tmp_path: Path) -> World:
-    return survive(random_world(seed, tmp_path), seed, BATCHES)
+def run_schedule(seed: int, tmp_path: Path) -> Neighbours:
+    """A random schedule, among neighbours."""
+    world = random_world(seed, tmp_path)
+    world.state_retain = world.random.choice([0, 0, 3, 6])
+    world.grace = world.random.choice([0.0, 60.0, 600.0])
+    neighbours = Neighbours(world)
+    survive(world, seed, BATCHES, others=neighbours.look_in, afterwards=neighbours.end)
+    return neighbours
 
 
-def survive(world: World, seed: int, batches: int, *, afterwards: Callable[[], None] = lambda: None) -> World:
-    """Run so many batches through the world's troubles and some more; `afterwards` is called at the end."""
+def survive(
+    world: World,
+    seed: int,
+    batches: int,
+    *,
+    others: Callable[[], None] = lambda: None,
+    afterwards: Callable[[], None] = lambda: None,
+) -> World:
+    """Run so many batches through the world's troubles and some more.
+
+    Args:
+        world: with what goes wrong in it. seed: of further troubles. batches: how many.
+        others: called before each batch. afterwards: called at the end.
+    """
     kills = random.Random(seed)
 
     def between() -> None:
+        others()
         what = kills.random()
         if what < 0.05:
             world.kill_slot(kills.randrange(world.slot_count))
@@ -100,9 +123,10 @@ def survive(world: World, seed: int, batches: int, *, afterwards: Callable[[], N
     try:
         drive(world, batches, between=between)
         world.quiet = True
+        drive(world, world.planned_batches)
         while any(zombie.committer.step() for zombie in world.zombies):
             pass
-        world.check_end(batches)
+        world.check_end(world.committed + 1)
         afterwards()
     except BaseException:
         print(f"MILLPOND_SEED={seed}", *world.trace[-60:], sep="\n  ")

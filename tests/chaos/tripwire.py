@@ -10,9 +10,53 @@ from millpond.errors import TransientError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, Write
 from millpond.files.backends.local import LocalFiles
 
+TICK = 0.001
+"""Seconds that an object takes to be written."""
+
 
 class Crash(BaseException):
     """The process that made the call is gone: nothing in it may catch this."""
+
+
+class Clock:
+    """The time, which goes on only when a world says so, and with each object that is written."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+        self.written: dict[str, float] = {}
+
+    def __call__(self) -> float:
+        return self.now
+
+    def note(self, url: str) -> None:
+        """An object is written now."""
+        self.now += TICK
+        self.written[url] = self.now
+
+
+class Timed:
+    """Passes operations to `inner`; its objects have the times of a clock."""
+
+    def __init__(self, inner: FileSystem, clock: Clock) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def put(self, name: str, data: Any, *, create: bool = False, sync: bool = True) -> None:
+        self.inner.put(name, data, create=create, sync=sync)
+        self._clock.note(self.inner.locate(name))
+
+    def rename(self, src: str, dst: str) -> None:
+        self.inner.rename(src, dst)
+        self._clock.note(self.inner.locate(dst))
+
+    def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        written = self._clock.written
+        found = self.inner.list(prefix, after=after)
+        return [info._replace(modified=written[self.inner.locate(info.name)]) for info in found]
 
 
 class Tripwire:
@@ -82,7 +126,10 @@ class Tripwire:
         self._run(lambda: self.inner.rename(src, dst), self._decide(self._step("rename", src)), src)
 
     def delete(self, name: str) -> None:
-        self._run(lambda: self.inner.delete(name), self._decide(self._step("delete", name)), name)
+        fate = self._decide(self._step("delete", name))
+        if fate.startswith("late"):  # no name is used twice: whenever it arrives, it does what it was to do
+            self._delayed.append(lambda: self.inner.delete(name))
+        self._run(lambda: self.inner.delete(name), fate, name, done=fate.startswith("late"))
 
     def locate(self, name: str) -> str:
         return self.inner.locate(name)

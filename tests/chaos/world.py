@@ -1,12 +1,16 @@
 """A whole application without Spark: driver, ledger, sink, slots, committers and store, moved step by step.
 
-The parts under test are the real ones: file layer, checkpoint, committer, sealed files, recovery, garbage collection,
-and the start procedure's decisions and changes to Spark's ledger. Spark itself is a model of its rules: a batch is
-planned (`offsets/`), run, given to the sink, then committed (`commits/`); a start goes on with the batch that is
-planned and not committed; a sink may skip a batch that it has, and then no task of it runs.
+The parts under test are the real ones: file layer, checkpoint, committer, sealed files, recovery, other partitions at a
+start, compactions by workers, garbage collection, forks, and the start procedure's decisions and changes to Spark's
+ledger. Spark itself is a model of its rules: a batch is planned (`offsets/`), run, given to the sink, then committed
+(`commits/`); a start goes on with the batch that is planned and not committed; a sink may skip a batch that it has, and
+then no task of it runs.
 
-State is a running sum per key. Whenever a slot opens a version, it is compared with the truth at once. A source may be
-`unrepeatable`: each run sees other rows in a batch (and so commits synchronously); then the truth is what the sink got.
+State is a running sum per key, its files are JSON. Whenever a slot opens a version, it is compared with the truth at
+once. A source may be `unrepeatable`: each run sees other rows in a batch (and so commits synchronously); then the truth
+is what the sink got.
+
+Objects have the times of one clock, which the world turns. Beside the application live others (`neighbours.py`).
 """
 
 from __future__ import annotations
@@ -16,32 +20,55 @@ import json
 import os
 import random
 import shutil
-import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
+
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.committer import Committer
+from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.checkpoint.generation import claim
-from millpond.checkpoint.pinned import PinnedQuery, pin
+from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.errors import MillpondError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.errors import MillpondError, StateDamagedError
+from millpond.files.backends import objects
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.files.refs import RunRef, TableManifest
-from millpond.query.ledger.ledger import Ledger, RollBack
+from millpond.query.ledger.fork import check_fork
+from millpond.query.ledger.ledger import LOGS, Ledger, RollBack
 from millpond.query.starting.start import begin
-from tests.chaos.tripwire import Crash, Tripwire
+from millpond.slot.compaction.remote import RemoteCompaction, RemoteStats
+from millpond.slot.compaction.worker import Worker
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from tests.chaos.compactors import Compactor, Merger, Stalled, made_for
+from tests.chaos.sums import (
+    GROUPS,
+    HASHES,
+    Merge,
+    State,
+    deltas_of,
+    merge,
+    partition_of,
+    read_run,
+    runs_of,
+    write_run,
+)
+from tests.chaos.tripwire import Clock, Crash, Timed, Tripwire
+from tests.operators.rig import fields
 
-KEYS = 4
-State = dict[str, int]
+PINNED = PinnedOperator("sums", plain(DeduplicateSpec(fields("k string"), (0,))), {"main": {}})
 _worlds = itertools.count()
+_memory_files = objects.memory_files
 
 
 class TaskFailed(Exception):
@@ -50,12 +77,20 @@ class TaskFailed(Exception):
 
 @dataclass
 class Held:
-    """A partition in a slot's memory."""
+    """A partition in a slot's memory.
+
+    Attributes:
+        recent: rows that no run has. flushed: a run of them that is written, and adopted with the next batch.
+        merging: what is made of all `merged` runs.
+    """
 
     manifest: PartitionManifest
     state: State
     runs: TableManifest
-    flushed: RunRef | None = None  # written, adopted with the next batch
+    recent: State
+    flushed: RunRef | None = None
+    merging: Future[RunRef | None] | None = None
+    merged: tuple[RunRef, ...] = ()
     batch: int = -1
     rows: State = field(default_factory=dict)
 
@@ -68,7 +103,8 @@ class WatchedCommitter(Committer):
     """A committer that is caught acknowledging what a newer run may not see."""
 
     def _acknowledge(self, group: Any, size: int) -> None:
-        if self.checkpoint.files.claimed > self.checkpoint.generation:  # type: ignore[attr-defined]
+        files = self.checkpoint.files
+        if getattr(files, "own", files).claimed > self.checkpoint.generation:
             raise Violation("acknowledged after a newer run has begun")
         super()._acknowledge(group, size)
 
@@ -87,6 +123,11 @@ class Slot:
         self.checkpoint = Checkpoint(world.state, generation)
         directory = world.hosts / str(host)
         directory.mkdir(parents=True, exist_ok=True)
+        self.remote: RemoteCompaction | None = None
+        if world.workers:
+            self.remote = RemoteCompaction(
+                world.state, generation, threaded=False, clock=world.clock, stats=world.compactions
+            )
         self.sealed = SealedFiles(str(directory), self.name, self._folder)
         try:
             self.committer = WatchedCommitter(
@@ -111,49 +152,99 @@ class Slot:
             self.held[partition] = held
         output = {key: held.state[key] for key in rows}
         self.world.maybe_commit()
-        self.committer.wait_durable(0, partition, batch + 1 if self.sync else batch)
+        version = batch + 1 if self.sync else batch
+        self.committer.wait_durable(0, partition, version)
+        if self.remote is not None:
+            self.remote.durable(0, partition, version)
         return output
 
     def _open(self, partition: int, version: int) -> Held:
-        self.held.pop(partition, None)
+        self._let_go(partition)
         self.committer.drain()
         manifest = self.checkpoint.open_partition(0, partition, version)
         self.committer.opened(manifest)
-        state: State = {}
-        runs = TableManifest()
-        for table in manifest.tables.values():
-            runs = table.runs
-            for run in reversed(runs.runs):
-                state |= json.loads(self.world.state.get(run.name))
-            for data in self.checkpoint.read_deltas(table.deltas):
-                state |= json.loads(bytes(memoryview(data)))
+        runs = next((table.runs for table in manifest.tables.values()), TableManifest())
+        recent = deltas_of(self.world.state, manifest)
+        state = runs_of(self.world.state, manifest) | recent
         self.world.check_state(partition, version, state)
-        return Held(manifest, state, runs)
+        return Held(manifest, state, runs, recent)
+
+    def _let_go(self, partition: int) -> None:
+        held = self.held.pop(partition, None)
+        if held is not None and held.merging is not None:
+            held.merging.cancel()
 
     def _apply(self, held: Held, batch: int, rows: State) -> None:
         if held.flushed is not None:
-            held.runs, held.flushed = TableManifest((held.flushed,), held.flushed.flushed), None
+            held.runs = TableManifest((held.flushed, *held.runs.runs), held.flushed.flushed)
+            held.flushed, held.recent = None, {}
+        self._take_merged(held)
         self.held.pop(held.manifest.partition, None)  # until it is sealed, what is in memory is half a batch
         for key, amount in rows.items():
             held.state[key] = held.state.get(key, 0) + amount
-        delta = json.dumps({key: held.state[key] for key in rows}).encode()
+        changed = {key: held.state[key] for key in rows}
+        delta = json.dumps(changed).encode()
         pieces = [delta[:3], delta[3:]] if rows else []
-        checksum = hash(tuple(sorted(rows.items()))) & (2**64 - 1)
-        sealed = seal(held.manifest, {"main": (held.runs, pieces)}, input_checksum=checksum, input_rows=len(rows))
+        checksum = hash(tuple(sorted((HASHES[key], amount) for key, amount in rows.items()))) & (2**64 - 1)
+        counts = {"main": len(rows)}
+        tables = {"main": (held.runs, pieces)}
+        sealed = seal(held.manifest, tables, input_checksum=checksum, input_rows=len(rows), rows=counts)
         sealed = self.sealed.write(sealed, self.generation)
+        if self.remote is not None:
+            self.remote.sealed(sealed.manifest)
         self.committer.submit(sealed)
         held.manifest, held.batch, held.rows = sealed.manifest, batch, rows
-        if self.world.random.random() < 0.3:
+        held.recent = held.recent | changed
+        if self.world.calm:
+            return
+        if held.recent and self.world.random.random() < 0.3:
             self._flush(held)
+        if held.merging is None and len(held.runs.runs) > 1 and self.world.random.random() < 0.7:
+            self._merge(held)
 
     def _flush(self, held: Held) -> None:
-        content = json.dumps(held.state).encode()
-        name = f"files/{uuid.uuid4().hex}.run"
-        try:
-            self.world.state.put(name, [content])
-        except MillpondError:
+        """Write what no run has, of all batches so far."""
+        with suppress(MillpondError):
+            held.flushed = write_run(self.world.state, held.recent, held.manifest.version)
+
+    def _merge(self, held: Held) -> None:
+        range_ = self.checkpoint.claim.hash_range(held.manifest.partition)
+        job = Merge(held.runs.runs, range_.lo, range_.hi - 1)
+        files = self.world.state
+
+        def local() -> Future[RunRef | None]:
+            found: Future[RunRef | None] = Future()
+            try:
+                found.set_result(merge(files, job))
+            except MillpondError as error:
+                found.set_exception(error)
+            return found
+
+        def opened(refs: Any) -> RunRef | None:
+            for ref in refs:
+                read_run(files, ref)
+            return refs[0] if refs else None
+
+        held.merged = held.runs.runs
+        held.merging = self.remote.submit(lambda: job, local, opened) if self.remote is not None else local()
+
+    def _take_merged(self, held: Held) -> None:
+        if held.merging is None or not held.merging.done():
             return
-        held.flushed = RunRef(name, len(held.state), len(content), 0, 2**64 - 1, held.manifest.version)
+        merging, held.merging = held.merging, None
+        if merging.cancelled() or merging.exception() is not None:
+            return
+        newer = held.runs.runs[: -len(held.merged)]
+        assert (*newer, *held.merged) == held.runs.runs
+        made = merging.result()
+        runs = (*newer, made) if made is not None else newer
+        held.runs = msgspec.structs.replace(held.runs, runs=runs)
+
+    def step(self) -> None:
+        """Threads in the background go on."""
+        while self.remote is not None and self.world.random.random() < 0.7:
+            self.remote.step()
+            self.world.clock.now += 1.0
 
     def vanish(self) -> None:
         """The process is gone: its locks are free, nothing else happens."""
@@ -166,17 +257,28 @@ class World:
     """One application and its checkpoint; see the module.
 
     Attributes:
-        key_groups: of its state.
+        key_groups: of its state. calm_files: whether no files are written in a world that is calm.
+        clock: which others wait by; times: by which objects are written.
+        retain: Spark's `minBatchesToRetain`. state_retain: versions that are kept to be read.
+        grace: seconds for which what is not needed any more stays.
+        calm: whether slots write no files but sealed ones.
+        during: called before each operation, so that others get in between.
 
     Args:
         directory: for the hosts' disks.
         seed: of everything random.
         partitions, slots, hosts: how many; slot *i* lives on host *i mod hosts*.
         decide: what becomes of an operation: `ok`, `before|after crash|failure`, `torn crash|failure` and
-            `late crash|failure` (puts only: half of it is written; it arrives later), or `twice`.
+            `late crash|failure` (half of what is put is written; a put or a deletion arrives later), or `twice`.
+        workers: how many compactors there are; slots compact by themselves if there are none.
+        rescales: whether starts may change how many partitions and slots there are.
+        origin: the world whose state this one goes on from; they share the clock and what goes wrong.
+        location: of the checkpoint, if it is there already.
     """
 
-    key_groups = 64
+    key_groups = GROUPS
+    calm_files = True
+    compactor: type[Compactor] = Merger
 
     def __init__(
         self,
@@ -187,6 +289,10 @@ class World:
         slots: int = 2,
         hosts: int = 1,
         decide: Callable[[str], str] | None = None,
+        workers: int = 0,
+        rescales: bool = False,
+        origin: World | None = None,
+        location: str = "",
     ) -> None:
         number = next(_worlds)
         self.random = random.Random(seed)
@@ -194,63 +300,96 @@ class World:
         self.partitions = partitions
         self.slot_count = slots
         self.host_count = hosts
+        self.rescales = rescales
         self.sync = False
         self.unrepeatable = False
         self.chatty = 0.5
         self.skipping_sink = True
         self.retain = 2
-        self.delayed: list[Callable[[], None]] = []
-        self.trace: list[str] = []
+        self.state_retain = 0
+        self.grace = 0.0
+        self.origin = origin
+        self.delayed: list[Callable[[], None]] = [] if origin is None else origin.delayed
+        self.stalled: list[Stalled] = []
+        self.trace: list[str] = [] if origin is None else origin.trace
         self._choose = decide or (lambda step: "ok")
-        self.quiet = False
-        store = open_filesystem(f"memory:chaos{number}/state")
-        self.raw = store
-        self.state = Tripwire(store, "state", self.decide, self.delayed)
-        ledger = open_filesystem(f"memory:chaos{number}/spark")
-        self._ledger_files: FileSystem = Tripwire(ledger, "spark", self.decide, self.delayed)
+        self._quiet = False
+        self.calm = False
+        self._opening = True
+        self.clock: Clock = Clock() if origin is None else origin.clock
+        self.times: Callable[[], float] = self.clock
+        self.during: Callable[[], None] | None = None
+        self.location = location or f"memory:chaos{number}/query"
+        with self.wired():
+            self.state: Any = open_state(self.location)
+            self._ledger_files = objects.memory_files(self.location.removeprefix("memory:"))
+        with self.wired(safe=True):
+            self.raw: FileSystem = open_state(self.location)
+            self._raw_ledger_files = objects.memory_files(self.location.removeprefix("memory:"))
         self.ledger = Ledger(self._ledger_files)
-        self._raw_ledger = Ledger(ledger)
+        self._raw_ledger = Ledger(self._raw_ledger_files)
+        if origin is None:
+            self._raw_ledger.identify()
+        self._opening = False
         self.slots: dict[int, Slot] = {}
         self.zombies: list[Slot] = []
         self.sink: dict[int, list[tuple[int, State]]] = {}
         self.replayed: list[int] = []
         self.generation = 0
+        self.run = 0
+        self.runs: list[int] = []
+        self._runs: Iterator[int] = itertools.count(1) if origin is None else origin._runs
         self._slot_numbers = itertools.count()
+        self.compactions: RemoteStats = RemoteStats()
+        self.workers: list[Worker] = [made_for(self, self.compactor) for _ in range(workers)]
 
     # --- what is true
 
-    def rows(self, batch: int, partition: int, run: int) -> State:
-        """The input of a batch in a run (by its generation): the same in every run if the source is repeatable."""
-        choice = random.Random(batch * 1000 + partition + (run * 7_000_000 if self.unrepeatable else 0))
-        keys = [f"{partition}/{key}" for key in range(KEYS) if choice.random() < 0.6]
-        return {key: choice.randrange(1, 100) for key in keys}
+    def all_rows(self, batch: int, run: int) -> State:
+        """The input of a batch in a run: the same in every run if the source is repeatable."""
+        choice = random.Random(batch * 1000 + (run * 7_000_000 if self.unrepeatable else 0))
+        return {key: choice.randrange(1, 100) for key in HASHES if choice.random() < 0.6}
 
-    def truth(self, partition: int, version: int) -> State:
-        """The state after `version` batches, as the sink has them."""
+    def rows(self, batch: int, partition: int, run: int) -> Any:
+        """What of it goes to a partition."""
+        rows = self.all_rows(batch, run)
+        return {key: amount for key, amount in rows.items() if partition_of(key, self.partitions) == partition}
+
+    def truth(self, version: int, last: int | None = None) -> State:
+        """The state after `version` batches, as the sink has them; the last of them as a run has seen it."""
         state: State = {}
         for batch in range(version):
-            run = self.sink[batch][-1][0] if batch in self.sink else self.generation
-            for key, amount in self.rows(batch, partition, run).items():
+            run = self.sink[batch][-1][0] if batch in self.sink else self.run
+            if last is not None and batch == version - 1:
+                run = last
+            for key, amount in self.all_rows(batch, run).items():
                 state[key] = state.get(key, 0) + amount
         return state
 
     def output(self, batch: int, run: int) -> State:
         """What the sink must get of a batch in a run."""
-        found: State = {}
-        for partition in range(self.partitions):
-            state, rows = self.truth(partition, batch), self.rows(batch, partition, run)
-            found |= {key: state.get(key, 0) + amount for key, amount in rows.items()}
-        return found
+        state = self.truth(batch)
+        return {key: state.get(key, 0) + amount for key, amount in self.all_rows(batch, run).items()}
 
     def write(self, batch: int, rows: State) -> None:
         """The sink takes a batch, as a whole."""
-        assert rows == self.output(batch, self.generation), f"batch {batch} in the sink"
-        self.sink.setdefault(batch, []).append((self.generation, rows))
+        assert rows == self.output(batch, self.run), f"batch {batch} in the sink"
+        self.sink.setdefault(batch, []).append((self.run, rows))
 
     @property
     def committed(self) -> int:
         """The last batch in Spark's ledger."""
         return self._raw_ledger.last("commits")
+
+    @property
+    def planned_batches(self) -> int:
+        """How many batches there are in Spark's ledger."""
+        return self._raw_ledger.last("offsets") + 1
+
+    @property
+    def planned(self) -> dict[int, float]:
+        """Spark's plans, and when they were written."""
+        return self._raw_ledger.written("offsets")
 
     def check_ledger(self) -> None:
         """Whatever dies now, a start can go on: every partition is durable at the last committed batch, at least."""
@@ -261,19 +400,72 @@ class World:
 
     def check_state(self, partition: int, version: int, state: State) -> None:
         """A wrong state must never be seen without an error."""
-        assert state == self.truth(partition, version), f"partition {partition} at version {version} is wrong"
+        truth = self.truth(version).items()
+        own = {key: value for key, value in truth if partition_of(key, self.partitions) == partition}
+        assert state == own, f"partition {partition} at version {version} is wrong"
 
     # --- what may go wrong
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing goes wrong any more."""
+        return self._quiet if self.origin is None else self.origin.quiet
+
+    @quiet.setter
+    def quiet(self, value: bool) -> None:
+        self._quiet = value
+
     def decide(self, step: str) -> str:
         """What becomes of one operation."""
+        if self._opening:
+            return "ok"
+        if self.origin is not None:
+            return self.origin.decide(step)
+        if self.during is not None:
+            others, self.during = self.during, None
+            others()
+            self.during = others
         fate = "ok" if self.quiet else self._choose(step)
         if not step.startswith(("state", "disk")) and fate.partition(" ")[0] in ("torn", "late", "twice"):
             fate = "before " + (fate.partition(" ")[2] or "failure")  # ledger and sink are written atomically
+        if step.startswith("disk delete"):
+            fate = fate.replace("late", "before")
         if not step.startswith(("state", "disk")):
             fate = fate.replace("failure", "crash")
         self.trace.append(f"{step}: {fate}")
         return fate
+
+    @contextmanager
+    def meanwhile(self, others: Callable[[], None]) -> Iterator[None]:
+        """Within this, each operation may be preceded by what others do."""
+        before, self.during = self.during, others
+        try:
+            yield
+        finally:
+            self.during = before
+
+    @contextmanager
+    def wired(self, *, safe: bool = False, mortal: bool = False) -> Iterator[None]:
+        """Within this, locations in memory are opened with the world's times, and unless it is `safe`, its troubles.
+
+        Who is `mortal` does nothing any more once it has crashed, not even in a handler for all that may happen.
+        """
+        dead = []
+
+        def decide(step: str) -> str:
+            fate = "before crash" if dead else self.decide(step)
+            if mortal and fate.endswith("crash"):
+                dead.append(step)
+            return fate
+
+        def opened(name: str) -> FileSystem:
+            files: FileSystem = Timed(_memory_files(name), self.clock)
+            store = "state" if name.endswith("/millpond") else "spark"
+            return files if safe else Tripwire(files, store, decide, self.delayed)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(objects, "memory_files", opened)
+            yield
 
     def arrive(self) -> None:
         """A put that was on its way reaches the store."""
@@ -328,37 +520,69 @@ class World:
                 try:
                     while slot.committer.step():
                         pass
+                    if slot.remote is not None:
+                        slot.remote.close()
+                        slot.remote.step()
                 except Crash:
                     pass
             self.kill_slot(index)
 
     def maybe_commit(self) -> None:
-        """Committers are threads of their own: each may be at any point whenever anybody looks."""
+        """Threads in the background, and other processes, are as far as they are whenever anybody looks."""
+        self.compact()
         for index, slot in list(self.slots.items()):
-            while self.random.random() < self.chatty:
-                try:
+            try:
+                slot.step()
+                while self.random.random() < self.chatty:
                     if not slot.committer.step():
                         break
-                except Crash:
-                    self.kill_slot(index)
-                    break
+            except Crash:
+                self.kill_slot(index)
+
+    def compact(self) -> None:
+        """Compactors are as far as they are; one that dies is followed by another, one that has stalled may go on."""
+        for at in range(len(self.workers)):
+            self.clock.now += self.random.choice([0.0, 1.0, 5.0, 20.0])
+            try:
+                if self.random.random() < 0.5:
+                    self.workers[at].step()
+                if self.stalled and self.random.random() < 0.3:
+                    self.stalled.pop(self.random.randrange(len(self.stalled)))()
+            except Crash:
+                self.workers[at] = made_for(self, self.compactor)
+            except MillpondError:
+                pass  # a worker's answer was not taken by the store
 
     # --- the driver
 
     def start(self) -> None:
         """What happens in `start()` before the real sink, on a driver that has no slots yet."""
-        pin(self.state, PinnedQuery(self.key_groups, ()))
+        if self.rescales and self.random.random() < 0.7:
+            self.partitions = self.random.randrange(1, 6)
+            self.slot_count = self.random.randrange(1, 4)
+            self.trace.append(f"{self.partitions} partitions, {self.slot_count} slots")
+        with self.wired():
+            check_fork(self.location, self._ledger_files)
+        pin(self.state, PinnedQuery(self.key_groups, (PINNED,)))
         generation = claim(self.state, run="chaos", partitions=self.partitions, key_groups=self.key_groups)
-        self.state.claimed = generation.number  # from here on it looks at what is durable
+        # From here on it looks at what is durable.
+        getattr(self.state, "own", self.state).claimed = generation.number
         rollback = RollBack(self._ledger_files, self.ledger, self.state, generation.number)
         rollback.undo_interrupted()
         recovery = Recovery(self.state, generation, operators=1)
-        again = begin(recovery, self.ledger)
-        self.generation = generation.number
+        again = begin(recovery, self.ledger, retain=self.state_retain)
+        self.generation, self.run = generation.number, next(self._runs)
+        self.runs.append(self.run)
         for batch in again:
             with rollback.again(batch):
                 self._replay(batch)
-        self._collector = Collector(self.state, self.generation, retain=self.retain, grace=0.0)
+        self._collector = Collector(
+            self.state,
+            self.generation,
+            retain=max(self.retain, self.state_retain),
+            grace=self.grace,
+            clock=self.times,
+        )
 
     def _replay(self, expected: int) -> None:
         planned, committed = self.ledger.last("offsets"), self.ledger.last("commits")
@@ -373,6 +597,10 @@ class World:
         if planned == committed:
             planned += 1
             self.ledger.put("offsets", planned, b"{}")
+            for log in LOGS:
+                for batch in self._raw_ledger.written(log):
+                    if batch < planned - self.retain:
+                        self.ledger.remove(log, batch)
         assert planned == committed + 1
         return planned
 
@@ -388,11 +616,28 @@ class World:
                 raise Crash("sink")
         self.ledger.put("commits", batch, b"{}")
         if self.random.random() < 0.5:
-            self.collect(batch + 1)
+            self.collect()
 
-    def collect(self, running: int) -> None:
+    def collect(self) -> None:
         """Remove what is not needed while a batch runs."""
-        self._collector.collect(running)
+        planned = self.ledger.retained()
+        try:
+            with self.wired(), self.meanwhile(self._go_on):
+                self._collector.collect(planned.stop - 1, planned.start)
+        except StateDamagedError as error:
+            self.forget_torn_pin(error)
+
+    def forget_torn_pin(self, error: StateDamagedError) -> None:
+        """Delete the pin that ends all collections: the fork was interrupted while it was written."""
+        name = (error.file or "").removeprefix(f"{self.raw.url}/")
+        if not name.startswith("forks/"):
+            raise error
+        self.raw.delete(name)
+
+    def _go_on(self) -> None:
+        """Sometimes slots and compactors get in between."""
+        if not self.quiet and self.random.random() < 0.1:
+            self.maybe_commit()
 
     def run_tasks(self, batch: int, *, sync: bool) -> State:
         """All tasks of a batch, each tried up to four times; sometimes one runs again."""
@@ -419,7 +664,7 @@ class World:
         index = (partition + elsewhere) % self.slot_count
         try:
             slot = self.slot(index, sync)
-            return slot.run(batch, partition, self.rows(batch, partition, self.generation))
+            return slot.run(batch, partition, self.rows(batch, partition, self.run))
         except Crash as crash:
             self.kill_slot(index)
             raise TaskFailed(str(crash)) from None
@@ -462,15 +707,18 @@ class World:
     def check_end(self, batches: int) -> None:
         """The query has ended as it should; the state is that after all batches."""
         recovery, version = self.ended(batches)
-        reader = Checkpoint(self.raw, self.generation)
-        for partition in range(self.partitions):
-            state: State = {}
-            for table in recovery.manifest(0, partition, version).tables.values():
-                for run in reversed(table.runs.runs):
-                    state |= json.loads(self.raw.get(run.name))
-                for data in reader.read_deltas(table.deltas):
-                    state |= json.loads(bytes(memoryview(data)))
-            self.check_state(partition, version, state)
+        state: State = {}
+        for manifest in recovery.manifests(version):
+            state |= runs_of(self.raw, manifest) | deltas_of(self.raw, manifest)
+        assert state == self.truth(version), f"version {version} is wrong"
+
+    def stop_all(self) -> None:
+        """No process is left, and nothing is on its way."""
+        while self.delayed:
+            self.arrive()
+        self.end_application("kill")
+        self.kill_zombies()
+        self.stalled.clear()
 
     def clean(self) -> None:
         """Let go of everything on disk."""
