@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that does by a seed what networks and stores do."""
+"""A proxy in front of a store's HTTP server that does by a seed what networks and stores do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFUSALS = {
         b"<Error><Code>ConditionalRequestConflict</Code><Message>Again.</Message></Error>",
     ),
 }
-_RUN = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}|\d{15}")
+_RUN = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}|\d{15}|namenoderpcaddress=[^&]*")
 
 _CONDITION = re.compile(rb"(?i)(?<=\r\n)if-none-match:[^\r]*\r\n")
 
@@ -54,11 +54,12 @@ class Proxy:
         asked: how often each request came, without what is another in each run.
     """
 
-    def __init__(self, server: str, seed: int, shares: Mapping[str, float]) -> None:
+    def __init__(self, server: str, seed: int, shares: Mapping[str, float], through: Mapping[str, str]) -> None:
         self.endpoint = ""
         self.shares = dict(shares)
         self.happened: Counter[str] = Counter()
         self._server = urlsplit(server)
+        self._through = {old.encode(): new.encode() for old, new in through.items()}
         self._seed = seed
         self.asked: Counter[str] = Counter()
 
@@ -116,6 +117,8 @@ class Proxy:
         if answer is None or kind == "lost":
             return _reset(client)
         head, body = answer
+        for server_named, instead in self._through.items():
+            head = head.replace(server_named, instead)
         whole = head + body
         client.write(whole[: len(head) + len(body) // 2 if body else len(head) // 2] if kind == "cut" else whole)
         await client.drain()
@@ -126,15 +129,18 @@ class Proxy:
 
 
 @contextmanager
-def faulty(server: str, seed: int, shares: Mapping[str, float]) -> Iterator[Proxy]:
+def faulty(
+    server: str, seed: int, shares: Mapping[str, float], through: Mapping[str, str] | None = None
+) -> Iterator[Proxy]:
     """A proxy before `server`, on a thread of its own.
 
     Args:
-        server: the endpoint of an S3 server.
+        server: the endpoint of a server.
         seed: of what happens.
         shares: of all requests, by kind.
+        through: endpoints of other servers that answers name, and what they are to name instead.
     """
-    proxy = Proxy(server, seed, shares)
+    proxy = Proxy(server, seed, shares, through or {})
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
     thread.start()
@@ -166,6 +172,8 @@ async def _message(reader: asyncio.StreamReader, *, bodiless: bool = False) -> t
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
+    if head.split(b" ", 2)[1] == b"100":  # the answer is still to come
+        return await _message(reader, bodiless=bodiless)
     fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:] if line)
     if bodiless or head.split(b" ", 2)[1] in (b"204", b"304"):
         return head, b""
