@@ -1,5 +1,6 @@
 """HDFS: a put-if-absent whose answers are lost, other faults, standby namenodes, Hadoop's configuration, errors."""
 
+import getpass
 import json
 import os
 import random
@@ -14,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends import hadoop_conf
 from millpond.files.backends.filesystem import AlreadyExistsError, MissingFileError, on_disk, open_filesystem
 from millpond.files.backends.hadoop_conf import find_cluster
+from millpond.files.backends.hdfs import HdfsFiles
 from millpond.files.backends.local import STAGING
 from tests.proxy import KINDS
 from tests.real_hdfs import behind_proxies, configured, webhdfs
@@ -210,6 +211,18 @@ def test_requests_of_a_put_and_of_near_ranges(hdfs):
 
 
 @HDFS
+def test_a_datanode_that_fails_is_avoided_unless_there_is_no_other(hdfs):
+    open_filesystem(f"{hdfs.url}/avoided").put("x", [b"1"])
+    with behind_proxies(hdfs, 1, {}) as (namenode, datanode):
+        files = open_filesystem(f"{webhdfs(namenode.endpoint)}/avoided")
+        happens = ["reset"]
+        datanode.draw = lambda *_: (happens.pop() if happens else "", 0.0)
+        assert files.get("x") == b"1"
+        assert ["excludedatanodes=127.0.0.1" in asked for asked in namenode.asked.elements()] == [False, False, True]
+        assert not happens
+
+
+@HDFS
 def test_a_list_whose_answer_breaks_off_is_asked_for_again(hdfs):
     open_filesystem(f"{hdfs.url}/list").put("x", [b"1"])
     with behind_proxies(hdfs, 1, {"cut": 0.5}) as (proxy, _):
@@ -249,7 +262,7 @@ def test_folders_are_no_objects(hdfs):
 def test_a_folder_that_goes_is_made_again(hdfs):
     files = open_filesystem(f"{hdfs.url}/again")
     files.put("a/x", [b"1"])
-    open_filesystem(hdfs.url)._try("DELETE", "DELETE", "again", recursive="true")
+    HdfsFiles(hdfs.url)._try("DELETE", "DELETE", "again", recursive="true")
     files.put("a/x", [b"2"], create=True)
     assert files.get("a/x") == b"2"
 
@@ -452,13 +465,13 @@ class TestConfiguration:
         monkeypatch.setenv("HADOOP_USER_NAME", "somebody")
         assert find_cluster("webhdfs://namenode/state").user == "somebody"
         monkeypatch.delenv("HADOOP_USER_NAME")
-        monkeypatch.setattr(hadoop_conf.getpass, "getuser", lambda: "runner")
+        monkeypatch.setattr(getpass, "getuser", lambda: "runner")
         assert find_cluster("webhdfs://namenode/state").user == "runner"
 
         def nobody():
             raise KeyError(f"getpwuid(): uid not found: {os.getuid()}")
 
-        monkeypatch.setattr(hadoop_conf.getpass, "getuser", nobody)
+        monkeypatch.setattr(getpass, "getuser", nobody)
         with pytest.raises(SettingError, match="HADOOP_USER_NAME"):
             find_cluster("webhdfs://namenode/state")
 

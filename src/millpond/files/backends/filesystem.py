@@ -117,7 +117,7 @@ def open_filesystem(url: str, **options: Any) -> FileSystem:
     if scheme in _HADOOP:
         raise SettingError(
             f"{url!r} lies in a file system that only Hadoop reads, and Millpond keeps state without it.",
-            action="Give a checkpointLocation on file: (also a mount that all hosts share), s3:, gs:, az: or webhdfs:.",
+            action="Give a checkpointLocation on file: (also of a mount that all hosts share), s3:, gs:, az: or hdfs:.",
         )
     if scheme in SCHEMES:
         return _hdfs(url, options.get("retry_config"))

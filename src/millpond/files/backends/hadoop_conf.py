@@ -112,8 +112,9 @@ def _addresses(url: str, scheme: str, authority: str, protocol: str, conf: Mappi
     else:
         raise SettingError(
             f"Millpond asks HDFS over HTTP, and where the namenode of {url!r} answers that is not known.",
-            action="Write webhdfs://HOST:PORT/PATH (the port of the namenode's web pages, mostly 9870), or have "
-            "HADOOP_CONF_DIR name the folder of its hdfs-site.xml, on the driver and on every executor.",
+            action="Have HADOOP_CONF_DIR name the folder of its hdfs-site.xml, on the driver and on every executor; in "
+            "spark.millpond.state.location, webhdfs://HOST:PORT/PATH (the port of the namenode's web pages, mostly 9870) "
+            "does without.",
         )
     addresses = []
     for address in found:

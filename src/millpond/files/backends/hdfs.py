@@ -8,6 +8,8 @@ file still lies aside tells what has become of it: it is in one place or the oth
 from __future__ import annotations
 
 import json
+import socket
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -27,6 +29,7 @@ from millpond.files.backends.patience import patiently
 _TRIES = 10
 _WITHIN = 120.0  # seconds; what failed later than this is not tried again: a failover of namenodes takes less
 _CONNECTIONS = 128  # kept to one host; as many as there are threads that read
+_AVOIDED = 60.0  # seconds for which a datanode that has failed is not asked; the namenode takes minutes to see it dead
 _ELSEWHERE = frozenset({"StandbyException", "ObserverRetryOnActiveException"})
 """Answers of a namenode that is not the active one."""
 
@@ -63,6 +66,7 @@ class HdfsFiles:
         self._cluster = find_cluster(url)
         self._active = 0
         self._folders: set[str] = set()  # that are known to be there
+        self._avoided: dict[str, float] = {}  # datanodes, until when
         config = retry_config or {}
         self._tries = config.get("max_retries", _TRIES - 1) + 1
         self._within = config.get("retry_timeout", timedelta(seconds=_WITHIN)).total_seconds()
@@ -259,6 +263,9 @@ class HdfsFiles:
         """
         told = name if told is None else told
         number = self._active
+        avoided = self._avoid() if operation in ("CREATE", "OPEN") else ""
+        if avoided:
+            parameters["excludedatanodes"] = avoided
         query = urlencode({"op": operation, "user.name": self._cluster.user, **parameters})
         url = f"{self._cluster.namenodes[number]}/webhdfs/v1{quote(self._path(name))}?{query}"
         try:
@@ -267,7 +274,9 @@ class HdfsFiles:
             self._leave(number)
             raise
         if answer.status == 307 and "location" in answer.headers:
-            answer = self._send(method, answer.headers["location"], told, data)
+            answer = self._send_on(method, answer.headers["location"], told, data)
+        elif avoided and answer.status >= 300:
+            self._avoided.clear()  # it may have no other
         elif data is not None and answer.status < 300:
             raise self._no_webhdfs(answer)
         if answer.status < 300:
@@ -276,6 +285,20 @@ class HdfsFiles:
         if kind in _ELSEWHERE:
             self._leave(number)
         raise self._failure(answer, kind, message, told)
+
+    def _send_on(self, method: str, url: str, name: str, data: Sequence[memoryview] | None) -> urllib3.BaseHTTPResponse:
+        """Send to a datanode; one that fails is avoided for a while."""
+        try:
+            return self._send(method, url, name, data)
+        except TransientError:
+            with suppress(OSError, ValueError):  # namenodes take addresses here, and name hosts
+                address = socket.gethostbyname(urllib3.util.parse_url(url).host or "")
+                self._avoided[address] = time.monotonic() + _AVOIDED
+            raise
+
+    def _avoid(self) -> str:
+        now = time.monotonic()
+        return ",".join(sorted(address for address, until in self._avoided.copy().items() if until > now))
 
     def _leave(self, number: int) -> None:
         """Ask the next namenode from now on, unless another thread has gone on already."""
