@@ -113,8 +113,8 @@ def _addresses(url: str, scheme: str, authority: str, protocol: str, conf: Mappi
         raise SettingError(
             f"Millpond asks HDFS over HTTP, and where the namenode of {url!r} answers that is not known.",
             action="Have HADOOP_CONF_DIR name the folder of its hdfs-site.xml, on the driver and on every executor; in "
-            "spark.millpond.state.location, webhdfs://HOST:PORT/PATH (the port of the namenode's web pages, mostly 9870) "
-            "does without.",
+            "spark.millpond.state.location, webhdfs://HOST:PORT/PATH does without (the port of the namenode's web "
+            "pages, mostly 9870).",
         )
     addresses = []
     for address in found:
