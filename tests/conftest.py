@@ -44,6 +44,20 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """A real HDFS. Who uses it is in the group `hdfs`: one, not one a worker."""
+    from tests.jars import Unavailable, jars
+    from tests.real_hdfs import HADOOP, running
+
+    try:
+        jars(HADOOP)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with running(tmp_path_factory.mktemp("hdfs")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def spark() -> Iterator[object]:
     from pyspark.sql import SparkSession
 

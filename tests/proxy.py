@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that does by a seed what networks and stores do."""
+"""A proxy in front of a store's HTTP server that does by a seed what networks and stores do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFUSALS = {
         b"<Error><Code>ConditionalRequestConflict</Code><Message>Again.</Message></Error>",
     ),
 }
-_RUN = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}|\d{15}")
+_RUN = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}|\d{15}|namenoderpcaddress=[^&]*")
 
 _EXPECTING = re.compile(rb"(?i)(?<=\r\n)expect: *100-continue\r\n")
 _CONDITION = re.compile(rb"(?i)(?<=\r\n)if-none-match:[^\r]*\r\n")
@@ -56,11 +56,12 @@ class Proxy:
         carried: bytes of their bodies and of the answers', added up likewise.
     """
 
-    def __init__(self, server: str, seed: int, shares: Mapping[str, float]) -> None:
+    def __init__(self, server: str, seed: int, shares: Mapping[str, float], through: Mapping[str, str]) -> None:
         self.endpoint = ""
         self.shares = dict(shares)
         self.happened: Counter[str] = Counter()
         self._server = urlsplit(server)
+        self._through = {old.encode(): new.encode() for old, new in through.items()}
         self._seed = seed
         self.asked: Counter[str] = Counter()
         self.carried: Counter[str] = Counter()
@@ -120,6 +121,8 @@ class Proxy:
             return _reset(client)
         head, body = answer
         self.carried[_name(method.decode(), target.decode())] += len(request[1]) + len(body)
+        for server_named, instead in self._through.items():
+            head = head.replace(server_named, instead)
         whole = head + body
         client.write(whole[: len(head) + len(body) // 2 if body else len(head) // 2] if kind == "cut" else whole)
         await client.drain()
@@ -134,15 +137,18 @@ def _name(method: str, target: str) -> str:
 
 
 @contextmanager
-def faulty(server: str, seed: int, shares: Mapping[str, float]) -> Iterator[Proxy]:
+def faulty(
+    server: str, seed: int, shares: Mapping[str, float], through: Mapping[str, str] | None = None
+) -> Iterator[Proxy]:
     """A proxy before `server`, on a thread of its own.
 
     Args:
-        server: the endpoint of an S3 server.
+        server: the endpoint of a server.
         seed: of what happens.
         shares: of all requests, by kind.
+        through: endpoints of other servers that answers name, and what they are to name instead.
     """
-    proxy = Proxy(server, seed, shares)
+    proxy = Proxy(server, seed, shares, through or {})
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
     thread.start()

@@ -142,7 +142,7 @@ def _location(text: str) -> str:
     text = text.strip()
     scheme, colon, _ = text.partition(":")
     if not text or scheme == "memory":
-        raise ValueError("a path, or a URL that other processes can reach: file:, s3:, gs: or az:")
+        raise ValueError("a path, or a URL that other processes can reach: file:, s3:, gs:, az: or hdfs:")
     return text if colon and "/" not in scheme else os.path.abspath(text)
 
 
@@ -183,7 +183,7 @@ SETTINGS = {
         "state_location",
         _location,
         "URL below which state lies, in a folder called after the id of each query (`query.id`): `file:`, `s3:`, "
-        "`gs:`, `az:`, or a path",
+        "`gs:`, `az:`, `hdfs:`, `webhdfs:`, or a path",
         default="the checkpoint",
     ),
     "partitions": Setting(

@@ -17,7 +17,7 @@ from tests.s3 import BUCKET, s3
 
 
 def test_requests_are_counted_by_kind() -> None:
-    proxy = Proxy("http://localhost:1", 0, {})
+    proxy = Proxy("http://localhost:1", 0, {}, {})
     spark = RequestCounter(proxy, "/state/")
     proxy.draw("PUT", "/bucket/state/0/1/1.changelog")
     before = spark.look()

@@ -15,13 +15,17 @@ JOB = Path(__file__).with_name("job.py")
 
 
 class Life:
-    """One life of the job: it is killed a moment after a given line, or ends by itself."""
+    """One life of the job: it is killed a moment after a given line, or ends by itself.
 
-    def __init__(self, query: str, folder: Path, partitions: int, job: Path = JOB) -> None:
+    Its input, output and checkpoint are in `folder`, unless `checkpoint` is a URL elsewhere.
+    """
+
+    def __init__(self, query: str, folder: Path, partitions: int, job: Path = JOB, checkpoint: str = "") -> None:
         self.log = folder / "log.txt"
+        places = [str(folder / "in"), str(folder / "out"), checkpoint or str(folder / "checkpoint")]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(job), query, *(str(folder / part) for part in ("in", "out", "checkpoint"))],
+                [sys.executable, str(job), query, *places],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -29,6 +29,7 @@ from tests.s3 import asked, pointed_at, s3
 from tests.uploads import PIECE, upload
 
 SEAWEEDFS = pytest.mark.xdist_group("seaweedfs")
+HDFS = pytest.mark.xdist_group("hdfs")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,11 @@ def real_bucket(seaweedfs):
         yield f"s3://{BUCKET}"
 
 
+@pytest.fixture
+def real_hdfs(hdfs):
+    return f"{hdfs.url}/a place"
+
+
 @pytest.fixture(
     params=[
         "memory",
@@ -53,10 +59,11 @@ def real_bucket(seaweedfs):
         "hedged",
         "bucket",
         pytest.param("real_bucket", marks=SEAWEEDFS),
+        pytest.param("real_hdfs", marks=HDFS),
     ]
 )
 def files(request, tmp_path):
-    if "bucket" in request.param:
+    if "bucket" in request.param or "hdfs" in request.param:
         return open_filesystem(f"{request.getfixturevalue(request.param)}/{uuid.uuid4().hex}/below")
     if request.param == "counted":
         return CountedFiles(open_filesystem(f"memory:{uuid.uuid4().hex}"))
@@ -181,7 +188,14 @@ def test_one_of_many_writers_wins(files):
     assert [b"%d" % number for number in won] == [files.get("contended")]
 
 
-@pytest.mark.parametrize(("place", "rounds"), [("tmp_path", 100), pytest.param("real_bucket", 1000, marks=SEAWEEDFS)])
+@pytest.mark.parametrize(
+    ("place", "rounds"),
+    [
+        ("tmp_path", 100),
+        pytest.param("real_bucket", 1000, marks=SEAWEEDFS),
+        pytest.param("real_hdfs", 60, marks=HDFS),
+    ],
+)
 def test_one_of_many_processes_wins(place, rounds, request):
     url = f"{request.getfixturevalue(place)}/{uuid.uuid4().hex}"
     program = textwrap.dedent(f"""
@@ -379,7 +393,7 @@ def test_remote_schemes_pass_through():
     assert files.locate("commits/x") == "s3://bucket/some/prefix/commits/x"
 
 
-@pytest.mark.parametrize("url", ["hdfs://namenode:8020/state", "faults+webhdfs://namenode/state", "viewfs:/state"])
+@pytest.mark.parametrize("url", ["viewfs:/state", "faults+ofs://service/volume"])
 def test_what_only_hadoop_reads_is_refused(url):
     with pytest.raises(SettingError, match="only Hadoop reads"):
         open_filesystem(url)

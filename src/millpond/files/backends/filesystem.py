@@ -22,7 +22,7 @@ else:
 Write = Callable[[Buffer], object]
 """Takes the next bytes of an object; the memory that they lie in may be used again."""
 
-_HADOOP = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "ofs", "o3fs")
+_HADOOP = ("viewfs", "ofs", "o3fs")
 
 
 class AlreadyExistsError(MillpondError, FileExistsError):
@@ -106,13 +106,15 @@ def open_filesystem(url: str, **options: Any) -> FileSystem:
 
     Args:
         url: a plain path or `file:` URL; `memory:name` (shared by all who open the same name in one process); `s3://`,
-            `gs://`, `az://` and what else obstore knows; or `faults+<any of these>?latency_ms=…` (see
-            `backends/faults.py`).
-        options: passed to obstore's `from_url` for remote stores (`config`, `client_options`, `retry_config`).
+            `gs://`, `az://` and what else obstore knows; `webhdfs://`, `swebhdfs://`, `hdfs://` (see
+            `backends/hdfs.py`); or `faults+<any of these>?latency_ms=…` (see `backends/faults.py`).
+        options: passed to obstore's `from_url` for remote stores (`config`, `client_options`, `retry_config`); of
+            them, HDFS takes `retry_config`.
 
     Raises:
         SettingError: the scheme is unknown or the URL malformed.
     """
+    from millpond.files.backends.hadoop_conf import SCHEMES
     from millpond.files.backends.local import LocalFiles
     from millpond.files.backends.objects import ObjectFiles, memory_files
 
@@ -128,9 +130,22 @@ def open_filesystem(url: str, **options: Any) -> FileSystem:
     if scheme in _HADOOP:
         raise SettingError(
             f"{url!r} lies in a file system that only Hadoop reads, and Millpond keeps state without it.",
-            action="Give a checkpointLocation on file: (also of a mount that all hosts share), s3:, gs: or az:.",
+            action="Give a checkpointLocation on file: (also of a mount that all hosts share), s3:, gs:, az: or hdfs:.",
         )
+    if scheme in SCHEMES:
+        return _hdfs(url, options.get("retry_config"))
     return ObjectFiles.from_url(url, **options)
+
+
+def _hdfs(url: str, retry_config: dict[str, Any] | None) -> FileSystem:
+    try:
+        from millpond.files.backends.hdfs import HdfsFiles
+    except ModuleNotFoundError as error:
+        raise SettingError(
+            f"{url!r} lies on HDFS, and Millpond needs the package urllib3 for that.",
+            action="Install it on every host: pip install urllib3 (or Millpond with its extra `hdfs`).",
+        ) from error
+    return HdfsFiles(url, retry_config)
 
 
 def on_disk(url: str) -> bool:

@@ -49,7 +49,7 @@ class ObjectFiles:
         except (exceptions.BaseError, ValueError) as error:
             raise SettingError(
                 f"The state location {url!r} cannot be opened: {_first_line(error)}.",
-                action="Use a path, file:, s3:, gs: or az: in spark.millpond.state.location.",
+                action="Use a path, file:, s3:, gs:, az: or hdfs: in spark.millpond.state.location.",
             ) from error
 
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:

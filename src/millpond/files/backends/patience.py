@@ -15,8 +15,14 @@ _PAUSE = 0.05  # seconds before the second try; doubled for each further one
 T = TypeVar("T")
 
 
-def patiently(action: Callable[[], T], *, within: float = math.inf, pause: Callable[[float], object] = time.sleep) -> T:
-    """Do something idempotent, up to `TRIES` times while the store fails, with growing pauses in between.
+def patiently(
+    action: Callable[[], T],
+    *,
+    tries: int = TRIES,
+    within: float = math.inf,
+    pause: Callable[[float], object] = time.sleep,
+) -> T:
+    """Do something idempotent, up to `tries` times while the store fails, with growing pauses in between.
 
     Args:
         action: reads, or writes under a name of its own.
@@ -27,7 +33,7 @@ def patiently(action: Callable[[], T], *, within: float = math.inf, pause: Calla
         TransientError: the store failed each time; this is its last answer.
     """
     until = time.monotonic() + within
-    for attempt in range(TRIES - 1):
+    for attempt in range(tries - 1):
         try:
             return action()
         except TransientError:

@@ -1,0 +1,374 @@
+"""The backend for HDFS, over WebHDFS (HTTP): any namenode answers it, and no JVM is needed in slots.
+
+An object is written aside and renamed into place, so that its name never stands for less than the whole. For
+put-if-absent the namenode renames only onto a name that is free, as one step. Where its answer is lost, whether the
+file still lies aside tells what has become of it: it is in one place or the other, never in both.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import urllib3
+
+from millpond.errors import MillpondError, SettingError, TransientError
+from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
+from millpond.files.backends.hadoop_conf import find_cluster, kerberos
+from millpond.files.backends.local import STAGING
+from millpond.files.backends.objects import cut_short, missing, near, taken
+from millpond.files.backends.patience import patiently
+
+_TRIES = 10
+_WITHIN = 120.0  # seconds; what failed later than this is not tried again: a failover of namenodes takes less
+_CONNECTIONS = 128  # kept to one host; as many as there are threads that read
+_AVOIDED = 60.0  # seconds for which a datanode that has failed is not asked; the namenode takes minutes to see it dead
+_ELSEWHERE = frozenset({"StandbyException", "ObserverRetryOnActiveException"})
+"""Answers of a namenode that is not the active one."""
+
+_UNFIT = frozenset(
+    {
+        "IllegalArgumentException",
+        "InvalidPathException",
+        "ParentNotDirectoryException",
+        "PathComponentTooLongException",
+        "UnsupportedOperationException",
+    }
+)
+"""Failures that do not pass by themselves."""
+
+T = TypeVar("T")
+Listing = list[FileInfo]
+Listed = list[str]
+
+
+class HdfsFiles:
+    """Objects as files below a folder of HDFS, which is made when first written to. Thread-safe.
+
+    Args:
+        url: `webhdfs://host:port/path` (of a namenode's web server, or of several, with commas), `swebhdfs:` with TLS,
+            or `hdfs:` where `HADOOP_CONF_DIR` tells the HTTP address.
+        retry_config: `max_retries` and `retry_timeout`, as obstore takes them; by default some two minutes.
+
+    Raises:
+        SettingError: where the namenode is, or as whom to ask it, is not known.
+    """
+
+    def __init__(self, url: str, retry_config: dict[str, Any] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._cluster = find_cluster(url)
+        self._active = 0
+        self._folders: set[str] = set()  # that are known to be there
+        self._avoided: dict[str, float] = {}  # datanodes, until when
+        config = retry_config or {}
+        self._tries = config.get("max_retries", _TRIES - 1) + 1
+        self._within = config.get("retry_timeout", timedelta(seconds=_WITHIN)).total_seconds()
+        cluster = self._cluster
+        timeout = urllib3.Timeout(connect=cluster.connect_timeout, read=cluster.read_timeout)
+        self._http = urllib3.PoolManager(num_pools=64, maxsize=_CONNECTIONS, timeout=timeout, retries=False)
+
+    def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
+        """See `FileSystem.put`; with `sync`, datanodes have synced the blocks before it returns."""
+        pieces = views(data)
+        aside: list[str] = []
+        try:
+            staged = self._patiently(lambda: self._stage(pieces, sync, aside, name))
+            self._publish(staged, name, pieces if create else None)
+            aside.remove(staged)
+        finally:
+            self._discard(aside)
+
+    def get(self, name: str) -> bytes:
+        """See `FileSystem.get`."""
+        return self._patiently(lambda: self._try("GET", "OPEN", name))
+
+    def get_range(self, name: str, offset: int, length: int) -> Buffer:
+        """See `FileSystem.get_range`."""
+        return self.get_ranges(name, [(offset, length)])[0]
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """See `FileSystem.get_ranges`."""
+        found: list[Buffer] = [b""] * len(ranges)
+        for group in near(ranges):
+            begin, end = ranges[group[0]][0], max(sum(ranges[i]) for i in group)
+            if begin == end:
+                continue
+            whole = memoryview(self._open(name, begin, end - begin))
+            for i in group:
+                offset, length = ranges[i]
+                if len(whole) < offset + length - begin:
+                    raise cut_short(self.locate(name), offset + length)
+                found[i] = whole[offset - begin : offset - begin + length]
+        return found
+
+    def size(self, name: str) -> int:
+        """See `FileSystem.size`."""
+        status = self._patiently(lambda: self._status(name))
+        if status is None:
+            raise missing(self.locate(name))
+        return int(status["length"])
+
+    def exists(self, name: str) -> bool:
+        """See `FileSystem.exists`."""
+        return self._patiently(lambda: self._status(name)) is not None
+
+    def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        """See `FileSystem.list`."""
+        found: Listing = []
+        folder, _, rest = prefix.rpartition("/")
+        self._walk(folder, rest, after, found)
+        return sorted(found)
+
+    def rename(self, src: str, dst: str) -> None:
+        """See `FileSystem.rename`; atomic."""
+        self._move(src, dst, "OVERWRITE")
+
+    def delete(self, name: str) -> None:
+        """See `FileSystem.delete`."""
+        self._patiently(lambda: self._try("DELETE", "DELETE", name, recursive="false"))
+
+    def locate(self, name: str) -> str:
+        """See `FileSystem.locate`."""
+        return f"{self.url}/{name}"
+
+    def _stage(self, pieces: Sequence[memoryview], sync: bool, aside: Listed, name: str) -> str:
+        """Write aside, once; under a name of its own each time, as an earlier try may still be under way."""
+        staged = f"{STAGING}/{uuid.uuid4().hex}"
+        aside.append(staged)
+        flags = "CREATE,SYNC_BLOCK" if sync else "CREATE"
+        self._try("PUT", "CREATE", staged, pieces, told=name, overwrite="false", createparent="true", createflag=flags)
+        return staged
+
+    def _publish(self, staged: str, name: str, created: Sequence[memoryview] | None) -> None:
+        """Give what was written aside its name; if `created`, which are its contents, only if that is free."""
+        moved = self._move(staged, name, "OVERWRITE" if created is None else "NONE", told=name)
+        if moved or created is None:
+            return
+        # An earlier try has moved it, unless somebody has emptied the staging folder.
+        with suppress(MissingFileError):
+            if self.get(name) == b"".join(created):
+                return
+        raise TransientError(
+            "What has become of a put is not known: what was written aside is gone.",
+            action="Try again.",
+            file=self.locate(name),
+        )
+
+    def _move(self, src: str, dst: str, option: str, told: str | None = None) -> bool:
+        """Rename; False if it was an earlier try, whose answer was lost, that has moved it."""
+        unsure = False
+
+        def move() -> bool:
+            nonlocal unsure
+            self._make_folder(dst.rpartition("/")[0])
+            target = self._path(dst)
+            try:
+                self._try("PUT", "RENAME", src, told=told, destination=target, renameoptions=option)
+            except TransientError:
+                unsure = True
+                raise
+            except (AlreadyExistsError, MissingFileError) as error:
+                if self._status(src) is None:
+                    if unsure:
+                        return False
+                    raise
+                if isinstance(error, AlreadyExistsError):
+                    raise
+                self._folders.clear()
+                raise TransientError("A folder is gone.", action="Try again.", file=self.locate(dst)) from error
+            return True
+
+        return self._patiently(move)
+
+    def _make_folder(self, folder: str) -> None:
+        if folder in self._folders:
+            return
+        try:
+            self._try("PUT", "MKDIRS", folder)
+        except AlreadyExistsError as error:
+            raise self._unfit(folder, "a file has the name of a folder") from error
+        self._folders.add(folder)
+
+    def _discard(self, names: Iterable[str]) -> None:
+        """Delete what was written aside and is not wanted; what cannot be deleted now is collected later."""
+        with suppress(MillpondError):
+            for name in names:
+                self._try("DELETE", "DELETE", name)
+
+    def _open(self, name: str, offset: int, length: int) -> bytes:
+        return self._patiently(lambda: self._try("GET", "OPEN", name, offset=offset, length=length))
+
+    def _status(self, name: str) -> dict[str, Any] | None:
+        """What the namenode has of a file; None if there is none."""
+        try:
+            status = self._ask("GETFILESTATUS", name)["FileStatus"]
+        except MissingFileError:
+            return None
+        return status if status["type"] == "FILE" else None
+
+    def _walk(self, folder: str, prefix: str, after: str, found: Listing) -> None:
+        try:
+            answer = self._patiently(lambda: self._ask("LISTSTATUS", folder))
+        except MissingFileError:
+            return
+        for status in answer["FileStatuses"]["FileStatus"]:
+            entry = status["pathSuffix"]
+            if not entry or not entry.startswith(prefix):  # a file that is listed has no name below itself
+                continue
+            name = f"{folder}/{entry}" if folder else entry
+            if status["type"] == "DIRECTORY":
+                if name + "/" < after and not after.startswith(name + "/"):
+                    continue  # every name in it sorts before
+                self._walk(name, "", after, found)
+            elif name > after:
+                found.append(FileInfo(name, status["length"], status["modificationTime"] / 1e3))
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        return patiently(action, tries=self._tries, within=self._within)
+
+    def _path(self, name: str) -> str:
+        return f"{self._cluster.path}/{name}".rstrip("/") or "/"
+
+    def _ask(self, operation: str, name: str) -> dict[str, Any]:
+        answer = self._try("GET", operation, name)
+        try:
+            found: dict[str, Any] = json.loads(answer)
+        except ValueError as error:  # it broke off
+            raise self._failed(name, "its answer breaks off") from error
+        return found
+
+    def _try(
+        self,
+        method: str,
+        operation: str,
+        name: str,
+        data: Sequence[memoryview] | None = None,
+        told: str | None = None,
+        **parameters: Any,
+    ) -> bytes:
+        """One try of an operation: a request to a namenode, and one to the datanode that it names, if it does.
+
+        Args:
+            method, operation: HTTP's and WebHDFS's.
+            name: of the object or folder. told: the name for messages, if another.
+            data: what the datanode is to write.
+            parameters: of the operation.
+        """
+        told = name if told is None else told
+        number = self._active
+        avoided = self._avoid() if operation in ("CREATE", "OPEN") else ""
+        if avoided:
+            parameters["excludedatanodes"] = avoided
+        query = urlencode({"op": operation, "user.name": self._cluster.user, **parameters})
+        url = f"{self._cluster.namenodes[number]}/webhdfs/v1{quote(self._path(name))}?{query}"
+        try:
+            answer = self._send(method, url, told)
+        except TransientError:
+            self._leave(number)
+            raise
+        if answer.status == 307 and "location" in answer.headers:
+            answer = self._send_on(method, answer.headers["location"], told, data)
+        elif avoided and answer.status >= 300:
+            self._avoided.clear()  # it may have no other
+        elif data is not None and answer.status < 300:
+            raise self._no_webhdfs(answer)
+        if answer.status < 300:
+            return answer.data
+        kind, message = _remote(answer)
+        if kind in _ELSEWHERE:
+            self._leave(number)
+        raise self._failure(answer, kind, message, told)
+
+    def _send_on(self, method: str, url: str, name: str, data: Sequence[memoryview] | None) -> urllib3.BaseHTTPResponse:
+        """Send to a datanode; one that fails is avoided for a while."""
+        try:
+            return self._send(method, url, name, data)
+        except TransientError:
+            with suppress(OSError, ValueError):  # namenodes take addresses here, and name hosts
+                address = socket.gethostbyname(urllib3.util.parse_url(url).host or "")
+                self._avoided[address] = time.monotonic() + _AVOIDED
+            raise
+
+    def _avoid(self) -> str:
+        now = time.monotonic()
+        return ",".join(sorted(address for address, until in self._avoided.copy().items() if until > now))
+
+    def _leave(self, number: int) -> None:
+        """Ask the next namenode from now on, unless another thread has gone on already."""
+        if self._active == number:
+            self._active = (number + 1) % len(self._cluster.namenodes)
+
+    def _send(
+        self, method: str, url: str, name: str, data: Sequence[memoryview] | None = None
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {} if data is None else {"Content-Length": str(sum(len(piece) for piece in data))}
+        body: Any = data  # its pieces are sent one after another, none is copied
+        try:
+            return self._http.request(method, url, body=body, headers=headers, redirect=False)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            why = str(error.args[-1] if error.args else error)  # behind what urllib3 calls the connection
+            raise self._failed(name, f"{_host(url)}: {why.partition('): ')[2] or why}") from error
+
+    def _failure(self, answer: urllib3.BaseHTTPResponse, kind: str, message: str, name: str) -> MillpondError:
+        """The error for an answer that is none of success."""
+        url = self.locate(name)
+        if kind == "FileNotFoundException":
+            return missing(url)
+        if kind == "FileAlreadyExistsException":
+            return taken(url)
+        if answer.status == 401 and answer.headers.get("www-authenticate", "").startswith("Negotiate"):
+            return kerberos(self.url)
+        if kind.endswith(("AccessControlException", "AuthorizationException", "SecurityException")):
+            return SettingError(
+                f"HDFS refuses access: {message}.",
+                action="Check the rights of the user that HADOOP_USER_NAME names, or who runs Spark.",
+                file=url,
+            )
+        if kind in _UNFIT:
+            return self._unfit(name, message)
+        if "out of the range" in message:
+            return cut_short(url)
+        if kind.endswith("QuotaExceededException"):
+            return self._failed(name, message, "Free some space, or have the quota raised.")
+        if not kind and answer.status < 500 and answer.status != 429:
+            return self._no_webhdfs(answer)
+        return self._failed(name, message or f"it answers {answer.status}")
+
+    def _failed(self, name: str, why: str, action: str = "") -> TransientError:
+        action = action or "Try again; if it goes on, check the location and whether its namenode and datanodes run."
+        return TransientError(f"HDFS failed: {why}.", action=action, file=self.locate(name))
+
+    def _unfit(self, name: str, why: str) -> SettingError:
+        return SettingError(
+            f"Nothing can be kept here: {why}.",
+            action="Give another checkpointLocation or spark.millpond.state.location.",
+            file=self.locate(name),
+        )
+
+    def _no_webhdfs(self, answer: urllib3.BaseHTTPResponse) -> SettingError:
+        # Above all, this is no file that is missing: a checkpoint would be taken for a new one.
+        return SettingError(
+            f"What answers here is no WebHDFS ({answer.status}).",
+            action="The port has to be that of the namenode's web pages, mostly 9870, and dfs.webhdfs.enabled not off.",
+            file=self.url,
+        )
+
+
+def _remote(answer: urllib3.BaseHTTPResponse) -> tuple[str, str]:
+    """The class of Java's exception in an answer, and the first line of its message; empty if there is none."""
+    try:
+        told = json.loads(answer.data)["RemoteException"]
+        return str(told["exception"]), str(told["message"]).partition("\n")[0].rstrip(".")
+    except (ValueError, KeyError, TypeError):
+        return "", ""
+
+
+def _host(url: str) -> str:
+    return url.partition("://")[2].partition("/")[0]
