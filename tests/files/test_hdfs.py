@@ -25,7 +25,7 @@ from tests.real_s3 import free_ports
 
 HDFS = pytest.mark.xdist_group("hdfs")
 FAULTS = [kind for kind in KINDS if kind != "conflict"]
-SHARES = dict.fromkeys(FAULTS, 0.3) | {"hang": 0.1}
+SHARES = dict.fromkeys(FAULTS, 0.2) | {"hang": 0.1}  # of requests, of which a put is three
 SOON = {"retry_config": {"max_retries": 0}}
 
 

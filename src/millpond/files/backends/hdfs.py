@@ -276,7 +276,9 @@ class HdfsFiles:
         if answer.status == 307 and "location" in answer.headers:
             answer = self._send_on(method, answer.headers["location"], told, data)
         elif avoided and answer.status >= 300:
-            self._avoided.clear()  # it may have no other
+            self._avoided.clear()  # there may be no other
+            del parameters["excludedatanodes"]
+            return self._try(method, operation, name, data, told, **parameters)
         elif data is not None and answer.status < 300:
             raise self._no_webhdfs(answer)
         if answer.status < 300:
