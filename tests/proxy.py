@@ -191,6 +191,8 @@ async def _message(
         head = head.replace(expecting[0], b"")
         client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         await client.drain()
+    if client is None and head.split(b" ", 2)[1] == b"100":  # the answer is still to come
+        return await _message(reader, bodiless=bodiless)
     fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:] if line)
     if bodiless or head.split(b" ", 2)[1] in (b"204", b"304"):
         return head, b""

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
+from queue import Full, Queue
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import urllib3
 
 from millpond.errors import MillpondError, SettingError, TransientError
-from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, views
+from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, Write, views
 from millpond.files.backends.hadoop_conf import find_cluster, kerberos
 from millpond.files.backends.local import STAGING
 from millpond.files.backends.objects import cut_short, missing, near, taken
 from millpond.files.backends.patience import patiently
+from millpond.files.backends.uploads import in_parts
+
+AHEAD = 2
+"""Parts of one object that wait to be sent."""
 
 _TRIES = 10
 _WITHIN = 120.0  # seconds; what failed later than this is not tried again: a failover of namenodes takes less
@@ -85,6 +91,10 @@ class HdfsFiles:
         finally:
             self._discard(aside)
 
+    def upload(self, name: str) -> AbstractContextManager[Write]:
+        """See `FileSystem.upload`; what is long goes aside in one request, which cannot be repeated."""
+        return in_parts(lambda data: self.put(name, [data]), lambda: _Stream(self, name))
+
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
         return self._patiently(lambda: self._try("GET", "OPEN", name))
@@ -138,7 +148,7 @@ class HdfsFiles:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
 
-    def _stage(self, pieces: Sequence[memoryview], sync: bool, aside: Listed, name: str) -> str:
+    def _stage(self, pieces: Iterable[Buffer], sync: bool, aside: Listed, name: str) -> str:
         """Write aside, once; under a name of its own each time, as an earlier try may still be under way."""
         staged = f"{STAGING}/{uuid.uuid4().hex}"
         aside.append(staged)
@@ -249,7 +259,7 @@ class HdfsFiles:
         method: str,
         operation: str,
         name: str,
-        data: Sequence[memoryview] | None = None,
+        data: Iterable[Buffer] | None = None,
         told: str | None = None,
         **parameters: Any,
     ) -> bytes:
@@ -288,7 +298,7 @@ class HdfsFiles:
             self._leave(number)
         raise self._failure(answer, kind, message, told)
 
-    def _send_on(self, method: str, url: str, name: str, data: Sequence[memoryview] | None) -> urllib3.BaseHTTPResponse:
+    def _send_on(self, method: str, url: str, name: str, data: Iterable[Buffer] | None) -> urllib3.BaseHTTPResponse:
         """Send to a datanode; one that fails is avoided for a while."""
         try:
             return self._send(method, url, name, data)
@@ -307,10 +317,10 @@ class HdfsFiles:
         if self._active == number:
             self._active = (number + 1) % len(self._cluster.namenodes)
 
-    def _send(
-        self, method: str, url: str, name: str, data: Sequence[memoryview] | None = None
-    ) -> urllib3.BaseHTTPResponse:
-        headers = {} if data is None else {"Content-Length": str(sum(len(piece) for piece in data))}
+    def _send(self, method: str, url: str, name: str, data: Iterable[Buffer] | None = None) -> urllib3.BaseHTTPResponse:
+        headers = {}
+        if isinstance(data, Sequence):  # else it comes in chunks
+            headers["Content-Length"] = str(sum(memoryview(piece).nbytes for piece in data))
         body: Any = data  # its pieces are sent one after another, none is copied
         try:
             return self._http.request(method, url, body=body, headers=headers, redirect=False)
@@ -361,6 +371,59 @@ class HdfsFiles:
             action="The port has to be that of the namenode's web pages, mostly 9870, and dfs.webhdfs.enabled not off.",
             file=self.url,
         )
+
+
+class _Stream:
+    """An object that goes aside in one request, sent by a thread, while it is written (see `uploads.Parts`)."""
+
+    def __init__(self, files: HdfsFiles, name: str) -> None:
+        self._files = files
+        self._name = name
+        self._aside: Listed = []
+        self._waiting: Queue[bytes | None] = Queue(AHEAD)
+        self._given_up = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="millpond-upload", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._files._stage(self._pieces(), True, self._aside, self._name)
+        except BaseException as error:
+            self._failure = error
+
+    def _pieces(self) -> Iterator[bytes]:
+        while (piece := self._waiting.get()) is not None:
+            yield piece
+        if self._given_up:
+            raise OSError("given up")  # the connection breaks off: what is aside does not count as whole
+
+    def send(self, data: bytes) -> None:
+        """See `Parts.send`."""
+        self._put(data)
+        if self._failure is not None:
+            raise self._failure
+
+    def _put(self, data: bytes | None) -> None:
+        while self._thread.is_alive():
+            with suppress(Full):
+                self._waiting.put(data, timeout=0.1)
+                return
+
+    def complete(self) -> None:
+        """See `Parts.complete`."""
+        self._put(None)
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        self._files._publish(self._aside[-1], self._name, None)
+
+    def abort(self) -> None:
+        """See `Parts.abort`."""
+        self._given_up = True
+        self._put(None)
+        self._thread.join()
+        self._files._discard(self._aside)
 
 
 def _remote(answer: urllib3.BaseHTTPResponse) -> tuple[str, str]:
