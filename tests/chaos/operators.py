@@ -104,8 +104,8 @@ class Query(RunningQuery):
         cache.mkdir(parents=True, exist_ok=True)
         self.runs = RunStore(world.state, str(cache), disk=world.disk, memory=1 << 20)
         self.runs._requests, self.runs._hydrator = Later(), slot.later  # type: ignore[assignment]
-        self.append_files = AppendFiles(world.state, str(cache), disk=world.disk)
-        self.append_files._requests = self.append_files._readers = Later()  # type: ignore[assignment]
+        self.append_files = AppendFiles(world.state, str(cache), copies=self.runs.copies)
+        self.append_files._requests = self.append_files._readers = self.append_files._copier = Later()  # type: ignore[assignment]
         self.remote = None
         if world.workers:
             self.remote = RemoteCompaction(

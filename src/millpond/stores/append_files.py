@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import tempfile
@@ -10,11 +11,13 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.patience import patiently
@@ -29,6 +32,8 @@ from millpond.files.formats.append_file import (
 )
 from millpond.files.formats.codec import damaged
 from millpond.files.refs import RunRef, range_of
+from millpond.files.tiers.append_copies import CachedBytes
+from millpond.files.tiers.local_copies import CopyBeside, LocalCache
 from millpond.layout import RowLayout, Rows
 
 FOLDER = "files/"
@@ -36,28 +41,45 @@ FOLDER = "files/"
 
 _BUFFER = 1 << 20
 _AHEAD = 8
+_PIECE = 4 << 20
+_log = logging.getLogger(__name__)
 
 
 class AppendFiles:
     """Writes append files to the state location, and opens them. Thread-safe.
 
-    In a location on a local disk, files are raw and used where they lie. Anywhere else they are compressed; what this
-    process wrote it keeps a copy of, in a local file without a name, as far as there is room.
+    In a location on a local disk, files are raw and used where they lie. Anywhere else they are compressed, and copied
+    to the local disk as they are if the policy of the copies says so. Unlike a run, a file that is opened is not copied
+    on trust: a window's rows are read once, as a rule, when it closes.
 
     Args:
         files: the state location. local: a directory on a local disk.
-        disk: bytes of local copies, at most.
+        copies: local copies; without it, there are none.
         threads: requests to the state location at a time.
         prefix: what names of new files begin with.
+
+    Attributes:
+        remote_blocks: blocks that were read from afar so far.
     """
 
-    def __init__(self, files: FileSystem, local: str, *, disk: int = 0, threads: int = 8, prefix: str = "") -> None:
+    def __init__(
+        self,
+        files: FileSystem,
+        local: str,
+        *,
+        copies: LocalCache | None = None,
+        threads: int = 8,
+        prefix: str = "",
+    ) -> None:
         self._prefix = prefix
         self._files = files
         self._in_place = files if isinstance(files, LocalFiles) else None
         self._local = local
-        self._free = disk
+        self._copies = copies
+        self.remote_blocks = 0
         self._lock = threading.Lock()
+        self._copying: set[str] = set()
+        self._copier = ThreadPoolExecutor(1, "millpond-append-copy")
         self._requests = ThreadPoolExecutor(threads, "millpond-append")
         self._readers = ThreadPoolExecutor(threads, "millpond-append-read")
 
@@ -69,16 +91,41 @@ class AppendFiles:
         Args:
             fill: writes the sections. layouts: of the sections (see `AppendFile`).
             rows: how many the reference should say there are.
+
+        Raises:
+            TransientError: the store failed; it has to be filled again.
         """
-        return self.stage(fill, layouts, rows).publish()
+        if self._in_place is not None:
+            return self.stage(fill, layouts, rows).publish()
+        name = self._name()
+        staged = self._copies.staged(name) if self._copies is not None and self._copies.limit else None
+        try:
+            with self._files.upload(name) as write, ExitStack() as stack:
+                targets = [write]
+                if self._copies is not None and staged is not None:
+                    targets.append(stack.enter_context(CopyBeside(staged, self._copies.limit)).write)
+                writer = AppendFileWriter(lambda data: [target(data) for target in targets], compress=True)
+                fill(writer)
+                writer.finish()
+        except BaseException:
+            if staged is not None and os.path.exists(staged):
+                os.unlink(staged)
+            raise
+        ref = RunRef(name, rows, writer.bytes, 0, 0)
+        if self._copies is not None and staged is not None and os.path.exists(staged):
+            self._copies.admit(name, staged, written=True)
+        return ref, self.open(ref, layouts)
+
+    def _name(self) -> str:
+        return f"{FOLDER}{self._prefix}{uuid.uuid4().hex}.append"
 
     def stage(self, fill: Callable[[AppendFileWriter], object], layouts: Sequence[RowLayout], rows: int) -> Staged:
         """Write a file on the local disk, from where it can be read at once; `Staged.publish` makes it durable."""
-        name = f"{FOLDER}{self._prefix}{uuid.uuid4().hex}.append"
+        name = self._name()
         if self._in_place is None:
             data = self.spool(fill)
             file = AppendFile(MappedBytes(data, name), layouts)
-            return Staged(file, lambda: self._put(name, data, file, layouts, rows))
+            return Staged(file, lambda: self._put(name, data, layouts, rows))
         path = self._in_place.staging()
         try:
             with open(path, "wb", buffering=_BUFFER) as raw:
@@ -98,15 +145,56 @@ class AppendFiles:
         file.data.place = self._in_place.place(name)
         return RunRef(name, rows, file.data.size, 0, 0), file
 
-    def _put(
-        self, name: str, data: memoryview, file: AppendFile, layouts: Sequence[RowLayout], rows: int
-    ) -> tuple[RunRef, AppendFile]:
+    def _put(self, name: str, data: memoryview, layouts: Sequence[RowLayout], rows: int) -> tuple[RunRef, AppendFile]:
         patiently(lambda: self._files.put(name, [data]))
+        self._copy(name, len(data), [data], written=True)
         ref = RunRef(name, rows, len(data), 0, 0)
+        return ref, self.open(ref, layouts)
+
+    def _copy(self, name: str, size: int, pieces: Iterable[Buffer], *, written: bool) -> MappedBytes | None:
+        """Make a local copy of a file, unless there is no room; a disk that fails is as good as none."""
+        if self._copies is None or size > self._copies.limit:
+            return None
+        staged = self._copies.staged(name)
+        try:
+            with open(staged, "wb", buffering=_BUFFER) as copy:
+                for piece in pieces:
+                    copy.write(piece)
+            mapped = MappedBytes.of_file(staged)  # before it may be deleted again
+            return mapped if self._copies.admit(name, staged, written=written) else None
+        except (MillpondError, OSError) as error:
+            _log.debug("no local copy of %s: %s", name, error)
+            with suppress(FileNotFoundError):
+                os.unlink(staged)
+            return None
+
+    def _missed(self, data: CachedBytes, blocks: int) -> None:
+        """Some of a file was read from afar: copy it, in the background, if that pays."""
+        assert self._copies is not None
         with self._lock:
-            kept = len(data) <= self._free
-            self._free -= len(data) if kept else 0
-        return ref, file if kept else self.open(ref, layouts)
+            self.remote_blocks += blocks
+            if data.name in self._copying or not self._copies.wants(data.name, data.size):
+                return
+            self._copying.add(data.name)
+
+        def copy() -> None:
+            try:
+                ranges = [(at, min(_PIECE, data.size - at)) for at in range(0, data.size, _PIECE)]
+                pieces = (piece for each in ranges for piece in data.afar.get([each]))
+                made = self._copy(data.name, data.size, pieces, written=False)
+                if made is not None:
+                    data.adopt(made)
+                if data.forgotten and self._copies is not None:  # maybe before there was anything to delete
+                    self._copies.drop(data.name)
+            finally:
+                with self._lock:
+                    self._copying.discard(data.name)
+
+        try:
+            self._copier.submit(copy)
+        except RuntimeError:  # closed
+            with self._lock:
+                self._copying.discard(data.name)
 
     def spool(self, fill: Callable[[AppendFileWriter], object]) -> memoryview:
         """Write a file without a name on the local disk, and map it; its space goes with the last view."""
@@ -135,8 +223,29 @@ class AppendFiles:
             if self._in_place.size(ref.name) != ref.bytes:
                 raise damaged(place, "it does not have the length that it was written with")
             return AppendFile(MappedBytes.of_file(place), layouts, range_of(ref.window))
-        data = RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests)
-        return AppendFile(data, layouts, range_of(ref.window))
+        afar = RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests)
+        if self._copies is None:
+            return AppendFile(afar, layouts, range_of(ref.window))
+        data = CachedBytes(ref.name, afar, self._copies, self._map(ref), self._missed)
+        try:
+            return AppendFile(data, layouts, range_of(ref.window))
+        except StateDamagedError:
+            if not data.distrust():
+                raise
+            return AppendFile(data, layouts, range_of(ref.window))
+
+    def _map(self, ref: RunRef) -> MappedBytes | None:
+        assert self._copies is not None
+        if not self._copies.has(ref.name):
+            return None
+        try:
+            mapped = MappedBytes.of_file(self._copies.place(ref.name))
+        except (StateDamagedError, OSError):
+            mapped = None
+        if mapped is None or mapped.size != ref.bytes:
+            self._copies.drop(ref.name)
+            return None
+        return mapped
 
     def open_range(self, at: ByteRange, layouts: Sequence[RowLayout]) -> list[AppendFile]:
         """Open files that lie one after another within another object (see `open`)."""
@@ -158,7 +267,7 @@ class AppendFiles:
                 part = next(rest, None)
                 if part is None:
                     done = True
-                elif isinstance(part.file.data, RemoteBytes):
+                elif part.file.data.remote:
                     ahead.append((part, self._readers.submit(part.read)))
                 else:
                     part.file.data.expect(part.file.ranges(part.section, part.blocks))
@@ -170,12 +279,14 @@ class AppendFiles:
 
     def forget(self, ref: RunRef, file: AppendFile) -> None:
         """Give up what is kept of a file; it stays in the state location."""
-        if self._in_place is None and isinstance(file.data, MappedBytes):
-            with self._lock:
-                self._free += ref.bytes
+        if isinstance(file.data, CachedBytes):
+            file.data.forgotten = True
+        if self._copies is not None:
+            self._copies.drop(ref.name)
 
     def close(self) -> None:
         """End the threads; files that are open must not be used any more."""
+        self._copier.shutdown(wait=True, cancel_futures=True)
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._requests.shutdown(wait=True, cancel_futures=True)
 

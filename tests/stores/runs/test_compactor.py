@@ -103,7 +103,7 @@ def test_runs_become_few_and_their_local_copies_go(store):
     assert len(contents(runs)) == 240
     assert compactor.merged_bytes > 0
     assert len(store._files.list("files/")) > len(runs.runs)  # older versions may still name them
-    copies = store._local
+    copies = store.copies
     assert {run.ref.name.split("/")[1] for run in runs.runs} == set(os.listdir(copies.path))
 
 
@@ -156,7 +156,7 @@ def test_damage_is_raised_at_once(store, tmp_path):
     with open(tmp_path / "state" / broken.ref.name, "r+b") as file:
         file.seek(40)
         file.write(b"damage")
-    store._local.drop(broken.ref.name)
+    store.copies.drop(broken.ref.name)
     assert isinstance(broken.source, CachedSource)
     broken.source._lose()
     now = Now()

@@ -16,10 +16,10 @@ from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks, run
 from millpond.files.formats.blocks import sort_rows
+from millpond.files.tiers import local_copies
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.files.tiers.mapped import MappedSource
 from millpond.layout import HashRange, Rows
-from millpond.stores.runs import run_store
 from millpond.stores.runs.run_set import Run, RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows
@@ -205,7 +205,7 @@ def test_damage_is_named_or_harmless(tmp_path, monkeypatch, data):
     far = local or data.draw(st.booleans())
     first = store(tmp_path, disk=1 << 30 if local else 0, far=far)
     written = first.write(encode(held, shape), shape)
-    path = first._local.place(written.ref.name) if local else f"{tmp_path}/state/{written.ref.name}"
+    path = first.copies.place(written.ref.name) if local else f"{tmp_path}/state/{written.ref.name}"
     with open(path, "rb") as file:
         content = bytearray(file.read())
     if data.draw(st.booleans()):
@@ -418,13 +418,13 @@ def test_a_copy_of_a_run_that_is_forgotten_meanwhile_does_not_stay(tmp_path):
     first = store(tmp_path, disk=0)
     ref = first.write(sort_rows(random_rows(20_000, FIXED, 1), FIXED), FIXED).ref
     again = store(tmp_path, "2")
-    admit = again._local.admit
+    admit = again.copies.admit
 
     def late(*args, **kwargs):
         again.forget(opened)
         return admit(*args, **kwargs)
 
-    again._local.admit = late
+    again.copies.admit = late
     opened = again.open(ref, FIXED, HashRange(0, 1 << 63))
     again.hydrate(cached(opened))
     assert os.listdir(tmp_path / "local2") == []
@@ -449,7 +449,7 @@ def test_partitions_that_share_a_file_share_its_copy(tmp_path):
     assert again.stats()["copied_bytes"] == again.stats()["disk_bytes"]
     cached(low).close()
     for _ in range(9):
-        again._local.read(other.name, 1.0)
+        again.copies.read(other.name, 1.0)
     again.hydrate(cached(again.open(other, FIXED)))
     assert not cached(high).mapped  # it was told
     assert len(RunSet(FIXED, [high]).lookup(rows, above).positions) == len(above)
@@ -479,7 +479,7 @@ def test_a_disk_that_is_too_small_for_a_copy_fails_nothing(tmp_path, monkeypatch
             raise OSError(28, "No space left on device")
 
     large = store(tmp_path, "2")
-    monkeypatch.setattr(run_store, "open", Full, raising=False)
+    monkeypatch.setattr(local_copies, "open", Full, raising=False)
     made = large.write(rows, FIXED)
     assert os.listdir(tmp_path / "local2") == []
     assert len(RunSet(FIXED, [made]).lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000

@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from millpond.errors import StateIncompatibleError
+from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.patience import patiently
 from millpond.files.formats.blocks import cut_blocks
@@ -112,6 +112,10 @@ class Bytes(Protocol):
     place: str
     size: int
 
+    @property
+    def remote(self) -> bool:
+        """Whether reading is waiting for a store."""
+
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """The bytes of some (offset, length) ranges, in ascending order."""
 
@@ -121,9 +125,14 @@ class Bytes(Protocol):
     def part(self, offset: int, length: int) -> Bytes:
         """The bytes of a range as bytes of their own."""
 
+    def distrust(self) -> bool:
+        """What was read is damaged: whether it may be read again, from elsewhere."""
+
 
 class MappedBytes:
     """Bytes in memory, or in a file that is mapped into it."""
+
+    remote = False
 
     def __init__(self, data: Buffer, place: str) -> None:
         self.view = memoryview(data).cast("B")
@@ -155,6 +164,10 @@ class MappedBytes:
         """See `Bytes.part`."""
         return MappedBytes(self.view[offset : offset + length], self.place)
 
+    def distrust(self) -> bool:
+        """See `Bytes.distrust`: this is all there is."""
+        return False
+
 
 class RemoteBytes:
     """Bytes of (a part of) an object in the state location.
@@ -166,6 +179,8 @@ class RemoteBytes:
     Attributes:
         fetched: bytes read so far; requests: how many.
     """
+
+    remote = True
 
     def __init__(self, files: FileSystem, at: ByteRange, pool: Executor) -> None:
         self._files = files
@@ -201,6 +216,10 @@ class RemoteBytes:
     def part(self, offset: int, length: int) -> RemoteBytes:
         """See `Bytes.part`."""
         return RemoteBytes(self._files, ByteRange(self._at.name, self._at.offset + offset, length), self._pool)
+
+    def distrust(self) -> bool:
+        """See `Bytes.distrust`: this is all there is."""
+        return False
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -318,6 +337,14 @@ class AppendFile:
         Raises:
             StateDamagedError: they are not as they were written.
         """
+        try:
+            return self._read(section, blocks)
+        except StateDamagedError:
+            if not self.data.distrust():
+                raise
+            return self._read(section, blocks)
+
+    def _read(self, section: Section, blocks: Sequence[int] | NDArray[np.int64]) -> list[Rows]:
         ranges = self.ranges(section, blocks)
         counts = np.diff(section.starts)[np.asarray(blocks, np.int64)].tolist()
         out = []

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
+from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers
 from millpond.files.refs import RunRef
 from millpond.files.tiers.mapped import MappedSource
@@ -21,11 +22,12 @@ from millpond.files.tiers.remote import RemoteSource
 from millpond.layout import RowLayout
 
 T = TypeVar("T")
+_BUFFER = 1 << 20
 _STALE = 3600.0  # seconds after which a file written aside was left by a process that died
 
 
 class LocalCache:
-    """A directory of raw copies of run files. Thread-safe.
+    """A directory of copies: of run files raw ones, of append files as they are. Thread-safe.
 
     Copies left by an earlier process are found again. Losing the directory loses nothing but time.
 
@@ -53,7 +55,7 @@ class LocalCache:
                 status = entry.stat()
             except FileNotFoundError:  # an earlier use of the directory is just ending
                 continue
-            if entry.name.endswith(".run"):
+            if entry.name.endswith((".run", ".append")):
                 found.append((status.st_mtime, entry.name, status.st_size))
             elif entry.name.endswith(".tmp") and status.st_mtime < time.time() - _STALE:
                 _unlink(entry.path)
@@ -142,6 +144,35 @@ class LocalCache:
             self._policy.forget(key)
             self._users.pop(key, None)
         _unlink(self.place(name))
+
+
+class CopyBeside:
+    """A local copy as it is written beside its file: given up once it is too long, or the disk is full."""
+
+    def __init__(self, path: str, most: int) -> None:
+        self._path = path
+        self._left = most
+        self._file = open(path, "wb", buffering=_BUFFER)  # noqa: SIM115
+
+    def write(self, data: Buffer) -> None:
+        """Write some bytes, as long as there is room."""
+        self._left -= memoryview(data).nbytes
+        if self._left >= 0:
+            try:
+                self._file.write(data)
+            except OSError:
+                self._left = -1
+
+    def __enter__(self) -> CopyBeside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._file.close()
+        except OSError:
+            self._left = -1
+        if self._left < 0:
+            os.unlink(self._path)
 
 
 class CachedSource:

@@ -3,7 +3,7 @@
 ```
 <directory>/millpond-<uid>/copies/<query>/<slot>/
     lock     held by the slot that uses the folder
-    *.run    copies; what is not used for long goes
+    *.run, *.append    copies; what is not used for long goes
 ```
 
 One slot at a time uses a folder. Who finds it taken (an earlier application is still ending) does without, in the

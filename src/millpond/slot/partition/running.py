@@ -103,7 +103,7 @@ class RunningQuery:
             memory=self.means.cache_memory,
             admission=task.settings.cache_admission,
         )
-        self.append_files = AppendFiles(self.files, str(cache))
+        self.append_files = AppendFiles(self.files, str(cache), copies=self.runs.copies)
         if task.settings.compaction == "remote":
             self.remote = RemoteCompaction(self.files, task.generation, timeout=task.settings.compaction_timeout)
         self._exchange = exchange_folder(self.means.directory, task)
@@ -126,6 +126,7 @@ class RunningQuery:
         now = {"put_retries": self.committer.stats.retries}
         if self._counted is not None and self._hedged is not None:
             tiers = self.runs.stats()
+            tiers["remote_blocks"] += self.append_files.remote_blocks
             now |= self._counted.counts() | {name: tiers[name] for name in TIERS} | {"hedges": self._hedged.hedges}
         with self._lock:
             before, self._reported = self._reported, {name: float(value) for name, value in now.items()}

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from millpond.files.formats.append_file import AppendFile, RemoteBytes, Section
+from millpond.files.formats.append_file import AppendFile, Section
 from millpond.files.formats.blocks import shape_of
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash
@@ -36,7 +36,7 @@ def gradually(
     if not cursors:
         return
     ends = list(_boundaries(cursors, size, range_))
-    remote = any(isinstance(cursor.file.data, RemoteBytes) for cursor in cursors)
+    remote = any(cursor.file.data.remote for cursor in cursors)
     pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(cursors)), "millpond-window") if remote else None
     try:
         for end in ends:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files.backends.filesystem import Buffer, FileSystem, Write
+from millpond.files.backends.filesystem import FileSystem, Write
 from millpond.files.backends.patience import patiently
 from millpond.files.formats.blocks import BlockSource
 from millpond.files.formats.conversion import convertible
@@ -19,7 +19,7 @@ from millpond.files.refs import RunRef, range_of
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.files.tiers.converted import ConvertedSource
 from millpond.files.tiers.in_place import in_place
-from millpond.files.tiers.local_copies import CachedSource, LocalCache
+from millpond.files.tiers.local_copies import CachedSource, CopyBeside, LocalCache
 from millpond.files.tiers.mapped import CompressedError, MappedSource
 from millpond.files.tiers.policy import ADMISSION, HistoryPolicy
 from millpond.files.tiers.remote import RemoteSource
@@ -47,6 +47,9 @@ class RunStore:
         memory: bytes of blocks of files without local copy that are kept in memory, at most.
         threads: requests to the state location at a time.
         prefix: what names of new files begin with.
+
+    Attributes:
+        copies: the local copies, which other stores may share. cache: the blocks in memory.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class RunStore:
         self._prefix = prefix
         self._files = files
         self._in_place = in_place(files)
-        self._local = LocalCache(local, disk, HistoryPolicy(disk, admission))
+        self.copies = LocalCache(local, disk, HistoryPolicy(disk, admission))
         self.cache = BlockCache(memory)
         self._requests = ThreadPoolExecutor(threads, "millpond-fetch")
         self._hydrator = ThreadPoolExecutor(1, "millpond-hydrate")
@@ -94,7 +97,7 @@ class RunStore:
         return Run(self._source(ref, layout, mapped), ref)
 
     def _upload(self, name: str, pieces: Iterable[Rows], layout: RowLayout) -> tuple[RunRef, MappedSource | None]:
-        staged = self._local.staged(name)
+        staged = self.copies.staged(name)
         try:
             with self._files.upload(name) as write:
                 ref = self._write(name, pieces, layout, write, staged)
@@ -107,8 +110,8 @@ class RunStore:
     def _admit(self, name: str, layout: RowLayout, staged: str, *, written: bool) -> MappedSource | None:
         """Take in a copy that is whole, and map it, unless the policy does not want it."""
         mapped = MappedSource(staged, layout, checked=True)  # before it may be deleted again
-        mapped.path = self._local.place(name)
-        return mapped if self._local.admit(name, staged, written=written) else None
+        mapped.path = self.copies.place(name)
+        return mapped if self.copies.admit(name, staged, written=written) else None
 
     def _write(
         self,
@@ -119,11 +122,11 @@ class RunStore:
         staged: str,
     ) -> RunRef:
         remote = Target(write, compress=True)
-        if not self._local.limit:
+        if not self.copies.limit:
             writer = RunWriter(layout, [remote])
             _fill(writer, pieces)
         else:
-            with _RawCopy(staged, self._local.limit) as raw:
+            with CopyBeside(staged, self.copies.limit) as raw:
                 writer = RunWriter(layout, [Target(raw.write, compress=False), remote])
                 _fill(writer, pieces)
         return writer.ref(name, remote)
@@ -165,7 +168,7 @@ class RunStore:
         source = self._source(ref, layout, self._map(ref, layout))
         whole = range_.meet(range_of(ref.window)).has(HashRange(ref.first, ref.last + 1))
         if not source.mapped and whole:
-            self._hydrate_if(source, self._local.expects)
+            self._hydrate_if(source, self.copies.expects)
         return source
 
     def open_all(
@@ -213,7 +216,7 @@ class RunStore:
 
     def _hydrate(self, source: CachedSource) -> None:
         name = source.ref.name
-        staged = self._local.staged(name)
+        staged = self.copies.staged(name)
         try:
             with open(staged, "wb", buffering=_BUFFER) as raw:
                 writer = RunWriter(source.layout, [Target(raw.write, compress=False)])
@@ -222,7 +225,7 @@ class RunStore:
             if mapped is not None:
                 source.adopt(mapped)
                 if source.closed:  # and maybe forgotten, before there was anything to delete
-                    self._local.drop(name)
+                    self.copies.drop(name)
         except (MillpondError, OSError, _EndedError) as error:
             _log.debug("no local copy of %s: %s", name, error)
             if os.path.exists(staged):
@@ -232,7 +235,7 @@ class RunStore:
         """Give up what is kept of a run that is no longer part of the state; its file stays in the state location."""
         run.close()
         if run.ref is not None:
-            self._local.drop(run.ref.name)
+            self.copies.drop(run.ref.name)
 
     def _source(self, ref: RunRef, layout: RowLayout, mapped: MappedSource | None) -> CachedSource:
         def open_remote() -> RemoteSource:
@@ -243,19 +246,19 @@ class RunStore:
             if made is not None:
                 source.adopt(made)
             else:
-                self._hydrate_if(source, self._local.wants)
+                self._hydrate_if(source, self.copies.wants)
 
-        return CachedSource(ref, layout, open_remote, self._local, mapped, copy if self._local.limit else None)
+        return CachedSource(ref, layout, open_remote, self.copies, mapped, copy if self.copies.limit else None)
 
     def _map(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
-        if not self._local.has(ref.name):
+        if not self.copies.has(ref.name):
             return None
         try:
-            mapped = MappedSource(self._local.place(ref.name), layout)
+            mapped = MappedSource(self.copies.place(ref.name), layout)
         except (StateDamagedError, FileNotFoundError, CompressedError):
             mapped = None
         if mapped is None or not _same(mapped, ref):
-            self._local.drop(ref.name)
+            self.copies.drop(ref.name)
             return None
         return mapped
 
@@ -267,47 +270,18 @@ class RunStore:
         local copies for which files were read.
         """
         return {
-            "disk_bytes": self._local.bytes,
+            "disk_bytes": self.copies.bytes,
             "cache_bytes": self.cache.bytes,
-            "disk_blocks": self._local.blocks,
+            "disk_blocks": self.copies.blocks,
             "memory_blocks": self.cache.hits,
             "remote_blocks": self.cache.misses,
-            "copied_bytes": self._local.copied,
+            "copied_bytes": self.copies.copied,
         }
 
     def close(self) -> None:
         """End the threads; runs that are open must not be used any more."""
         self._hydrator.shutdown(wait=True, cancel_futures=True)
         self._requests.shutdown(wait=True, cancel_futures=True)
-
-
-class _RawCopy:
-    """A local copy as it is written beside its run: given up once it is too long, or the disk is full."""
-
-    def __init__(self, path: str, most: int) -> None:
-        self._path = path
-        self._left = most
-        self._file = open(path, "wb", buffering=_BUFFER)  # noqa: SIM115
-
-    def write(self, data: Buffer) -> None:
-        """Write some bytes, as long as there is room."""
-        self._left -= memoryview(data).nbytes
-        if self._left >= 0:
-            try:
-                self._file.write(data)
-            except OSError:
-                self._left = -1
-
-    def __enter__(self) -> _RawCopy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._file.close()
-        except OSError:
-            self._left = -1
-        if self._left < 0:
-            os.unlink(self._path)
 
 
 class _EndedError(Exception):
