@@ -350,6 +350,10 @@ class StateReader:
                 return read_claim(self.files, number), read_base(self.files, number)
             except MissingFileError:
                 continue  # that run died before it began
+            except StateDamagedError:
+                if any(parse_commit_name(info.name)[1] == number for info in self.files.list("commits/")):
+                    raise
+                continue  # it died while it wrote them, as recovery takes it
         return None
 
 
