@@ -127,7 +127,7 @@ class Neighbours:
         except UsageError:
             pass  # there is no such version (yet)
         except StateDamagedError as error:
-            if "is not whole" not in str(error):  # not durable yet
+            if "is not whole" not in str(error) and "cut short" not in str(error):  # not durable yet, or torn
                 raise
         except (TransientError, AlreadyExistsError, Crash):
             pass  # what was sent twice was there already

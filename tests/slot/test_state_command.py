@@ -87,6 +87,25 @@ def commits(checkpoint: Path, version: int) -> list[Path]:
     return sorted((checkpoint / "millpond" / "commits").glob(f"{version:012d}-*"))
 
 
+@pytest.mark.parametrize("document", ["", ".base"])
+def test_a_run_that_died_while_it_began_is_passed_over(
+    checkpoint: Path, state: Callable[..., tuple], document: str
+) -> None:
+    """Its claim or its base was cut off when it was written; a damaged one of a run that has committed is named."""
+    number = claim(StateReader(str(checkpoint)).files, run="dead", partitions=PARTITIONS).number
+    folder = checkpoint / "millpond" / "generations"
+    before = sorted(folder.glob(f"???????????????{document}.json"))[-2 if not document else -1]
+    (folder / f"{number:015d}{document}.json").write_bytes(before.read_bytes()[:20])
+    code, (told,) = state("verify", checkpoint)
+    assert code == 0
+    assert told.startswith(f"version {BATCHES}: ")
+    before.write_bytes(before.read_bytes()[:20])
+    with pytest.raises(StateDamagedError, match="cut short or altered") as error:
+        StateReader(str(checkpoint))
+    assert error.value.file is not None
+    assert error.value.file.endswith(before.name)
+
+
 def test_a_whole_checkpoint_verifies(checkpoint: Path, state: Callable[..., tuple]) -> None:
     code, lines = state("verify", checkpoint)
     assert (code, len(lines)) == (0, 1)
