@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from millpond.checkpoint.forks.parents import open_state
 from millpond.errors import UsageError
@@ -15,7 +16,7 @@ from millpond.slot.compaction.worker import Worker
 
 
 def work(locations: Sequence[str], *, poll: float, lease: float, once: bool, idle_exit: float | None) -> None:
-    """Work until SIGTERM or Ctrl-C, saying on standard error what is done.
+    """Work until SIGTERM or Ctrl-C, saying on standard error what is done. Leases are given up at once then.
 
     Args:
         locations: checkpoints, or folders of state.
@@ -34,5 +35,6 @@ def work(locations: Sequence[str], *, poll: float, lease: float, once: bool, idl
         signal.signal(number, lambda *_: worker.stop.set())
     log = logging.getLogger("millpond.compactor")
     log.info("compactor %s for %s", worker.name, ", ".join(one.url for one in files))
-    worker.run(poll, once=once, idle_exit=idle_exit)
+    with ThreadPoolExecutor(1, "millpond-compact") as works:  # a signal is heard at once only by a thread that waits
+        works.submit(worker.run, poll, once=once, idle_exit=idle_exit).result()
     log.info("compactor %s ends: %d done", worker.name, worker.done)
