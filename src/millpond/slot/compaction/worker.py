@@ -174,7 +174,8 @@ class Worker:
         generation, identity = request.generation, request.id
         if _fenced(files, generation) or not files.exists(request_name(generation, identity)):
             _log.info("%s: request %s is not waited for any more", files.url, identity)
-            return  # what was made is collected
+            _remove(files, done.files)  # of which nobody was told
+            return
         try:
             patiently(lambda: put_done(files, generation, identity, done))
         except AlreadyExistsError:
@@ -193,8 +194,7 @@ class Worker:
             return False
         if found is None or found.attempt == done.attempt:
             return found is not None
-        for ref in done.files:
-            files.delete(ref.name)
+        _remove(files, done.files)
         return False
 
     @contextmanager
@@ -296,10 +296,14 @@ def _merge_parts(job: MergeParts, files: FileSystem, store: RunStore, pace: Pace
     try:
         return _refs(merge_parts(job, inputs, layout, store, pace, made))
     except BaseException:
-        for ref in _refs(made):  # some of the windows
-            with suppress(MillpondError):
-                files.delete(ref.name)
+        _remove(files, _refs(made))  # of some of the windows
         raise
+
+
+def _remove(files: FileSystem, refs: Sequence[RunRef]) -> None:
+    for ref in refs:
+        with suppress(MillpondError):  # what stays is collected
+            files.delete(ref.name)
 
 
 def _refs(runs: Sequence[Run]) -> list[RunRef]:
