@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -24,20 +25,20 @@ class Figures(StreamingQueryListener):
         self.folder = folder
         folder.mkdir(exist_ok=True)
 
-    def onQueryStarted(self, event: object) -> None:
+    def onQueryStarted(self, event: Any) -> None:
         pass
 
-    def onQueryProgress(self, event: object) -> None:
+    def onQueryProgress(self, event: Any) -> None:
         progress = event.progress
         if "millpond" in progress.observedMetrics:
             path = self.folder / f"{os.getpid()}-{progress.batchId}"
             path.write_text(json.dumps(progress.observedMetrics["millpond"].asDict()))
             path.rename(path.with_suffix(".json"))
 
-    def onQueryIdle(self, event: object) -> None:
+    def onQueryIdle(self, event: Any) -> None:
         pass
 
-    def onQueryTerminated(self, event: object) -> None:
+    def onQueryTerminated(self, event: Any) -> None:
         pass
 
 
