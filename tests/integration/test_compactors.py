@@ -30,6 +30,7 @@ from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_ne
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.orphans import orphans_of
 from millpond.query.ledger.ownership import state_of_last_run
+from millpond.query.progress.reader import ProgressReader
 from millpond.slot.reader import StateReader
 from tests.real_s3 import BUCKET
 from tests.s3 import pointed_at
@@ -301,6 +302,8 @@ def test_workers_and_the_query_are_killed_and_stalled(
         assert query.told("local_compactions") == 0
         assert query.told("compaction_ms") == 0
         assert query.told("remote_compacted_bytes") > 0
+        looked = ProgressReader(location).look()
+        assert sum(batch.compactions["remote_compactions"] for batch in looked.batches) > 0
         left = query.held(third)
         unanswered = {at for at, known in query.known().items() if known.request and not known.done}
         assert left in unanswered
