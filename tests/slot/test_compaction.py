@@ -12,11 +12,15 @@ import msgspec
 import pytest
 
 from millpond.checkpoint.compaction.requests import Done, Request, made_for, requests, withdraw
+from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
+from millpond.compactor import Locations
 from millpond.errors import StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.forked import ForkedLocalFiles
 from millpond.files.refs import RunRef
 from millpond.layout import Column, RowLayout, TableSchema
+from millpond.query.ledger.fork import fork
 from millpond.slot.batch.task import SlotSettings
 from millpond.slot.compaction.remote import RemoteCompaction
 from millpond.slot.compaction.worker import Worker, do_job
@@ -301,6 +305,20 @@ def test_requests_of_a_fenced_run_are_left_alone(application: Asking) -> None:
     worker = Worker([application.files], beats=False)
     assert not worker.step()
     assert not any(known.lease for known in requests(application.files).values())
+
+
+def test_a_query_that_begins_later_is_found(tmp_path: Path) -> None:
+    """A compactor may be there first: only a start tells where the state lies, and what a fork shares."""
+    locations = Locations([str(tmp_path), str(tmp_path / "fork")])
+    assert not list(locations)
+    Counts(tmp_path).through(2)
+    assert [files.url for files in locations] == [open_state(str(tmp_path)).url]
+    ledger = open_filesystem(str(tmp_path))
+    ledger.put("metadata", [b'{"id": "original"}'])
+    fork(str(tmp_path), str(tmp_path / "fork"))
+    original, forked = locations
+    assert isinstance(forked, ForkedLocalFiles)
+    assert not isinstance(original, ForkedLocalFiles)
 
 
 def test_the_worker_imports_nothing_of_spark() -> None:

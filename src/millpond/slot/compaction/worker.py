@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -62,7 +62,7 @@ class Worker:
     """Does what queries ask for below some locations, one request at a time. It keeps nothing: it may be killed.
 
     Args:
-        locations: the `millpond/` folders.
+        locations: the `millpond/` folders, gone through at each look.
         directory: for temporary files.
         lease: see `LEASE`.
         clock: seconds, never set back.
@@ -73,7 +73,7 @@ class Worker:
         done: requests answered.
     """
 
-    locations: Sequence[FileSystem]
+    locations: Iterable[FileSystem]
     directory: str = field(default_factory=tempfile.gettempdir)
     lease: float = LEASE
     clock: Callable[[], float] = time.monotonic
