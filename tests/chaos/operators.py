@@ -37,6 +37,7 @@ from millpond.slot.compaction.remote import RemoteCompaction, RemoteStats
 from millpond.slot.compaction.worker import Worker
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
+from millpond.slot.partition.timed import Timed
 from millpond.slot.partition.turns import Attempt
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores import append_files, event_time_slices
@@ -107,6 +108,7 @@ class Query(RunningQuery):
         self.append_files = AppendFiles(world.state, str(cache), disk=world.disk)
         self.append_files._requests = self.append_files._readers = Later()  # type: ignore[assignment]
         self.remote = None
+        self.merges = Timed(self.means.merges)
         if world.workers:
             self.remote = RemoteCompaction(
                 world.state, self.task.generation, threaded=False, clock=world.clock, stats=world.compactions

@@ -78,6 +78,7 @@ class RunningQuery:
     spill: Path = field(init=False)
     remote: RemoteCompaction | None = field(init=False, default=None)
     merges: Timed = field(init=False)
+    _told: int = field(init=False, default=-1)
     _counted: CountedFiles | None = field(init=False, default=None)
     _hedged: HedgedFiles | None = field(init=False, default=None)
     _copies: CopiesFolder | None = field(init=False, default=None)
@@ -116,7 +117,6 @@ class RunningQuery:
         self._account = self.means.budget.open()
         self._account.force(self.means.cache_memory)
         self._reported: dict[str, float] = {}
-        self._told = -1
         self._planned: dict[int, Planned] = {}
         self._lock = threading.Lock()
         self.sealed = SealedFiles(str(self.spill), self.means.slot)
