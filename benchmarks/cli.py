@@ -106,6 +106,8 @@ def parser() -> argparse.ArgumentParser:
     add("--store-latency", type=float, default=0.0, metavar="MS", help="of every request to Millpond's store")
     add("--store-bandwidth", type=size, default=0, metavar="SIZE", help="bytes per second of Millpond's store")
     add("--commit-mode", choices=("async", "sync"), default="async")
+    add("--compaction", choices=("local", "remote"), default="local", help="of Millpond's state")
+    add("--compactors", type=int, default=0, metavar="N", help="processes of `millpond compactor` beside the query")
     add("--s3", action="store_true", help="state on a real S3 server (SeaweedFS), Spark's whole checkpoint with it")
     add("--count-requests", action="store_true", help="what is asked of the S3 server for state, by a proxy before it")
     add("--restart", action="store_true", help="then kill, drop the page cache, and measure the first batch again")
@@ -160,6 +162,8 @@ def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig
             store_latency_ms=arguments.store_latency,
             store_bandwidth=arguments.store_bandwidth,
             commit_mode=arguments.commit_mode,
+            compaction=arguments.compaction,
+            compactors=arguments.compactors,
             s3=endpoint,
             count_requests=arguments.count_requests,
             restart=arguments.restart,
@@ -194,11 +198,21 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error("--s3 is for millpond and spark, without a rate")
     if arguments.count_requests and not arguments.s3:
         p.error("--count-requests counts what is asked of the server of --s3")
+    if arguments.compactors and arguments.compaction != "remote":
+        p.error("--compactors work with --compaction remote")
     if (arguments.restart_partitions or arguments.lose_disk) and not arguments.restart:
         p.error("--restart-partitions and --lose-disk say what a --restart finds")
     if arguments.seconds <= 0:
         p.error("--seconds must be positive")
-    for name in ("zipf", "warmup_batches", "warmup_seconds", "max_batches", "drop_cache", "store_latency"):
+    for name in (
+        "zipf",
+        "warmup_batches",
+        "warmup_seconds",
+        "max_batches",
+        "drop_cache",
+        "store_latency",
+        "compactors",
+    ):
         if getattr(arguments, name) < 0:
             p.error(f"--{name.replace('_', '-')} must not be negative")
     if any(e.startswith("flink") for e in arguments.engines) and not FLINK_PYTHON.exists():

@@ -52,6 +52,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         drop_cache: seconds between two drops of the page cache of the state's files; 0 = never.
         store_latency_ms, store_bandwidth: what a request to Millpond's store costs; bytes per second, 0 = unlimited.
         commit_mode: Millpond's `commit.mode`.
+        compaction: Millpond's `compaction`. compactors: processes of `millpond compactor` beside the query, on the same
+            cores: they start with it, and count as the engine's.
         s3: endpoint of an S3 server where the state lies, Spark's with its whole checkpoint; empty = local disk.
         count_requests: count what is asked of the S3 server for state, by a proxy before it.
         restart: after measuring, kill, drop the page cache, start again and measure the first batch.
@@ -87,6 +89,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     store_latency_ms: float = 0.0
     store_bandwidth: int = 0
     commit_mode: str = "async"
+    compaction: str = "local"
+    compactors: int = 0
     s3: str = ""
     count_requests: bool = False
     restart: bool = False

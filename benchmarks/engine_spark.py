@@ -53,6 +53,7 @@ def session(config: RunConfig) -> SparkSession:
     if config.engine == "millpond":
         settings["spark.millpond.slot.memory"] = config.slot_memory
         settings["spark.millpond.commit.mode"] = config.commit_mode
+        settings["spark.millpond.compaction"] = config.compaction
         settings["spark.millpond.slots"] = str(config.cores)
         settings["spark.millpond.onUnsupported"] = "error"
         if config.s3:

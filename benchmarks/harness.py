@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -216,6 +217,33 @@ def _blank(config: RunConfig) -> Result:
     )
 
 
+class Compactors:
+    """Processes of `millpond compactor` beside the query, from its first batch on."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def look(self) -> None:
+        """Start them once the query has begun: it tells where its state lies."""
+        checkpoint = Path(self._config.work) / "checkpoint"
+        if self._config.engine != "millpond" or self._processes or not (checkpoint / "offsets").exists():
+            return
+        command = [sys.executable, "-c", "from millpond.cli import main; main()", "compactor", str(checkpoint)]
+        with (Path(self._config.work) / "compactors.log").open("ab") as log:
+            self._processes = [
+                subprocess.Popen(command, env=_environment(self._config), stdout=log, stderr=log)
+                for _ in range(self._config.compactors)
+            ]
+
+    def close(self) -> None:
+        """End them."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait()
+
+
 def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> None:
     with counted(config) if config.count_requests else nullcontext((config, None)) as (config, requests):
         _measure_one(config, result, group, requests)
@@ -224,11 +252,13 @@ def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> No
 def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, requests: RequestCounter | None) -> None:
     run = EngineRun(config, group=group)
     puts = PutCounter(state_folders(config))
+    compactors = Compactors(config)
     try:
         last_drop = time.monotonic()
 
         def each() -> None:
             nonlocal last_drop
+            compactors.look()
             if config.drop_cache and time.monotonic() - last_drop >= config.drop_cache:
                 for folder in (Path(config.work), local_folder(config)):
                     drop_page_cache(folder)
@@ -250,9 +280,11 @@ def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, r
             result.restart = _restart(config, result, group, _ready(run, measured))
         else:
             run.wait("stopped", timeout=120)
+            compactors.close()
             run.tree.close(linger=20)
     finally:
         puts.close()
+        compactors.close()
         run.tree.kill()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FIGURE_COLUMN = "__figure"
-_BITS = 5
+_BITS = 6
 
 SUMMED = ("input_rows", "output_rows", "late_rows", "state_rows", "state_bytes", "cache_hits", "cache_misses")
 """Figures added up over partitions: rows in and out in this batch, and dropped as late; rows and bytes of the state;
@@ -38,6 +38,12 @@ TIERS = ("memory_blocks", "disk_blocks", "remote_blocks", "copied_bytes")
 """Figures added up and shared likewise: blocks of files, and filters of such, that were read from the cache in memory,
 from local copies, and from the object store; bytes of local copies that were made of files there."""
 
+WAITING = "waiting_compactions"
+COMPACTIONS = (WAITING, "remote_compactions", "local_compactions", "remote_compacted_bytes", "compaction_ms")
+"""Figures added up and shared likewise, with `spark.millpond.compaction=remote`: compactions that wait for a compactor
+at the end of the batch; those that compactors have done, whose results the slots have taken; those that slots have done
+themselves, as no compactor did; bytes of the files that were taken; processor time of compactions in slots."""
+
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
 COPY, POST and LIST requests, 0.0004 for 1,000 of any other kind; deletions are free (https://aws.amazon.com/s3/pricing).
@@ -49,12 +55,22 @@ COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses
 FIGURES = SUMMED + GREATEST
 """What every operator reports."""
 
-DURABLE = ("late_rows", "state_rows", "memory_bytes", "cache_hits", "cache_misses", "process_ms", *PRICES, *TIERS)
+DURABLE = (
+    "late_rows",
+    "state_rows",
+    "memory_bytes",
+    "cache_hits",
+    "cache_misses",
+    "process_ms",
+    *PRICES,
+    *TIERS,
+    *COMPACTIONS,
+)
 """Figures that a partition's manifest keeps beside its input rows, for those who look from outside: `memory_bytes` of
-the state in memory; `process_ms`, how long the operator took over the batch; requests and tiers, where there are
-any."""
+the state in memory; `process_ms`, how long the operator took over the batch; requests, tiers and compactions, where
+there are any."""
 
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REQUESTS + TIERS
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REQUESTS + TIERS + COMPACTIONS
 _SCALES = {"request_cost": 10}
 """Of figures that are no whole numbers, what makes them so."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from rich.console import Console, Group, RenderableType
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.errors import MillpondError, TransientError
-from millpond.metrics import PRICES, TIERS, request_cost
+from millpond.metrics import COMPACTIONS, PRICES, TIERS, WAITING, request_cost
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.queries import find_query
@@ -111,6 +112,8 @@ def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealt
         table.add_row("requests", _requests(recent))
     if said := _tiers(recent):
         table.add_row("blocks", said)
+    if said := _compactions(progress.batches[-10:]):
+        table.add_row("compactions", said)
     return table
 
 
@@ -123,6 +126,19 @@ def _tiers(recent: list[BatchProgress]) -> str:
         return ""
     shares = ", ".join(f"{counts[name] / read:.1%} from {place}" for name, place in places.items())
     return f"{read / len(recent):,.3g} a batch: {shares}; {_size(counts['copied_bytes'])} copied"
+
+
+def _compactions(recent: Sequence[BatchProgress]) -> str:
+    """Who has compacted, and how much; empty if compactors are not asked."""
+    last = recent[-1].compactions
+    if WAITING not in last:
+        return ""
+    counts = {name: sum(batch.compactions.get(name, 0) for batch in recent) for name in COMPACTIONS}
+    return (
+        f"{last[WAITING]} waiting, {counts['remote_compactions']} by compactors ("
+        f"{_size(counts['remote_compacted_bytes'])}), {counts['local_compactions']} by slots "
+        f"({_time(counts['compaction_ms'] / 1000)}) in {counted(len(recent), 'batch', 'batches')}"
+    )
 
 
 def _requests(recent: list[BatchProgress]) -> str:

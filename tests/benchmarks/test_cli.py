@@ -35,6 +35,7 @@ from millpond.workloads.queries import QUERIES
         (["rmw", "--rate", "5", "--highest-rate-of", "spark"], "--highest-rate-of finds the rate; leave --rate out"),
         (["rmw", "--engines", "millpond", "--highest-rate-of", "spark"], "spark is not among --engines"),
         (["rmw", "--engines", "flink-forst", "--rate", "5"], "for the engines on Spark"),
+        (["rmw", "--compactors", "2"], "--compactors work with --compaction remote"),
         (["rmw", "--warmup-batches", "-1"], "--warmup-batches must not be negative"),
     ],
 )

@@ -36,6 +36,7 @@ from millpond.slot.batch.task import PipeTask, SlotSettings
 from millpond.slot.compaction.remote import RemoteCompaction
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
+from millpond.slot.partition.timed import Timed
 from millpond.slot.partition.turns import Attempt
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores import append_files, event_time_slices
@@ -107,6 +108,7 @@ class Query(RunningQuery):
         self.append_files = AppendFiles(world.state, str(cache), copies=self.runs.copies)
         self.append_files._requests = self.append_files._readers = self.append_files._copier = Later()  # type: ignore[assignment]
         self.remote = None
+        self.merges = Timed(self.means.merges)
         if world.workers:
             self.remote = RemoteCompaction(
                 world.state, self.task.generation, threaded=False, clock=world.clock, stats=world.compactions

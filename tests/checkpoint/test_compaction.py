@@ -9,6 +9,7 @@ from millpond.checkpoint.compaction.requests import (
     MARGIN,
     Request,
     claim_lease,
+    give_up_lease,
     made_for,
     put_request,
     request_name,
@@ -100,3 +101,20 @@ def test_what_a_dead_slot_has_asked_goes_when_no_version_can_name_it(tmp_path: P
     assert not job.names("compaction/")
     twice(job, collector, running=18)
     assert not job.names("files/")
+
+
+def test_a_lease_that_is_given_up_is_free_until_the_next(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    number = ask(job, "one")
+    assert requests(job.files)["one"].taken
+    claim_lease(job.files, number, "one", 2, "worker")
+    give_up_lease(job.files, number, "one", 1, "worker")  # by one that had another since
+    assert requests(job.files)["one"].taken
+    give_up_lease(job.files, number, "one", 2, "worker")
+    assert not requests(job.files)["one"].taken
+    claim_lease(job.files, number, "one", 3, "other")
+    known = requests(job.files)["one"]
+    assert known.taken
+    assert (known.lease, known.free, len(known.others)) == (3, 2, 5)
+    withdraw(job.files, number, "one")
+    assert not job.names("compaction/")

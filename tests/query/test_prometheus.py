@@ -18,9 +18,10 @@ from pyspark.sql import Row, SparkSession
 import millpond
 from millpond.conf import Settings, read_settings
 from millpond.errors import SettingError
-from millpond.metrics import REQUESTS, TIERS, request_cost
+from millpond.metrics import COMPACTIONS, REQUESTS, TIERS, request_cost
 from millpond.query.progress import endpoint as endpoints
 from millpond.query.progress.counts import Counts
+from millpond.query.progress.families import Shown, families
 
 HOST = "127.0.0.1"
 
@@ -208,6 +209,37 @@ def test_nothing_is_counted_twice_or_missed() -> None:
         counted.add(one)
     assert (counted.batches, counted.seconds, counted.totals[0]["input_rows"]) == (2, 1.0, 15)
     assert counted.last[0]["state_rows"] == 7
+
+
+def test_who_compacts() -> None:
+    counts = Counts(2)
+    for batch in range(2):
+        first = Row(
+            waiting_compactions=3 - batch,
+            remote_compactions=2,
+            local_compactions=1,
+            remote_compacted_bytes=1000,
+            compaction_ms=500,
+            state_rows=7,
+            commit_lag_ms=0,
+        )
+        others = Row(**dict.fromkeys(COMPACTIONS, 0), state_rows=7, commit_lag_ms=0)
+        figures = {"millpond": first, "millpond-1": others}
+        counts.add(SimpleNamespace(batchId=batch, observedMetrics=figures, durationMs={"triggerExecution": 500}))
+    shown = Shown(("id", "name"), ["a", "b"], counts, None, None)
+    said = {
+        (sample.name, _which(sample.labels) or sample.labels.get("by")): sample.value
+        for family in families([shown])
+        for sample in family.samples
+        if "compact" in sample.name
+    }
+    assert said == {
+        ("millpond_waiting_compactions", None): 2,
+        ("millpond_compactions_total", "compactor"): 4,
+        ("millpond_compactions_total", "slot"): 2,
+        ("millpond_remote_compacted_bytes_total", None): 2000,
+        ("millpond_compaction_seconds_total", None): 1,
+    }
 
 
 @pytest.mark.parametrize("wrong", ["0", "65536", "http", ""])

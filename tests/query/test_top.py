@@ -177,6 +177,23 @@ def test_where_blocks_were_read() -> None:
     assert "blocks" not in shown(progress_of(batch(5, 2.0, 1000)))
 
 
+def test_who_compacts() -> None:
+    def told(number: int, waiting: int, compactors: int, slots: int) -> BatchProgress:
+        figures = {
+            "waiting_compactions": waiting,
+            "remote_compactions": compactors,
+            "local_compactions": slots,
+            "remote_compacted_bytes": compactors * 1_000_000,
+            "compaction_ms": slots * 250,
+        }
+        return BatchProgress(number, 1.0, (OperatorProgress("count", compactions=figures), OperatorProgress("dedup")))
+
+    said = shown(progress_of(told(5, 4, 2, 0), told(6, 1, 1, 2)))
+    assert "1 waiting, 3 by compactors (3.0 MB), 2 by slots (500 ms) in 2 batches" in said
+    local = BatchProgress(5, 1.0, (OperatorProgress("count", compactions={"compaction_ms": 3}),))
+    assert "compactions" not in shown(progress_of(local))
+
+
 def test_a_frame_of_a_query_in_trouble_and_of_one_that_has_just_begun() -> None:
     assert "no durable version yet" in shown(progress_of(committed=-1))
     said = shown(progress_of(batch(5, None, 10)), CommitHealth(["the store is full"], 4))

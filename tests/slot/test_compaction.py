@@ -11,13 +11,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millpond.checkpoint.compaction.requests import Done, Request, made_for, requests
+from millpond.checkpoint.compaction.requests import Done, Request, made_for, requests, withdraw
+from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
-from millpond.files.backends.filesystem import FileSystem
+from millpond.compactor import Locations
+from millpond.errors import StateIncompatibleError
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.forked import ForkedLocalFiles
+from millpond.files.refs import RunRef
+from millpond.layout import Column, RowLayout, TableSchema
+from millpond.query.ledger.fork import fork
 from millpond.slot.batch.task import SlotSettings
 from millpond.slot.compaction.remote import RemoteCompaction
-from millpond.slot.compaction.worker import Worker
+from millpond.slot.compaction.worker import Worker, do_job
+from millpond.stores.jobs import MergeRuns
 from millpond.stores.rmw import flush
+from millpond.stores.runs.pace import Pace
+from millpond.stores.runs.run_set import RunSet
+from millpond.stores.runs.run_store import RunStore
+from tests.rows import Entry, decode, encode
 
 from .conftest import wait_until, with_tests_on_path
 from .test_damage import Counts
@@ -105,6 +117,90 @@ def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> Non
         first.kill()
         application.close()
     Counts(tmp_path).through(application.ledger.last("commits") + 3)  # the next run reads what workers have made
+
+
+def test_sigterm_hands_the_work_over_at_once(tmp_path: Path) -> None:
+    application = Asking(tmp_path)
+    application.start()
+    slow = compactor(f"faults+{tmp_path}?latency_ms=500", "--poll", "0.1", "--lease", "600")
+    try:
+        application.until(lambda: any(known.taken for known in requests(application.files).values()))
+        slow.terminate()
+        identity = next(identity for identity, known in requests(application.files).items() if known.lease)
+        wait_until(lambda: not requests(application.files)[identity].taken)
+        said = slow.communicate(timeout=30)[1].decode()
+        assert slow.returncode == 0, said
+        assert "ends: 0 done" in said
+        known = requests(application.files)[identity]
+        assert known.request is not None
+        assert not known.done
+        assert not [info.name for info in application.files.list(f"files/{identity}")]
+        worker = Worker([application.files], lease=600.0)
+        assert worker.step()
+        assert requests(application.files)[identity].done
+        application.until(lambda: application.remote.stats.remote > 0)
+        assert application.remote.stats.local == 0
+    finally:
+        slow.kill()
+        application.close()
+
+
+def test_nobody_works_on_what_was_withdrawn(application: Asking) -> None:
+    identity = asked(application)
+    known = requests(application.files)[identity]
+    worker = Worker([application.files], lease=0.3)
+
+    def slowly(files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
+        withdraw(files, request.generation, request.id)
+        for _ in pace.over(range(600)):
+            time.sleep(0.05)
+        raise AssertionError("it was not stopped")
+
+    worker._do = slowly  # type: ignore[method-assign]
+    assert not worker.step()
+    assert identity not in requests(application.files)
+    assert known.request is not None
+
+
+def test_what_was_taken_last_leaves_no_request_behind(application: Asking) -> None:
+    """The last version that names a result becomes durable as the query ends."""
+    asked(application)
+    worker = Worker([application.files], beats=False)
+    assert worker.step()
+    application.until(lambda: bool(named(application)))
+    assert application.remote._taken
+    application.close()
+    assert not any(known.request for known in requests(application.files).values())
+    Counts(application.folder).through(application.ledger.last("commits") + 2)
+
+
+def test_files_of_a_schema_that_the_table_has_had(tmp_path: Path) -> None:
+    """A query was changed, and its state has followed: what it had written is converted on the way."""
+    files = open_filesystem(f"faults+{tmp_path}/state")
+    key, value, more = Column("k", "word"), Column("v", "word"), Column("more", "word", null=True)
+    before, now = TableSchema((key,), (value,)), TableSchema((key,), (more, value))
+    store = RunStore(files, str(tmp_path), disk=0, memory=1 << 20)
+
+    def write(schema: TableSchema, rows: dict[int, tuple[int, ...]]) -> RunRef:
+        layout = RowLayout(schema)
+        ref = store.write(encode([Entry(key << 32, (key,), value) for key, value in rows.items()], layout), layout).ref
+        assert ref is not None
+        return ref
+
+    try:
+        newest, older = write(now, {1: (7, 10), 2: (8, 20)}), write(before, {2: (1,), 3: (2,)})
+        oldest = write(before, {3: (3,), 4: (4,)})
+        job = MergeRuns(now, (newest, older, oldest), 0, 0, (1 << 64) - 1, True, 4096, (before,))
+        (made,) = do_job(files, job, str(tmp_path), Pace(1.0))
+        layout = RowLayout(now)
+        found = [
+            one for piece in RunSet(layout, [store.open(made, layout)]).scan(size=10) for one in decode(piece, layout)
+        ]
+        assert {one.key[0]: one.value for one in found} == {1: (7, 10), 2: (8, 20), 3: (None, 2), 4: (None, 4)}
+        with pytest.raises(StateIncompatibleError):
+            do_job(files, msgspec.structs.replace(job, earlier=()), str(tmp_path), Pace(1.0))
+    finally:
+        store.close()
 
 
 class Stalling(Worker):
@@ -209,6 +305,20 @@ def test_requests_of_a_fenced_run_are_left_alone(application: Asking) -> None:
     worker = Worker([application.files], beats=False)
     assert not worker.step()
     assert not any(known.lease for known in requests(application.files).values())
+
+
+def test_a_query_that_begins_later_is_found(tmp_path: Path) -> None:
+    """A compactor may be there first: only a start tells where the state lies, and what a fork shares."""
+    locations = Locations([str(tmp_path), str(tmp_path / "fork")])
+    assert not list(locations)
+    Counts(tmp_path).through(2)
+    assert [files.url for files in locations] == [open_state(str(tmp_path)).url]
+    ledger = open_filesystem(str(tmp_path))
+    ledger.put("metadata", [b'{"id": "original"}'])
+    fork(str(tmp_path), str(tmp_path / "fork"))
+    original, forked = locations
+    assert isinstance(forked, ForkedLocalFiles)
+    assert not isinstance(original, ForkedLocalFiles)
 
 
 def test_the_worker_imports_nothing_of_spark() -> None:

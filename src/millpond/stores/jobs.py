@@ -27,6 +27,7 @@ class MergeRuns(msgspec.Struct, frozen=True, tag="runs"):
         lowest, highest: the hashes wanted, both included.
         drop_tombstones: whether deleted keys are left out: nothing older lies below.
         size: rows in a piece, roughly.
+        earlier: schemas that the table has had before, which inputs may still be of (see `RunStore.open`).
     """
 
     schema: TableSchema
@@ -36,6 +37,7 @@ class MergeRuns(msgspec.Struct, frozen=True, tag="runs"):
     highest: int
     drop_tombstones: bool
     size: int
+    earlier: tuple[TableSchema, ...] = ()
 
 
 class MergeParts(msgspec.Struct, frozen=True, tag="parts"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ LIMIT = 3600.0
 MARGIN = 600.0
 """Seconds more until a request counts as left by a slot that died: clocks differ."""
 
-_REQUEST, _LEASE, _DONE = ".request", ".lease.", ".done"
+_REQUEST, _LEASE, _FREE, _DONE = ".request", ".lease.", ".free.", ".done"
 
 Document = TypeVar("Document", bound=msgspec.Struct)
 
@@ -61,15 +61,22 @@ class Known:
 
     Attributes:
         request: None if that is gone.
-        lease: number of the newest lease; 0: none. done: whether it is answered.
-        others: leases and results.
+        lease: number of the newest lease; 0: none. free: of the newest that was given up.
+        done: whether it is answered.
+        others: leases, what gives them up, and results.
     """
 
     generation: int
     request: FileInfo | None = None
     lease: int = 0
+    free: int = 0
     done: bool = False
     others: tuple[FileInfo, ...] = ()
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody has it in hand, unless they have fallen silent."""
+        return self.lease > self.free
 
 
 def request_name(generation: int, identity: str) -> str:
@@ -80,6 +87,11 @@ def request_name(generation: int, identity: str) -> str:
 def lease_name(generation: int, identity: str, number: int) -> str:
     """The object that claims a request, or goes on with a claim; numbers begin at 1."""
     return f"{_prefix(generation, identity)}{_LEASE}{number:06d}"
+
+
+def free_name(generation: int, identity: str, number: int) -> str:
+    """The object that gives a lease up."""
+    return f"{_prefix(generation, identity)}{_FREE}{number:06d}"
 
 
 def done_name(generation: int, identity: str) -> str:
@@ -130,6 +142,11 @@ def claim_lease(files: FileSystem, generation: int, identity: str, number: int, 
     write_document(files, lease_name(generation, identity, number), Lease(worker), create=True)
 
 
+def give_up_lease(files: FileSystem, generation: int, identity: str, number: int, worker: str) -> None:
+    """Let others take a request at once; `AlreadyExistsError` if that is said already."""
+    write_document(files, free_name(generation, identity, number), Lease(worker), create=True)
+
+
 def holder(files: FileSystem, generation: int, identity: str, number: int) -> str:
     """Who has taken a number; empty if that is not known."""
     found = _read(files, lease_name(generation, identity, number), Lease)
@@ -151,15 +168,14 @@ def known_in(infos: Iterable[FileInfo]) -> dict[str, Known]:
             continue
         known = found.get(identity) or Known(int(number))
         if dot + kind == _REQUEST:
-            found[identity] = Known(known.generation, info, known.lease, known.done, known.others)
+            found[identity] = replace(known, request=info)
             continue
-        lease = kind.removeprefix(_LEASE[1:])
-        found[identity] = Known(
-            known.generation,
-            known.request,
-            max(known.lease, int(lease)) if lease.isdigit() else known.lease,
-            known.done or dot + kind == _DONE,
-            (*known.others, info),
+        found[identity] = replace(
+            known,
+            lease=max(known.lease, _numbered(dot + kind, _LEASE)),
+            free=max(known.free, _numbered(dot + kind, _FREE)),
+            done=known.done or dot + kind == _DONE,
+            others=(*known.others, info),
         )
     return found
 
@@ -173,6 +189,12 @@ def withdraw(files: FileSystem, generation: int, identity: str) -> None:
 
 def _prefix(generation: int, identity: str) -> str:
     return f"{FOLDER}{digits(generation)}/{identity}"
+
+
+def _numbered(kind: str, prefix: str) -> int:
+    """The number behind a prefix; 0 if the name has another."""
+    number = kind.removeprefix(prefix)
+    return int(number) if number != kind and number.isdigit() else 0
 
 
 def _read(files: FileSystem, name: str, kind: type[Document]) -> Document | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from millpond.metrics import COUNTED, REQUESTS, TIERS, observation
+from millpond.metrics import COMPACTIONS, COUNTED, REQUESTS, TIERS, WAITING, observation
 
 
 @dataclass
@@ -19,8 +19,8 @@ class Counts:
         operators: how many the query has.
         batches: how many have ended. seconds: that they took. last_seconds: the last one.
         totals: of each operator, figures added up over batches. last: the figures of the last batch.
-        requests: the figures of requests and tiers added up over batches and operators; empty if the state is on a
-            disk.
+        requests: the figures of requests, tiers and compactions added up over batches and operators; empty if the state
+            is on a disk, and no compactors are asked. waiting: compactions that wait for one after the last batch.
     """
 
     operators: int
@@ -31,6 +31,7 @@ class Counts:
     totals: list[dict[str, float]] = field(init=False)
     last: list[dict[str, float]] = field(init=False)
     requests: dict[str, float] = field(default_factory=dict)
+    waiting: float = 0.0
 
     def __post_init__(self) -> None:
         self.totals = [dict.fromkeys(COUNTED, 0.0) for _ in range(self.operators)]
@@ -46,14 +47,16 @@ class Counts:
             self.batches += 1
             self.last_seconds = progress.durationMs["triggerExecution"] / 1000
             self.seconds += self.last_seconds
+            self.waiting = 0.0
             for index, totals in enumerate(self.totals):
                 row = progress.observedMetrics.get(observation(index))
                 figures = {} if row is None else {name: float(value or 0) for name, value in row.asDict().items()}
                 self.last[index] = figures
                 for name in COUNTED:
                     totals[name] += figures.get(name, 0.0)
-                for name in figures.keys() & set(REQUESTS + TIERS):
+                for name in figures.keys() & set(REQUESTS + TIERS + COMPACTIONS):
                     self.requests[name] = self.requests.get(name, 0.0) + figures[name]
+                self.waiting += figures.get(WAITING, 0.0)
 
 
 class CountingListener(StreamingQueryListener):  # type: ignore[misc]

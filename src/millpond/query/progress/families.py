@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from millpond.metrics import COUNTED, PRICES
+from millpond.metrics import COUNTED, PRICES, WAITING
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.reader import Progress
 from millpond.slot.pipe.client import CommitHealth
@@ -68,9 +68,29 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
     copied = CounterMetricFamily(
         "millpond_copied_bytes", "Bytes of local copies that were made of files in the object store.", labels=_QUERY
     )
+    waiting = GaugeMetricFamily(
+        "millpond_waiting_compactions", "Compactions that waited for a compactor after the last batch.", labels=_QUERY
+    )
+    compactions = CounterMetricFamily(
+        "millpond_compactions",
+        "Compactions that compactors were asked for, by who has done them.",
+        labels=(*_QUERY, "by"),
+    )
+    compacted = CounterMetricFamily(
+        "millpond_remote_compacted_bytes", "Bytes of the files that compactors have made for the query.", labels=_QUERY
+    )
+    compacting = CounterMetricFamily(
+        "millpond_compaction_seconds", "Processor time of compactions in slots.", labels=_QUERY
+    )
     for one in queries:
         with one.counts.lock:
-            if one.counts.requests:
+            if WAITING in one.counts.requests:
+                waiting.add_metric(one.labels, one.counts.waiting)
+                compactions.add_metric((*one.labels, "compactor"), one.counts.requests["remote_compactions"])
+                compactions.add_metric((*one.labels, "slot"), one.counts.requests["local_compactions"])
+                compacted.add_metric(one.labels, one.counts.requests["remote_compacted_bytes"])
+                compacting.add_metric(one.labels, one.counts.requests["compaction_ms"] / 1000)
+            if "hedges" in one.counts.requests:
                 hedges.add_metric(one.labels, one.counts.requests["hedges"])
                 for tier in ("memory", "disk", "remote"):
                     blocks.add_metric((*one.labels, tier), one.counts.requests[f"{tier}_blocks"])
@@ -87,6 +107,7 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
         if one.health is not None:
             failed.add_metric(one.labels, one.health.failed)
     yield from (batches, last, lag, failed, requests, sent, hedges, blocks, copied)
+    yield from (waiting, compactions, compacted, compacting)
     yield from _of_operators(queries)
 
 

@@ -5,13 +5,13 @@ Commits hold the figures of the batch that made them, Spark's ledger when each b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
-from millpond.metrics import PRICES, TIERS
+from millpond.metrics import COMPACTIONS, PRICES, TIERS
 from millpond.query.ledger.ledger import Ledger
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reader import StateOperator, StateReader
@@ -30,6 +30,7 @@ class OperatorProgress:
         requests: of slots to the object store, by kind (those of `millpond.metrics.PRICES`), since the figures before,
             which may have been another operator's; empty if the state is on a disk.
         tiers: likewise: blocks by where they were read, and bytes copied (`millpond.metrics.TIERS`).
+        compactions: likewise, also on a disk: what was compacted, and where (`millpond.metrics.COMPACTIONS`).
     """
 
     title: str
@@ -43,6 +44,7 @@ class OperatorProgress:
     seconds: float = 0.0
     requests: Mapping[str, int] = field(default_factory=dict)
     tiers: Mapping[str, int] = field(default_factory=dict)
+    compactions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class BatchProgress:
     def tiers(self) -> dict[str, int]:
         """Blocks by where they were read, and bytes copied; empty if the state is on a disk."""
         return _added([one.tiers for one in self.operators])
+
+    @property
+    def compactions(self) -> dict[str, int]:
+        """What was compacted, and where; only the time if compactors are not asked."""
+        return _added([one.compactions for one in self.operators])
 
 
 @dataclass(frozen=True)
@@ -173,6 +180,9 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
     def total(name: str) -> int:
         return sum(manifest.metrics.get(name, 0) for manifest in manifests)
 
+    def totals(names: Iterable[str]) -> dict[str, int]:
+        return {name: total(name) for name in names if any(name in manifest.metrics for manifest in manifests)}
+
     tables = [table for manifest in manifests for table in manifest.tables.values()]
     return OperatorProgress(
         title=operator.title,
@@ -185,8 +195,9 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
         cache_hits=total("cache_hits"),
         cache_misses=total("cache_misses"),
         seconds=max(manifest.metrics.get("process_ms", 0) for manifest in manifests) / 1000,
-        requests={name: total(name) for name in PRICES if any(name in manifest.metrics for manifest in manifests)},
-        tiers={name: total(name) for name in TIERS if any(name in manifest.metrics for manifest in manifests)},
+        requests=totals(PRICES),
+        tiers=totals(TIERS),
+        compactions=totals(COMPACTIONS),
     )
 
 

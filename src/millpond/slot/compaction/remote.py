@@ -66,10 +66,14 @@ class _Asked:
 
 @dataclass
 class RemoteStats:
-    """Compactions since the query came to this slot: done elsewhere; done here though others were asked."""
+    """Compactions since the query came to this slot: done elsewhere; done here though others were, or would be, asked.
+
+    `bytes`: of the files that were made elsewhere.
+    """
 
     remote: int = 0
     local: int = 0
+    bytes: int = 0
 
 
 @dataclass(eq=False)
@@ -124,8 +128,10 @@ class RemoteCompaction:
     ) -> Future[T]:
         """See `stores.jobs.Elsewhere`."""
         now = self.clock()
-        if now < self._alone_until:
-            self.stats.local += 1
+        with self._changed:
+            alone = now < self._alone_until
+            self.stats.local += alone
+        if alone:
             return local()
         result: Future[T] = Future()
         with self._changed:
@@ -172,6 +178,11 @@ class RemoteCompaction:
                 one.result.cancel()
             self._asked, self._taken = [], {}
             self._changed.notify_all()
+
+    def join(self, timeout: float) -> None:
+        """Wait, after `close`, until what nobody waits for any more is removed; what stays is collected."""
+        if self._thread is not None:
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         while True:
@@ -251,7 +262,9 @@ class RemoteCompaction:
         if one in self._asked:
             self._forget(one)  # nothing is left of the inputs, and no manifest will name the result
         if one.result.set_running_or_notify_cancel():
-            self.stats.remote += 1
+            with self._changed:
+                self.stats.remote += 1
+                self.stats.bytes += sum(ref.bytes for ref in refs)
             one.result.set_result(found)
             return
         with self._changed:
@@ -263,7 +276,8 @@ class RemoteCompaction:
         self._forget(one)
         if not one.result.set_running_or_notify_cancel():
             return
-        self.stats.local += 1
+        with self._changed:
+            self.stats.local += 1
         _log.info("A compaction is done by the slot itself: %s", why)
         try:
             one.local().add_done_callback(lambda done: _hand_on(done, one.result))

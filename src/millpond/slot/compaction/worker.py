@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from millpond.checkpoint.compaction.requests import (
     Request,
     claim_lease,
     file_prefix,
+    give_up_lease,
     holder,
     lease_name,
     put_done,
@@ -61,17 +62,18 @@ class Worker:
     """Does what queries ask for below some locations, one request at a time. It keeps nothing: it may be killed.
 
     Args:
-        locations: the `millpond/` folders.
+        locations: the `millpond/` folders, gone through at each look.
         directory: for temporary files.
         lease: see `LEASE`.
         clock: seconds, never set back.
         beats: whether it gives signs of life while it works (tests have it fall silent).
 
     Attributes:
-        name: in leases. stop: set it to end work at the next piece. done: requests answered.
+        name: in leases. stop: set it to give up the lease at once, and end work at the next piece.
+        done: requests answered.
     """
 
-    locations: Sequence[FileSystem]
+    locations: Iterable[FileSystem]
     directory: str = field(default_factory=tempfile.gettempdir)
     lease: float = LEASE
     clock: Callable[[], float] = time.monotonic
@@ -121,7 +123,7 @@ class Worker:
             lease, since = seen.get(identity, (-1, now))
             since = since if lease == known.lease else now
             self._seen[identity] = known.lease, since
-            if known.lease == 0 or now - since >= self.lease:
+            if not known.taken or now - since >= self.lease:
                 free.append((known.request.modified, identity, known))
         fenced: dict[int, bool] = {}
         for _, identity, known in sorted(free, key=lambda one: one[:2]):
@@ -172,7 +174,8 @@ class Worker:
         generation, identity = request.generation, request.id
         if _fenced(files, generation) or not files.exists(request_name(generation, identity)):
             _log.info("%s: request %s is not waited for any more", files.url, identity)
-            return  # what was made is collected
+            _remove(files, done.files)  # of which nobody was told
+            return
         try:
             patiently(lambda: put_done(files, generation, identity, done))
         except AlreadyExistsError:
@@ -191,28 +194,40 @@ class Worker:
             return False
         if found is None or found.attempt == done.attempt:
             return found is not None
-        for ref in done.files:
-            files.delete(ref.name)
+        _remove(files, done.files)
         return False
 
     @contextmanager
     def _beating(self, files: FileSystem, request: Request, lease: int, pace: Pace) -> Iterator[None]:
-        """Give signs of life meanwhile; work ends when another has taken over, or this worker is to stop."""
+        """Give signs of life meanwhile; work ends when another has taken over, or this worker is to stop.
+
+        Who is to stop may be in the middle of a long request to the store: others need not wait for its end.
+        """
         if not self.beats:
             yield
             return
         ended = threading.Event()
+        number = lease
+
+        def give_up() -> None:
+            with suppress(MillpondError):  # it runs out
+                give_up_lease(files, request.generation, request.id, number, self.name)
 
         def beat() -> None:
-            number, due = lease, self.clock() + self.lease / _BEATS
+            nonlocal number
+            due = self.clock() + self.lease / _BEATS
             while not ended.wait(0.1):
                 if self.stop.is_set():
                     pace.stop()
+                    give_up()
                     return
                 if self.clock() < due:
                     continue
                 due = self.clock() + self.lease / _BEATS
                 try:
+                    if not files.exists(request_name(request.generation, request.id)):
+                        pace.stop()  # nobody waits for it any more
+                        return
                     claim_lease(files, request.generation, request.id, number + 1, self.name)
                 except AlreadyExistsError:
                     with suppress(MillpondError):
@@ -226,11 +241,17 @@ class Worker:
 
         thread = threading.Thread(target=beat, name="millpond-lease", daemon=True)
         thread.start()
+        left = False
         try:
             yield
+        except TransientError:
+            left = True
+            raise
         finally:
             ended.set()
             thread.join()
+            if left and self.stop.is_set():
+                give_up()
 
 
 def do_job(files: FileSystem, job: Job, local: str, pace: Pace, prefix: str = "") -> list[RunRef]:
@@ -259,19 +280,30 @@ def do_job(files: FileSystem, job: Job, local: str, pace: Pace, prefix: str = ""
     store = RunStore(files, local, disk=0, memory=_MEMORY, prefix=prefix)
     try:
         if isinstance(job, MergeRuns):
-            runs = store.open_all(job.inputs, layout, axis=job.axis)
+            runs = store.open_all(job.inputs, layout, axis=job.axis, earlier=job.earlier)
             return _refs([merge_runs(job, runs, store, pace)])
-        return _merge_parts(job, store, pace)
+        return _merge_parts(job, files, store, pace)
     finally:
         store.close()
 
 
-def _merge_parts(job: MergeParts, store: RunStore, pace: Pace) -> list[RunRef]:
+def _merge_parts(job: MergeParts, files: FileSystem, store: RunStore, pace: Pace) -> list[RunRef]:
     layout = OrderedLayout.of(job.schema)
     runs = store.open_all(job.inputs, layout.rows, HashRange(job.lowest, job.highest + 1))
     marks = [np.frombuffer(each, np.uint64) if each else None for each in job.marks]
     inputs = [Input(Part.of_run(layout, run, 0), bits) for run, bits in zip(runs, marks, strict=True)]
-    return _refs(merge_parts(job, inputs, layout, store, pace, []))
+    made: list[Run] = []
+    try:
+        return _refs(merge_parts(job, inputs, layout, store, pace, made))
+    except BaseException:
+        _remove(files, _refs(made))  # of some of the windows
+        raise
+
+
+def _remove(files: FileSystem, refs: Sequence[RunRef]) -> None:
+    for ref in refs:
+        with suppress(MillpondError):  # what stays is collected
+            files.delete(ref.name)
 
 
 def _refs(runs: Sequence[Run]) -> list[RunRef]:

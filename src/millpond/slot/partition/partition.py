@@ -180,7 +180,7 @@ class Partition:
                 operator.process(rows)
             sealing = time.perf_counter()
             deltas = operator.finish()
-            figures = self._figures(operator) | {
+            figures = self._figures(operator, batch + 1) | {
                 "input_rows": float(seen.rows),
                 "late_rows": float(operator.late_rows),
                 "process_ms": (sealing - started) * 1000,
@@ -286,9 +286,9 @@ class Partition:
             self._tables = tables
             self._manifest = manifest
 
-    def _figures(self, operator: Operator) -> dict[str, float]:
+    def _figures(self, operator: Operator, version: int) -> dict[str, float]:
         assert self._tables is not None
-        figures = self.query.new_figures()
+        figures = self.query.new_figures(version)
         for table_name, table in operator.tables.items():
             counted = self._tables.counted(table_name)
             for name, value in table.stats().items():

@@ -45,7 +45,9 @@ class _Query:
     def drain(self, timeout: float) -> None:
         """Make what is sealed durable."""
         if self.running is not None:
+            versions = self.versions()
             self.running.committer.drain(timeout)
+            self.running.durable(versions)
 
     def let_go(self) -> None:
         """Close everything; attempts under way fail."""

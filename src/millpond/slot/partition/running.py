@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +16,20 @@ from millpond.checkpoint.sealed import SealedFiles
 from millpond.files.backends.counted import CountedFiles
 from millpond.files.backends.filesystem import FileSystem, on_disk
 from millpond.files.backends.hedged import HedgedFiles
-from millpond.metrics import TIERS, request_cost
+from millpond.metrics import TIERS, WAITING, request_cost
 from millpond.slot.batch.offsets import Planned, planned
 from millpond.slot.batch.parcels import exchange_folder, forget_batches
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.compaction.remote import RemoteCompaction
 from millpond.slot.partition.copies import CopiesFolder, claim_copies, remove_old_copies
+from millpond.slot.partition.timed import Timed
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import Account, MemoryBudget
 from millpond.stores.runs.run_store import RunStore
 
 _CACHE_SHARE = 8
+_LAST_SECONDS = 5.0
+"""How long an end waits until requests to compactors are removed: the process may be about to end, too."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class RunningQuery:
     append_files: AppendFiles = field(init=False)
     spill: Path = field(init=False)
     remote: RemoteCompaction | None = field(init=False, default=None)
+    merges: Timed = field(init=False)
+    _told: int = field(init=False, default=-1)
     _counted: CountedFiles | None = field(init=False, default=None)
     _hedged: HedgedFiles | None = field(init=False, default=None)
     _copies: CopiesFolder | None = field(init=False, default=None)
@@ -106,6 +112,7 @@ class RunningQuery:
         self.append_files = AppendFiles(self.files, str(cache), copies=self.runs.copies)
         if task.settings.compaction == "remote":
             self.remote = RemoteCompaction(self.files, task.generation, timeout=task.settings.compaction_timeout)
+        self.merges = Timed(self.means.merges)
         self._exchange = exchange_folder(self.means.directory, task)
         self._account = self.means.budget.open()
         self._account.force(self.means.cache_memory)
@@ -121,9 +128,18 @@ class RunningQuery:
             self.close()  # what it took over is free for the next attempt
             raise
 
-    def new_figures(self) -> dict[str, float]:
-        """What committer, caches and store were asked since this was last asked for: retries, requests, tiers."""
-        now = {"put_retries": self.committer.stats.retries}
+    def new_figures(self, version: int) -> dict[str, float]:
+        """What committer, caches, store and compactors were asked since this was last asked for.
+
+        Args:
+            version: which is being made. The first that asks for it is told how many compactions wait.
+        """
+        now: dict[str, float] = {"put_retries": self.committer.stats.retries}
+        now["compaction_ms"] = self.merges.seconds * 1000
+        if self.remote is not None:
+            stats = self.remote.stats
+            now |= {"remote_compactions": stats.remote, "local_compactions": stats.local}
+            now["remote_compacted_bytes"] = stats.bytes
         if self._counted is not None and self._hedged is not None:
             tiers = self.runs.stats()
             tiers["remote_blocks"] += self.append_files.remote_blocks
@@ -131,6 +147,9 @@ class RunningQuery:
         with self._lock:
             before, self._reported = self._reported, {name: float(value) for name, value in now.items()}
             new = {name: value - before.get(name, 0.0) for name, value in self._reported.items()}
+            if self.remote is not None:
+                first, self._told = version != self._told, version
+                new[WAITING] = float(self.remote.waiting) if first else 0.0
         return new | {"request_cost": request_cost(new)} if "puts" in new else new
 
     def planned(self, batch: int) -> Planned:
@@ -140,6 +159,12 @@ class RunningQuery:
                 kept = {known: entry for known, entry in self._planned.items() if known >= batch - 1}
                 self._planned = kept | {batch: planned(self.task, batch)}
             return self._planned[batch]
+
+    def durable(self, versions: Iterable[tuple[int, int, int]]) -> None:
+        """Versions (operator, partition, version) that were sealed here are durable."""
+        if self.remote is not None:
+            for operator, partition, version in versions:
+                self.remote.durable(operator, partition, version)
 
     def forget_batches(self, below: int) -> None:
         """Remove, in the background, the rows that earlier batches exchanged."""
@@ -159,4 +184,6 @@ class RunningQuery:
         if self._copies is not None:
             self._copies.release()
         self._account.close()
+        if self.remote is not None:
+            self.remote.join(_LAST_SECONDS)
         shutil.rmtree(self._exchange, ignore_errors=True)

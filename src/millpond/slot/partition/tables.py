@@ -92,7 +92,7 @@ class Tables:
             self._runs(wanted.name),
             self._query.runs,
             means.budget,
-            means.merges,
+            self._query.merges,
             self._range if axis == "hash" else HashRange(),
             writers=means.writers,
             elsewhere=self._query.remote,
@@ -108,7 +108,7 @@ class Tables:
             self._runs(wanted.name),
             self._query.runs,
             means.budget,
-            means.merges,
+            self._query.merges,
             self._range,
             writers=means.writers,
             elsewhere=self._query.remote,
@@ -122,7 +122,7 @@ class Tables:
             wanted.schema,
             self._query.append_files,
             means.budget,
-            means.merges,
+            self._query.merges,
             self._runs(wanted.name),
             directory=str(self._query.spill),
             read_batch_ratio=self._settings.read_batch_ratio,
@@ -140,7 +140,9 @@ class Tables:
 
     def _open_scratch(self, wanted: _Wanted) -> RmwTable:
         means = self._query.means
-        return RmwTable(wanted.schema, wanted.initial, RunSet(RowLayout(wanted.schema)), means.budget, means.merges)
+        return RmwTable(
+            wanted.schema, wanted.initial, RunSet(RowLayout(wanted.schema)), means.budget, self._query.merges
+        )
 
     def _open_spool(self, wanted: _Wanted) -> AlignedTable:
         return self._appends(wanted.schema).open(wanted.name, TableManifest(), layout=RowLayout(wanted.schema))
@@ -153,7 +155,7 @@ class Tables:
         """The store that the partition's aligned tables share; they are of the schema that is first asked for."""
         if self._aligned is None:
             means = self._query.means
-            self._aligned = AlignedStore(schema, self._query.append_files, means.budget, means.merges)
+            self._aligned = AlignedStore(schema, self._query.append_files, means.budget, self._query.merges)
         return self._aligned
 
     def _runs(self, name: str) -> TableManifest:

@@ -59,6 +59,7 @@ class RmwTable:
         keys: how many keys the state holds that `runs` and the deltas to be loaded make up.
         axis: by what rows belong to the partition. Keys that are looked for have the hash of their group behind their
             key columns, if it is that.
+        earlier: schemas that the table has had before, which runs may still be of.
 
     Attributes:
         layout: of the rows.
@@ -81,6 +82,7 @@ class RmwTable:
         flushed: int = 0,
         keys: int = 0,
         axis: Axis = "hash",
+        earlier: Collection[TableSchema] = (),
     ) -> None:
         self.layout = RowLayout(schema)
         self._axis = axis
@@ -97,7 +99,9 @@ class RmwTable:
         if store is not None:
             self._eviction_buffer = EvictionBuffer(runs, store, writers or background)
             self._flusher = Flusher(self._hot, self._eviction_buffer, budget.total, flushed)
-            self._compactor = Compactor(runs, store, background, piece=budget.piece, elsewhere=elsewhere)
+            self._compactor = Compactor(
+                runs, store, background, piece=budget.piece, elsewhere=elsewhere, earlier=earlier
+            )
         self._memory = MemoryManager(self._hot, runs, self._eviction_buffer, self._account)
         self._version = flushed
         self._sealed = True
@@ -149,6 +153,7 @@ class RmwTable:
             flushed=manifest.flushed,
             keys=manifest.keys,
             axis=axis,
+            earlier=earlier,
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from millpond.errors import TransientError
 from millpond.files.refs import RunRef
-from millpond.layout import HASH, HashRange, RowLayout, Rows
+from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.jobs import Elsewhere, MergeRuns
 from millpond.stores.runs.merge import PIECE_ROWS, merge
 from millpond.stores.runs.pace import Pace
@@ -56,6 +56,7 @@ class Compactor:
         most: runs that a key may stand in before some are merged.
         share: of one core that a merge may take; more when it falls behind.
         elsewhere: has merges done by others; without it, all are done here.
+        earlier: schemas that the table has had before; runs may still be of these.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Compactor:
         most: int = MOST_LAYERS,
         share: float = 0.5,
         elsewhere: Elsewhere | None = None,
+        earlier: Collection[TableSchema] = (),
     ) -> None:
         self._elsewhere = elsewhere
+        self._earlier = tuple(dict.fromkeys(one for one in earlier if one != runs.layout.schema))
         self._runs = runs
         self._store = store
         self._background = background
@@ -148,6 +151,7 @@ class Compactor:
             highest=range_.hi - 1,
             drop_tombstones=whole,
             size=min(max(most, _LEAST_ROWS), PIECE_ROWS),
+            earlier=self._earlier,
         )
 
     def _adopt(self, result: Future[Run]) -> None:

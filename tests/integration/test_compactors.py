@@ -1,0 +1,329 @@
+"""Queries whose state is compacted by processes beside them, which are killed and stalled, on a disk and on S3.
+
+Each batch's rows are those that Spark gives; nothing is left behind, and nothing is removed that somebody needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millpond.checkpoint.compaction.requests import Known, made_for, requests
+from millpond.checkpoint.forks.parents import open_state
+from millpond.checkpoint.generation import newest_claim
+from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
+from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.query.ledger.orphans import orphans_of
+from millpond.query.ledger.ownership import state_of_last_run
+from millpond.query.progress.reader import ProgressReader
+from millpond.slot.reader import StateReader
+from tests.real_s3 import BUCKET
+from tests.s3 import pointed_at
+from tests.slot.conftest import with_tests_on_path
+
+JOB = Path(__file__).with_name("compaction_job.py")
+ROWS, KEYS = 60_000, 200_000
+"""Rows of a batch, and keys: more than a slot's memory holds, so that each batch writes files."""
+
+MOST_BATCHES = 30
+LEASE = "2"
+PATIENCE = 120.0
+CONFS = {
+    "spark.millpond.compaction": "remote",
+    "spark.millpond.slot.memory": "16m",
+    "spark.millpond.slots": "1",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+}
+
+
+def wait_until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+    return found
+
+
+class Beside:
+    """A compactor beside a query; it has started when this is made, and stands still."""
+
+    def __init__(self, folder: Path, location: str, name: str) -> None:
+        self.log = folder / f"{name}.log"
+        command = [sys.executable, "-c", "from millpond.cli import main; main()", "compactor", location]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--poll", "0.1", "--lease", LEASE], env=with_tests_on_path(), stdout=log, stderr=log
+            )
+        wait_until(lambda: " for " in self.said())
+        self.stall()
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def stall(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED)
+
+    def go_on(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """As whoever runs it would."""
+        self.process.terminate()
+        assert self.process.wait(60) == 0, self.said()
+
+
+class Query:
+    """The job, start after start, and what it has read and written."""
+
+    def __init__(self, folder: Path, confs: dict[str, str]) -> None:
+        self.folder = folder
+        self.confs = confs
+        self.parts = 0
+        for name in ("in", "out", "figures"):
+            (folder / name).mkdir()
+
+    @contextmanager
+    def running(self, **more: str) -> Iterator[None]:
+        """The job runs meanwhile, with settings; at the end it is stopped, or killed if something went wrong."""
+        (self.folder / "stop").unlink(missing_ok=True)
+        settings = {f"spark.millpond.{name.replace('_', '.')}": value for name, value in more.items()}
+        with (self.folder / "job.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(JOB), str(self.folder)],
+                env=with_tests_on_path() | {"CONFS": json.dumps(CONFS | self.confs | settings)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            yield
+            if self.process.poll() is None:
+                (self.folder / "stop").touch()
+                assert self.process.wait(PATIENCE) == 0, self.log
+        finally:
+            self.kill()
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "job.log").read_text()[-4000:]
+
+    def kill(self) -> None:
+        """Driver, slots and all: nobody gets to clean up."""
+        with suppress(psutil.Error):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                process.kill()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("MILLPOND_TEST_COMPACTION") == str(self.folder) and _is_slot(process):
+                    process.kill()
+        self.process.kill()
+        self.process.wait()
+
+    def batch(self) -> None:
+        """One more file, and its batch."""
+        number, rng = self.parts, np.random.default_rng(self.parts)
+        assert number < MOST_BATCHES, self.log
+        rows = {
+            "key": rng.integers(0, KEYS, ROWS),
+            "amount": rng.integers(-50, 50, ROWS),
+            "part": np.full(ROWS, number, np.int32),
+        }
+        pq.write_table(pa.table(rows), self.folder / "in" / ".new")
+        os.utime(self.folder / "in" / ".new", (1_700_000_000 + number,) * 2)
+        (self.folder / "in" / ".new").rename(self.folder / "in" / f"{number:04d}.parquet")
+        self.parts += 1
+        wait_until(lambda: self.process.poll() is not None or (len(self._outputs()) == self.parts and self.settled))
+        assert self.process.poll() is None, self.log
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Batch after batch, until something is so."""
+        while not (found := condition()):
+            self.batch()
+        return found
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last batch has told its figures."""
+        return (self.folder / "figures" / f"{self.process.pid}-{self.parts - 1}.json").exists()
+
+    def told(self, name: str) -> int:
+        """A figure, added up over the batches of the present run."""
+        paths = (self.folder / "figures").glob(f"{self.process.pid}-*.json")
+        return sum(json.loads(path.read_text())[name] for path in paths)
+
+    def _outputs(self) -> list[Path]:
+        return [path for path in (self.folder / "out").iterdir() if (path / "_SUCCESS").exists()]
+
+    @cached_property
+    def files(self) -> FileSystem:
+        checkpoint = str(self.folder / "checkpoint")
+        return open_state(state_of_last_run(open_filesystem(checkpoint)) or checkpoint)
+
+    def known(self) -> dict[str, Known]:
+        return requests(self.files)
+
+    def held(self, worker: Beside) -> str:
+        """Stall a worker, the only one that goes on, while it has a request in hand; which it is."""
+
+        def in_hand() -> list[str]:
+            return [at for at, known in self.known().items() if known.request and known.taken and not known.done]
+
+        for _ in range(MOST_BATCHES):
+            worker.stall()
+            self.until(lambda: any(known.request and not known.done for known in self.known().values()))
+            worker.go_on()
+            wait_until(lambda: in_hand() or all(known.done for known in self.known().values() if known.request))
+            worker.stall()
+            if found := in_hand():
+                return found[0]
+        raise AssertionError("it was never caught at work")
+
+    def named(self) -> set[str]:
+        """Files that commits name."""
+        return set().union(*(read_needs(self.files, info) for info in self.files.list("commits/")))
+
+    def check_rows(self) -> None:
+        """Each batch has the keys of its file, with their rows of all files so far."""
+        rows, amounts, seen = np.zeros(KEYS, np.int64), np.zeros(KEYS, np.int64), 0
+        for path in sorted(self._outputs(), key=lambda path: int(path.name.removeprefix("batch="))):
+            table = pq.read_table(path, partitioning=None).sort_by("key")
+            last = int(table["part"].to_numpy().max())
+            keys = np.empty(0, np.int64)
+            for number in range(seen, last + 1):
+                file = pq.read_table(self.folder / "in" / f"{number:04d}.parquet", partitioning=None)
+                added = file["key"].to_numpy()
+                rows += np.bincount(added, minlength=KEYS)
+                np.add.at(amounts, added, file["amount"].to_numpy())
+                keys = np.union1d(keys, added)
+            seen = last + 1
+            np.testing.assert_array_equal(table["key"].to_numpy(), keys)
+            np.testing.assert_array_equal(table["rows"].to_numpy(), rows[keys])
+            np.testing.assert_array_equal(table["amount"].to_numpy(), amounts[keys])
+        assert seen == self.parts
+        self.rows = rows
+
+    def check_state(self) -> None:
+        """The newest version can be read, all of it, and has every key."""
+        reader = StateReader(self.files.url.removesuffix("/millpond"))
+        version = reader.versions()[-1]
+        assert version == self.parts
+        held = sum(batch.num_rows for number in range(reader.partitions) for batch in reader.read(0, number, version))
+        assert held == np.count_nonzero(self.rows)
+
+    def collect(self) -> None:
+        """What `millpond state gc` removes in some hours; then nothing is left that nobody needs."""
+        checkpoint = str(self.folder / "checkpoint")
+        files, orphans = orphans_of(checkpoint, now=time.time() + 4 * 3600)
+        assert not orphans.missing
+        assert all(infos for kind, infos in orphans.found.items() if kind.startswith(("files that no", "requests")))
+        orphans.remove(files)
+        assert not list(files.list("compaction/"))
+        assert not list(files.list("staging/"))
+        commits = files.list("commits/")
+        recent = committed_at(commits, self.parts - 1 - IN_FLIGHT)
+        named = self.named()
+        assert not [one.name for one in files.list("files/") if one.name not in named and one.modified < recent]
+        assert not orphans_of(checkpoint)[1].missing
+
+
+def _is_slot(process: psutil.Process) -> bool:
+    return any("millpond.slot" in part for part in process.cmdline())
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.xdist_group("seaweedfs")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("store", ["disk", "s3"])
+def test_workers_and_the_query_are_killed_and_stalled(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cleanup: ExitStack
+) -> None:
+    monkeypatch.setenv("MILLPOND_TEST_COMPACTION", str(tmp_path))
+    cleanup.enter_context(pointed_at(request.getfixturevalue("seaweedfs")) if store == "s3" else nullcontext())
+    apart = {"spark.millpond.state.location": f"s3://{BUCKET}/compaction"} if store == "s3" else {}
+    location = str(tmp_path / "checkpoint")
+    query = Query(tmp_path, apart)
+
+    def worker(name: str) -> Beside:
+        made = Beside(tmp_path, location if apart else f"faults+{location}?latency_ms=20", name)
+        cleanup.callback(made.kill)
+        return made
+
+    with query.running(partitions="2", compaction_timeout="60"):
+        query.batch()
+        assert query.files.url.startswith("s3:" if apart else "file:")
+        first, second, third = worker("first"), worker("second"), worker("third")
+
+        first.go_on()
+        query.until(lambda: query.told("remote_compactions") > 0)
+        query.until(lambda: any(made_for(name) for name in query.named()))
+
+        left = query.held(first)
+        first.kill()
+        second.go_on()
+        wait_until(lambda: f"request {left} done" in second.said())
+        before = query.told("remote_compactions")
+        query.until(lambda: query.told("remote_compactions") > before)
+
+        left = query.held(second)
+        third.go_on()
+        wait_until(lambda: f"request {left} done" in third.said())
+        before = query.told("remote_compactions")
+        query.until(lambda: query.told("remote_compactions") > before)
+        second.go_on()  # it writes what nobody waits for any more
+        late = [f"request {left} {how}" for how in ("is left to", "was answered by", "is not waited for")]
+        wait_until(lambda: any(line in second.said() for line in late))
+        second.end()
+
+        assert query.told("local_compactions") == 0
+        assert query.told("compaction_ms") == 0
+        assert query.told("remote_compacted_bytes") > 0
+        looked = ProgressReader(location).look()
+        assert sum(batch.compactions["remote_compactions"] for batch in looked.batches) > 0
+        left = query.held(third)
+        unanswered = {at for at, known in query.known().items() if known.request and not known.done}
+        assert left in unanswered
+        query.kill()
+        assert unanswered <= {at for at, known in query.known().items() if known.request}
+
+    with query.running(partitions="3", compaction_timeout="2"):
+        query.batch()
+        third.go_on()
+        wait_until(lambda: any(f"request {left} {how}" in third.said() for how in ("is left to", "is not waited for")))
+        third.end()
+        assert left not in query.known() or not query.known()[left].done
+        query.until(lambda: query.told("local_compactions") > 0 and query.told("compaction_ms") > 0)
+        assert query.told("remote_compactions") == 0
+        query.batch()
+    last = newest_claim(query.files)
+    wait_until(lambda: not any(known.generation == last.number for known in query.known().values()))
+
+    assert not {made_for(name) for name in query.named()} & unanswered
+    query.check_rows()
+    query.collect()
+    assert not {made_for(info.name) for info in query.files.list("files/")} & unanswered
+    query.check_state()
