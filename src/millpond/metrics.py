@@ -16,8 +16,9 @@ SUMMED = ("input_rows", "output_rows", "late_rows", "state_rows", "state_bytes",
 """Figures added up over partitions: rows in and out in this batch, and dropped as late; rows and bytes of the state;
 keys that were looked for and were in memory; those that were sought in files."""
 
-GREATEST = ("commit_lag_ms",)
-"""Figures of which the greatest counts: how long the batch waited for the commit of the one before."""
+GREATEST = ("commit_lag_ms", "commit_ms")
+"""Figures of which the greatest counts: how long the batch waited for the commit of the one before; how long the slot's
+last commit took, from sealed state to the durable one."""
 
 READ_AHEAD = ("read_ahead_hits", "read_ahead_misses", "fetched_rows", "taken_rows")
 """Figures added up likewise, of operators that keep rows until a session closes: lists on disk that were asked for and
@@ -52,8 +53,11 @@ docs/guides/state-on-s3.md says so, too."""
 COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses")
 """Of the figures, those that count what happened in a batch: they add up over batches."""
 
-FIGURES = SUMMED + GREATEST
+FIGURES = (*SUMMED, GREATEST[0])
 """What every operator reports."""
+
+REMOTE = (*REQUESTS, *TIERS, GREATEST[1])
+"""What it reports where the state is on an object store."""
 
 DURABLE = (
     "late_rows",
@@ -70,7 +74,7 @@ DURABLE = (
 the state in memory; `process_ms`, how long the operator took over the batch; requests, tiers and compactions, where
 there are any."""
 
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REQUESTS + TIERS + COMPACTIONS
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS
 _SCALES = {"request_cost": 10}
 """Of figures that are no whole numbers, what makes them so."""
 

@@ -10,6 +10,7 @@ died or is stuck in a put: its put, should it still take effect, has the same na
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -40,7 +41,7 @@ class CommitterStats:
     retries: int = 0
     restarts: int = 0
     seconds: float = 0.0
-    """From taking a group to its acknowledgement, of the last commit."""
+    """From when the first of a group was sealed to the group's acknowledgement, of the last commit."""
 
 
 class Committer:
@@ -84,6 +85,7 @@ class Committer:
         self.heartbeat = time.monotonic()
         self._changed = threading.Condition()
         self._pending: dict[str, Sealed] = {}  # by manifest id, in the order of submission
+        self._since: dict[str, float] = {}  # of those: when they were submitted
         self._unsure: set[str] = set()  # of those, adopted ones: they may be durable already
         self._group: _Group | None = None
         self._places: dict[int, set[tuple[int, int]]] = {}  # of the last versions: what was submitted of them
@@ -121,6 +123,7 @@ class Committer:
                 raise self._fenced
             self._forget_attempt(sealed)
             self._pending[sealed.manifest.id] = sealed
+            self._since[sealed.manifest.id] = time.monotonic()
             self._note_place(sealed.manifest)
             self._latest[sealed.key] = sealed.manifest.id
             if adopted:
@@ -194,6 +197,7 @@ class Committer:
         on_its_way = self._group.members if self._group else []
         if before is not None and not any(before is member for member in on_its_way):
             del self._pending[before.manifest.id]
+            self._since.pop(before.manifest.id, None)
             self._sealed.remove(before)
 
     def _note_place(self, manifest: PartitionManifest) -> None:
@@ -219,7 +223,7 @@ class Committer:
             if self._group is None and self._pending:
                 version = min(sealed.manifest.version for sealed in self._pending.values())
                 members = [sealed for sealed in self._pending.values() if sealed.manifest.version == version]
-                self._group = _Group(self._number, members, self.heartbeat)
+                self._group = _Group(self._number, members)
             return self._group
 
     def _commit(self, group: _Group) -> None:
@@ -250,6 +254,7 @@ class Committer:
             self._next_number(group)
             self._failure = self._failing_since = None
             self._tries = 0
+            since = [self._since.pop(sealed.manifest.id, math.inf) for sealed in group.members]
             for sealed in group.members:
                 manifest = sealed.manifest
                 self._pending.pop(manifest.id, None)
@@ -260,7 +265,7 @@ class Committer:
             self.stats.commits += 1
             self.stats.versions += len(group.members)
             self.stats.bytes += size
-            self.stats.seconds = time.monotonic() - group.started
+            self.stats.seconds = max(0.0, time.monotonic() - min(since, default=math.inf))
             self._changed.notify_all()
         for sealed in group.members:
             with suppress(MillpondError):  # a file that stays is found durable by whoever adopts it
@@ -381,4 +386,3 @@ class _Group:
 
     number: int
     members: list[Sealed]
-    started: float

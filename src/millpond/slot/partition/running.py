@@ -150,7 +150,9 @@ class RunningQuery:
             if self.remote is not None:
                 first, self._told = version != self._told, version
                 new[WAITING] = float(self.remote.waiting) if first else 0.0
-        return new | {"request_cost": request_cost(new)} if "puts" in new else new
+        if "puts" in new:
+            new |= {"request_cost": request_cost(new), "commit_ms": self.committer.stats.seconds * 1000}
+        return new
 
     def planned(self, batch: int) -> Planned:
         """What Spark has planned for a batch, read once for all partitions."""
