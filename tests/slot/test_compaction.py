@@ -96,7 +96,8 @@ def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> Non
     slow = f"faults+{tmp_path}?latency_ms=400"
     first = compactor(slow, "--poll", "0.1", "--lease", "2")
     try:
-        application.until(lambda: any(known.lease for known in requests(application.files).values()))
+        asked(application)
+        wait_until(lambda: any(known.lease for known in requests(application.files).values()), 50)
         first.kill()
         first.wait()
         assert application.remote.stats.remote == 0
@@ -124,7 +125,8 @@ def test_sigterm_hands_the_work_over_at_once(tmp_path: Path) -> None:
     application.start()
     slow = compactor(f"faults+{tmp_path}?latency_ms=500", "--poll", "0.1", "--lease", "600")
     try:
-        application.until(lambda: any(known.taken for known in requests(application.files).values()))
+        asked(application)
+        wait_until(lambda: any(known.taken for known in requests(application.files).values()), 50)
         slow.terminate()
         identity = next(identity for identity, known in requests(application.files).items() if known.lease)
         wait_until(lambda: not requests(application.files)[identity].taken)
