@@ -109,7 +109,7 @@ def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> Non
             application.until(lambda: not application.remote._taken or application.remote.stats.remote > 3)
         finally:
             second.terminate()
-            said = second.communicate(timeout=30)[1].decode()
+            said = second.communicate(timeout=120)[1].decode()
         assert second.returncode == 0, said
         assert "done" in said
         assert "ends" in said
@@ -130,7 +130,7 @@ def test_sigterm_hands_the_work_over_at_once(tmp_path: Path) -> None:
         slow.terminate()
         identity = next(identity for identity, known in requests(application.files).items() if known.lease)
         wait_until(lambda: not requests(application.files)[identity].taken)
-        said = slow.communicate(timeout=30)[1].decode()
+        said = slow.communicate(timeout=120)[1].decode()
         assert slow.returncode == 0, said
         assert "ends: 0 done" in said
         known = requests(application.files)[identity]
