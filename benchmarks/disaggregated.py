@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.cli import count, queries, s3_server, setting, told
 from benchmarks.config import RunConfig
@@ -78,6 +79,39 @@ def draw_recoveries(axis: Axes, results: Sequence[Result]) -> None:
     axis.set_xlabel("partitions before → after")
 
 
+def cpu(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
+    """A count per key with more state than memory: compaction in the slots, then by a compactor beside them."""
+    more = {"keys": options.keys[0], "slot_memory": options.slot_memory, "warmup_batches": 5}
+    yield measure("millpond", "compaction in slots", "rmw", **more)
+    yield measure("millpond", "by a compactor", "rmw", compaction="remote", compactors=1, **more)
+
+
+def draw_cpu(axis: Axes, results: Sequence[Result]) -> None:
+    """Cores in use over time, with the compactor's and without; the batches' 99th percentile beside each."""
+    for r in results:
+        start = r.batches[0].start
+        p99 = f"batch p99 {r.batch_ms.p99:,.0f} ms" if r.batch_ms is not None else ""
+        all_ = np.array([sample for sample in r.cpu if sample[0] >= start])
+        times, used = _rate(all_)
+        if r.compactors_cpu:
+            theirs = np.array(r.compactors_cpu)
+            alone = all_.copy()
+            alone[:, 1] -= np.interp(all_[:, 0], theirs[:, 0], theirs[:, 1], left=0.0)
+            axis.plot(times - start, used, ":", label=f"{r.extra['variant']}, with it")
+            times, used = _rate(alone)
+        axis.plot(times - start, used, label=f"{r.extra['variant']}: {p99}")
+    axis.set_xlabel("s")
+    axis.set_ylabel("cores in use")
+    axis.set_ylim(bottom=0)
+
+
+def _rate(samples: NDArray[np.float64], every: float = 2.0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """CPU seconds per second, over steps of some seconds."""
+    times = np.arange(samples[0, 0], samples[-1, 0], every)
+    used = np.diff(np.interp(times, samples[:, 0], samples[:, 1])) / every
+    return times[1:], used
+
+
 def caches(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
     """NEXMark with its state on local disk alone; on the store with a quarter of it copied; with nothing copied.
 
@@ -134,6 +168,7 @@ def _bars(axis: Axes, results: Sequence[Result], height: Callable[[Result], floa
 FIGURES: dict[str, tuple[Callable[..., Iterator[Result]], Callable[..., None]]] = {
     "checkpoints": (checkpoints, draw_checkpoints),
     "recoveries": (recoveries, draw_recoveries),
+    "cpu": (cpu, draw_cpu),
     "caches": (caches, draw_caches),
 }
 
@@ -163,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--query", type=queries, default=list(LARGER_THAN_MEMORY), metavar="A,B", help="of NEXMark, for caches")
     add("--rows-per-batch", type=count, default=200_000, metavar="N")
     add("--seconds", type=float, default=60.0, help="to measure each run")
-    add("--slot-memory", default="32m", help="for caches: memory per slot, which the state has to exceed")
+    add("--slot-memory", default="32m", help="for cpu and caches: memory per slot, which the state has to exceed")
     add("--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="a setting of the engines")
     add("--json", type=Path, default=None, metavar="FILE", help="write the figures there; drawn from it if it is there")
     add("--work", type=Path, required=True, metavar="DIR", help="where checkpoints and logs go meanwhile")

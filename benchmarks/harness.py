@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from benchmarks import flink_jar, flink_sql
 from benchmarks.config import RunConfig, memory_bytes
@@ -223,9 +224,12 @@ class Compactors:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._processes: list[subprocess.Popen[bytes]] = []
+        self.cpu: list[tuple[float, float]] = []
 
     def look(self) -> None:
-        """Start them once the query has begun: it tells where its state lies."""
+        """Start them once the query has begun: it tells where its state lies. Then see what CPU they have used."""
+        if self._processes:
+            self.cpu.append((time.time(), sum(map(_cpu_seconds, self._processes))))
         checkpoint = Path(self._config.work) / "checkpoint"
         if self._config.engine != "millpond" or self._processes or not (checkpoint / "offsets").exists():
             return
@@ -242,6 +246,13 @@ class Compactors:
             process.terminate()
         for process in self._processes:
             process.wait()
+
+
+def _cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    with suppress(psutil.Error):
+        times = psutil.Process(process.pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> None:
@@ -273,6 +284,8 @@ def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, r
             result.requests = requests.since(asked_before)
         _sizes(config, result)
         _summarise(config, result, run, measured)
+        result.cpu = [(sample.time, sample.cpu) for sample in run.tree.samples]
+        result.compactors_cpu = compactors.cpu
         if group is not None:
             result.memory_group_peak_bytes = group.peak()
         if config.restart and not config.engine.startswith("flink"):

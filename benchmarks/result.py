@@ -115,6 +115,8 @@ class Result(msgspec.Struct, kw_only=True):
         memory_group_peak_bytes: with `--memory-limit`: as the kernel counted it, page cache included.
         state_disk_bytes, state_store_bytes: working files on local disk; files in the checkpoint or store.
         puts: objects written to the store during the measured batches (new names seen).
+        cpu: seconds of CPU used so far by all processes, compactors included, at times since the epoch.
+        compactors_cpu: likewise, by compactors alone.
         requests: with `--count-requests`.
         extra: what only this engine reports.
         error: why there are no figures.
@@ -146,6 +148,8 @@ class Result(msgspec.Struct, kw_only=True):
     state_disk_bytes: int = 0
     state_store_bytes: int = 0
     puts: int = 0
+    cpu: list[tuple[float, float]] = []
+    compactors_cpu: list[tuple[float, float]] = []
     requests: Requests | None = None
     restart: Restart | None = None
     batches: list[Batch] = []

@@ -71,6 +71,8 @@ def measured(figure: str) -> list[Result]:
                     rows_per_second=1000.0,
                     batches=batches,
                     batch_ms=Spread.of([100.0]),
+                    cpu=[(float(n), 2.0 * n) for n in range(20)],
+                    compactors_cpu=[(n + 0.5, 0.5 * n) for n in range(20)],
                     restart=Restart(1.0, 1.0, 0.0, 9.0, 7.0),
                     extra={"variant": variant},
                 )
@@ -99,5 +101,5 @@ def test_each_figure_runs_what_it_compares(tmp_path: Path) -> None:
             return Result(engine=engine, workload=workload, state_store_bytes=1 << 30)
 
         assert len(list(runs(options, measure))) == seen.total() > 0
-        engines = 1 if figure == "caches" else 2
+        engines = 1 if figure in ("caches", "cpu") else 2
         assert set(seen.values()) == {engines}
