@@ -229,6 +229,40 @@ def test_deduplication(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...
     check(spark, tmp_path, first_rows(*keys), mode)
 
 
+def twice(df: DataFrame, session: SparkSession) -> DataFrame:
+    seen = marked(df).dropDuplicates(["k", "v"])
+    return seen.select("k", "v").union(seen.where("year(ts) < 2999").select("k", "v"))
+
+
+UNREAD: dict[str, tuple[Query, str, bool]] = {
+    "not shown": (lambda df, _: marked(df).dropDuplicates(["k", "v"]).select("k", "v"), "append", True),
+    "shown": (lambda df, _: marked(df).dropDuplicates(["k", "v"]).select("k", "v", F.hour("ts") * 0), "append", False),
+    "under a filter": (lambda df, _: marked(df).dropDuplicates(["k", "v"]).where("k < 4").select("v"), "append", True),
+    "filtered by": (
+        lambda df, _: marked(df).dropDuplicates(["k", "v"]).where("year(ts) < 2999").select("v"),
+        "append",
+        False,
+    ),
+    "of one of two": (twice, "append", True),
+    "under a count": (lambda df, _: marked(df).dropDuplicates(["k", "v"]).groupBy("k").count(), "update", True),
+    "under a distinct": (
+        lambda df, _: marked(df).dropDuplicates(["k", "v"]).select("k", "v", F.hour("ts") * 0).distinct().select("k"),
+        "update",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_deduplication_beside_a_time_that_nobody_reads(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Spark does not have the column then, and late rows pass."""
+    query, mode, late = UNREAD[name]
+    batches = [[rows(1, 30, 0, 20)], [rows(2, 3, 400, 5)], [rows(3, 30, 0, 20), rows(4, 30, 420, 20)]]
+    found = compare(spark, tmp_path, query, mode, batches, ddl=DDL)
+    assert max(found) > len(batches), "no batch without rows"
+    assert (len(found[4]) > 5) == late, [len(batch) for batch in found.values()]
+
+
 @pytest.mark.parametrize("engine", ["native", "ours"])
 @pytest.mark.parametrize("kind", ["time and window", "window and time", "copies"])
 def test_two_event_times_are_refused(spark: SparkSession, tmp_path: Path, kind: str, engine: str) -> None:

@@ -16,6 +16,7 @@ from millpond.plan.catalyst.windows import needed_columns
 from millpond.plan.changelog.changes import filtered
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
+from millpond.query.starting.pinning import pinned_query
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.kinds.over import OverSpec
@@ -130,6 +131,19 @@ def test_deduplicate_spec(stream: DataFrame) -> None:
     assert isinstance(operator.spec, DeduplicateSpec)
     assert operator.spec.columns == columns
     assert sorted(operator.spec.keys) == [0, 3]
+
+
+def test_deduplication_by_a_time_that_nobody_reads(stream: DataFrame) -> None:
+    rows = stream.withWatermark("ts", "1 minute").dropDuplicates(["k", "v"])
+    pinned = []
+    for df in (rows, rows.select("k", "v")):
+        decision = decide(df, "append")
+        (operator,) = decision.operators
+        assert isinstance(operator.spec, DeduplicateSpec)
+        assert (operator.spec.time is None, operator.spec.passed) == (df is not rows,) * 2
+        assert operator.closes
+        pinned.append(pinned_query(decision, 32, Catalyst(df.sparkSession)).operators)
+    assert pinned[0] == pinned[1]  # whether it is read may change, as natively
 
 
 def test_select_distinct_groups_by_all_columns(stream: DataFrame, spark: SparkSession) -> None:

@@ -127,7 +127,7 @@ def test_what_is_pinned_keeps_its_names() -> None:
     names = {kind.__struct_config__.tag: kind.__struct_fields__ for kind in get_args(OperatorSpec)}
     assert names == {
         "aggregate": ("keys", "inputs", "calls", "output_mode", "time", "retracts", "changes", "pattern"),
-        "deduplicate": ("columns", "keys", "time"),
+        "deduplicate": ("columns", "keys", "time", "passed"),
         "within": ("columns", "keys", "time", "delay_ms"),
         "session": ("keys", "window", "inputs", "calls", "output_mode", "lag_ms", "pattern", "gap"),
         "join": (

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 
 from millpond.errors import UnsupportedError, UsageError
 from millpond.plan.catalyst.conditions import (
+    pruned_deduplications,
     with_plain_conditions,
     with_settled_conditions,
     without_repeated_groupings,
@@ -85,7 +86,7 @@ def decide(
     plan = without_repeated_groupings(catalyst, plan)
     needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
     mode = output_mode.lower()
-    decider = _Decider(catalyst, analyzed, mode, map_groups, needed, shared=shared)
+    decider = _Decider(catalyst, analyzed, plan, mode, map_groups, needed, shared=shared)
     root = settled(decider.visit(plan), mode, pattern)
     every = changes == "all" and mode == "update" and _changes(root, analyzed)
     return Decision(numbered(emitting(root) if every else root), mode, analyzed, every)
@@ -112,6 +113,7 @@ class _Decider:
         self,
         catalyst: Catalyst,
         analyzed: Node,
+        settled: Node,
         output_mode: str,
         map_groups: str,
         needed: Needed,
@@ -120,10 +122,17 @@ class _Decider:
     ) -> None:
         self.catalyst = catalyst
         self.analyzed = analyzed
+        self.settled = settled
         self.output_mode = output_mode
         self.map_groups = map_groups
         self.needed = needed
         self.shared = shared
+
+    @cached_property
+    def deduplicated(self) -> list[tuple[Node, frozenset[int]]]:
+        """Each node that deduplicates, with the columns that it has natively: not those that nobody reads."""
+        nodes = [node for node in self.settled.walk() if node.kind == "Deduplicate"]
+        return list(zip(nodes, pruned_deduplications(self.catalyst, self.settled), strict=True))
 
     @cached_property
     def unstable(self) -> str | None:
@@ -257,14 +266,20 @@ class _Decider:
             check_key(key)
             positions.append(next(i for i, attribute in enumerate(node.output) if attribute.expr_id == key.expr_id))
         reading.set_hash([reading.inputs[position].field.name for position in positions])
+        marked = [attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata]
+        passed = bool(marked)
+        # Natively, a column that nobody reads above is gone below, and no row is late by it.
+        if node.kind == "Deduplicate" and not {one.expr_id for one in marked} <= {key.expr_id for key in keys}:
+            there = next(columns for one, columns in self.deduplicated if one is node)
+            marked = [attribute for attribute in marked if attribute.expr_id in there]
+        check_one_time(marked)
         for position, attribute in enumerate(node.output):
             _check_travels(attribute)
-            if WATERMARK_DELAY in attribute.metadata:  # not only as a key: Spark drops late rows by any such column
+            if any(attribute is one for one in marked):  # not only as a key: Spark drops late rows by any such column
                 reading.time = EventTime(position)
-        check_one_time([attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata])
-        self._check_watermarks(reading.time is not None)
+        self._check_watermarks(passed)
         columns = tuple(column.field for column in reading.inputs)
-        return reading, DeduplicateSpec(columns, tuple(positions), reading.time)
+        return reading, DeduplicateSpec(columns, tuple(positions), reading.time, passed and reading.time is None)
 
     def _within(self, node: Node) -> tuple[Reading, WithinSpec]:
         reading, spec = self._deduplicate(node)

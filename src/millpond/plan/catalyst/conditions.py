@@ -38,6 +38,7 @@ _SETTLING = (
 _INFERRING = (f"{_OPTIMIZER}.InferFiltersFromGenerate", f"{_OPTIMIZER}.InferFiltersFromConstraints")
 _EXTRA = (f"{_OPTIMIZER}.PushExtraPredicateThroughJoin", f"{_OPTIMIZER}.PushDownPredicates")
 _PRUNING = (f"{_OPTIMIZER}.ColumnPruning",)
+_REPLACING = (f"{_OPTIMIZER}.ReplaceDistinctWithAggregate",)
 _REPETITION = (f"{_OPTIMIZER}.RemoveRepetitionFromGroupExpressions",)
 _MOST_PASSES = 100
 """As `spark.sql.optimizer.maxIterations`."""
@@ -61,6 +62,20 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool) -> 
     java = _applied(catalyst, _SETTLING, java, _MOST_PASSES)
     java = _applied(catalyst, _EXTRA, java, _MOST_PASSES)
     return Node(_applied(catalyst, _PRUNING, java) if pruned else java)
+
+
+def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]]:
+    """Identities of the columns that each `Deduplicate` of a plan has once nobody's are gone, in the order of the walk.
+
+    The plan in which they are gone is only looked at (see `windows.needed_columns`).
+
+    Args:
+        catalyst: of the query's session. plan: with its conditions settled.
+    """
+    java = _applied(catalyst, (*_UNALIASED, *_REPLACING), plan.java)
+    java = _applied(catalyst, _PRUNING, java, _MOST_PASSES)
+    found = [node for node in Node(java).walk() if node.kind == "Deduplicate"]
+    return [frozenset(column.expr_id for column in node.output) for node in found]
 
 
 def without_repeated_groupings(catalyst: Catalyst, plan: Node) -> Node:

@@ -197,8 +197,13 @@ def _pin(
 
 
 def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
-    """What of a spec must not change between starts: what happens on overflow may, and how far sessions reach."""
+    """What of a spec must not change between starts.
+
+    What happens on overflow may, how far sessions reach, and by what rows are late where no state closes.
+    """
     spec.pop("gap", None)
+    if spec.pop("passed", None) is not None and spec["time"] and spec["time"]["column"] not in spec["keys"]:
+        spec["time"] = None
     for call in spec.get("calls", ()):
         call["options"].pop("eval_mode", None)
     return spec

@@ -15,14 +15,21 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
     """The first row of each key; input and output columns are `columns`, the key those at positions `keys`.
 
     With `time`, late rows are dropped; keys are forgotten when the watermark passes it, if it is one of them.
+    `passed` is whether a watermark comes by that nothing is late by, as nobody reads its column.
     """
 
     time: EventTime | None = None
+    passed: bool = False
 
     @property
     def lag(self) -> int | None:
         """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
         return None if self.time is None else self.time.lag_ms
+
+    @property
+    def closes(self) -> bool:
+        """Whether a watermark comes by: Spark runs a batch without rows when it has moved, also if nothing closes."""
+        return self.time is not None or self.passed
 
     def with_lag(self, lag_ms: int) -> Self:
         """The same, reached by a watermark that lags behind the query's."""
