@@ -235,6 +235,46 @@ def _tables(reader: StateReader, partition: int) -> Iterator[TableState]:
     yield from reader.manifest(0, partition, reader.choose()).tables.values()
 
 
+@pytest.mark.parametrize("partitions", [2, 3])
+def test_attempts_at_a_batch_are_not_mixed(tmp_path: Path, partitions: int) -> None:
+    """What a run began with, and what one of its partitions has made anew of other input, are two states."""
+    files = open_filesystem(join_url(str(tmp_path), "millpond"))
+    pin(files, PinnedQuery(1 << 15, (PinnedOperator("counts", plain(GROUPED), {"main": {}}),)))
+
+    def make(slot: Slot, partition: int, seen: int) -> None:
+        parent = slot.open(partition, 1)
+        sealed = seal(parent, {"main": (TableManifest(), [b"d"])}, input_checksum=seen, input_rows=1)
+        slot.committer.submit(slot.sealed.write(sealed, slot.generation))
+
+    def run(versions: list[int], partitions: int) -> Slot:
+        generation = claim(files, run="test", partitions=partitions)
+        Recovery(files, generation, 1).begin(versions)
+        return Slot(files, generation.number, tmp_path / f"host{generation.number}")
+
+    first = run([0], 2)
+    for partition in range(2):
+        sealed = seal(
+            PartitionManifest(0, partition, 0), {"main": (TableManifest(), [b"c"])}, input_checksum=1, input_rows=1
+        )
+        first.committer.submit(first.sealed.write(sealed, first.generation))
+    first.settle()
+    for partition in range(2):
+        make(first, partition, seen=2)
+    first.settle()
+    second = run([1, 2], partitions)
+    make(second, 0, seen=3)
+    second.settle()
+    reader = StateReader(str(tmp_path))
+    seen = {manifest.input_checksum for manifest in reader.manifests(2).values()}
+    if partitions == 2:
+        assert not reader.is_whole(2)
+    else:
+        assert reader.is_whole(2)
+        assert 3 not in seen
+    first.committer.close()
+    second.committer.close()
+
+
 def test_operators_are_listed_before_there_is_a_version(tmp_path: Path, state: Callable[..., tuple]) -> None:
     files = open_filesystem(join_url(str(tmp_path), "millpond"))
     pin(files, PinnedQuery(1 << 15, (PinnedOperator("counts", plain(GROUPED), {"main": {}, "distinct0": {}}),)))

@@ -367,7 +367,12 @@ class StateReader:
                     if known.lineage != manifest.lineage:
                         uncertain.add(manifest.place)
             base = run.base.at(version)
-            if base is not None:
+            if base is not None and not self._whole(run.claim, found):
+                if base.ranges != run.claim.ranges and not uncertain:
+                    found.manifests.clear()  # partitions of other ranges cannot be put together with its own
+                if base.ranges == run.claim.ranges:
+                    tips = ((own, base.tip(*own.place)) for own in found.manifests.values())
+                    uncertain |= {own.place for own, tip in tips if tip is not None and tip.lineage != own.lineage}
                 self._inherit(run.claim, base, found)
             for place in uncertain:  # two attempts of a batch saw other input: which one counts is not known
                 del found.manifests[place]
@@ -382,6 +387,9 @@ class StateReader:
             damage.append(error)
             return []
         return [manifest for manifest in header.manifests if manifest.version == version]
+
+    def _whole(self, claim: Generation, found: _Commits) -> bool:
+        return len(found.manifests) == len(self.operators) * claim.partitions
 
     def _inherit(self, claim: Generation, base: BaseVersion, found: _Commits) -> None:
         """Take what a run began with for the places that have nothing newer of the version."""
