@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from millpond.query.importing import Import
     from millpond.query.writer import StreamWriter
 
-__all__ = ["__version__", "explain", "install", "read_state", "writeStream"]
+__all__ = ["__version__", "explain", "import_checkpoint", "install", "read_state", "writeStream"]
 
 __version__: str
 """The version of the installed package."""
@@ -110,3 +111,29 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
     from millpond.query.state import read_state as read
 
     return read(spark, checkpoint, operator, version)
+
+
+def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: str = "append") -> Import:
+    """Make a checkpoint with which a query that ran on Spark's own state store goes on with its state on Millpond.
+
+    Start the query with `writeStream` and the new checkpoint then: it goes on with the batch after the last one that
+    was committed, or, if one was planned and not committed, with that. The old checkpoint stays as it is. The query
+    keeps its id, so that sinks which know it skip what they have; do not start it on both.
+
+    Args:
+        df: the query's streaming DataFrame, as it was natively.
+        source: the checkpoint location of the native query, which must not run.
+        checkpoint: the new checkpoint location, where there is nothing yet.
+        output_mode: of the query.
+
+    Returns:
+        Where it is, the query's id, the version and the number of partitions of the state.
+
+    Raises:
+        UsageError: there is no such checkpoint, something is at the new place, or the query is running.
+        StateIncompatibleError: the state is of another query, or some of it cannot be taken over. Nothing was written.
+        SettingError: `spark.millpond.state.location` is set.
+    """
+    from millpond.query.importing import import_checkpoint as import_
+
+    return import_(df, source, checkpoint, output_mode)

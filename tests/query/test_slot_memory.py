@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from millpond.query.starting.start import warn_of_other_memory
+from millpond.query.starting.tasks import warn_of_other_memory
 
 
 def test_a_query_that_asks_for_other_slot_memory_is_told_what_it_gets(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, overload, runtime_checkable
 
 import pyarrow as pa
 
@@ -106,6 +106,14 @@ class Times(NamedTuple):
     late: int = 0
     closed: int = 0
     processing: int = 0
+
+
+@runtime_checkable
+class Adopting(Protocol):
+    """An operator that can take up state that Spark held, in place of a batch's rows, when it has none of its own."""
+
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Take up a part of it: the column `__hash`, then what `plan.carrying` makes of Spark's state."""
 
 
 class Operator(Protocol):

@@ -6,7 +6,7 @@ under the old identities, so that no node above it notices (docs/architecture.md
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -204,22 +204,8 @@ class _Surgeon:
         return named.select(*columns_, F.expr(hash_).alias("__hash"))
 
     def _exchange(self, sent: DataFrame, *, watch: bool) -> DataFrame:
-        """Add one marker row per partition and batch, and send every row to its hash's partition."""
-        low = [-(-(p << KEY_GROUP_BITS) // self.partitions) << _TIME_BITS for p in range(self.partitions)]
-        signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
-        now = F.unix_millis(F.current_timestamp())
-        markers = self.catalyst.streaming_rows(signed, "low").select(
-            *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),
-            F.col("low").bitwiseOR(now).alias("__hash"),
-            F.lit(True).alias("__mark"),
-        )
-        partition = F.expr(
-            f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {self.partitions}L, {KEY_GROUP_BITS}) as int)"
-        )
-        rows = sent.union(markers)
-        if watch:
-            rows = rows.union(self.catalyst.watching_watermark(sent))
-        return rows.repartitionById(self.partitions, partition)
+        watching = self.catalyst.watching_watermark(sent) if watch else None
+        return exchanged(self.catalyst, sent, self.partitions, self.catalyst.streaming_rows, watching)
 
     def _reattach(self, node: Node, reading: Reading, piped: Node, more: list[Expression]) -> Node:
         """Put the node's results, computed from the pipe's output, under their old names and identities.
@@ -269,6 +255,37 @@ class _Surgeon:
         if new.type != old.type:
             new = self.catalyst.fitted(new, old)
         return new if old.nullable else self.catalyst.not_null(new)
+
+
+def exchanged(
+    catalyst: Catalyst,
+    sent: DataFrame,
+    partitions: int,
+    rows_of: Callable[[Sequence[int], str], DataFrame] | None = None,
+    watching: DataFrame | None = None,
+) -> DataFrame:
+    """Add one marker row per partition and batch, and send every row to its hash's partition.
+
+    Args:
+        catalyst: of the session. sent: rows, their hash and mark last. partitions: how many there are.
+        rows_of: makes rows that come with every batch of a stream; None for a batch DataFrame.
+        watching: rows to be added, of which there are none.
+    """
+    low = [-(-(p << KEY_GROUP_BITS) // partitions) << _TIME_BITS for p in range(partitions)]
+    signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
+    now = F.unix_millis(F.current_timestamp())
+    markers = (rows_of or catalyst.rows)(signed, "low").select(
+        *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),
+        F.col("low").bitwiseOR(now).alias("__hash"),
+        F.lit(True).alias("__mark"),
+    )
+    partition = F.expr(
+        f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {partitions}L, {KEY_GROUP_BITS}) as int)"
+    )
+    rows = sent.union(markers)
+    if watching is not None:
+        rows = rows.union(watching)
+    return rows.repartitionById(partitions, partition)
 
 
 def with_kinds(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split: bool) -> DataFrame:

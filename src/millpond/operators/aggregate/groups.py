@@ -30,6 +30,7 @@ from millpond.operators.functions.retractable import Count, Retractable
 from millpond.operators.functions.whole_groups import Gathered
 from millpond.operators.protocol import MAIN, MakeRows
 from millpond.operators.tables.keyed import Keyed
+from millpond.operators.tables.partial_rows import partial_rows
 from millpond.spec.functions import counted
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import GLOBAL_HASH
@@ -109,6 +110,18 @@ class Groups:
         """Fold in rows: the column `__hash`, then keys and inputs in the order of the spec."""
         for portion in portions(batch, self.table.portion, self.table.ahead):
             self._fold(portion)
+
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Take up partial results: the column `__hash`, then keys and the state columns of all calls."""
+        for portion in portions(batch, self.table.portion, self.table.ahead):
+            rows = partial_rows(portion, self.main, self.main.types, self.main.keys, self.calls)
+            keys = Rows(np.ascontiguousarray(rows.words[:, : self.main.layout.key_stop]), rows.heap)
+            self.table.prepare(keys, self._version)
+            for start in range(0, rows.count, BLOCK):
+                block = slice(start, start + BLOCK)
+                found = self.table.upsert(Rows(keys.words[block], keys.heap), self._version).rows
+                for call in self.calls:
+                    call.combine(self.table, found, Rows(rows.words[block], rows.heap))
 
     def _fold(self, batch: pa.RecordBatch) -> None:
         count = batch.num_rows

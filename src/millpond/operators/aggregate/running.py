@@ -59,6 +59,10 @@ class AggregateOperator:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
         self._groups.fold(batch)
 
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Take up partial results: the column `__hash`, then keys and the state columns of all calls."""
+        self._groups.adopt(batch)
+
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: seal all tables."""
         return self._groups.seal()

@@ -93,6 +93,14 @@ class WindowedAggregate:
             begins = times if self._windows is None else times - number * self._windows.slide
             self._fold(*self._on_time(batch, begins, count=number == 0))
 
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Take up partial results of windows: the column `__hash`, then keys and the state columns of all calls."""
+        times = times_of(batch.column(self._column), self._type)
+        if self._sliding:
+            batch = in_windows(batch, self._column, times)
+        for part, rows in self._parts.divide(batch, times):
+            part.adopt(rows)
+
     def _process_in_order(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
         """Fold rows into all their windows, one row after the other."""
         assert self._windows is not None

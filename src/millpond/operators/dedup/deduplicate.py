@@ -129,6 +129,16 @@ class DeduplicateOperator:
         for seen, rows in self._parts.divide(batch, times):
             self._new += seen.fresh(rows)
 
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Take up keys that Spark holds: rows as `process` has them, null beside their keys."""
+        times = np.zeros(0, np.int64)
+        if self.spec.time is not None:
+            at = self.spec.time.column
+            times = times_of(batch.column(1 + at), parse_type(self.spec.columns[at].type))
+        for seen, rows in self._parts.divide(batch, times):
+            for _ in seen.fresh(rows):
+                pass
+
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: seal what it changed, forget what is closed."""
         return self._parts.finish()

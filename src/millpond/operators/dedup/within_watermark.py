@@ -74,6 +74,13 @@ class WithinWatermarkOperator:
             if portion.num_rows:
                 self._pass_on(portion, -(-times // 1000) + self.spec.delay_ms)
 
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Take up keys that Spark holds: rows as `process` has them, whose time says when their key is forgotten."""
+        for portion in portions(batch, self._table.portion, self._table.ahead):
+            times = numbers(plain(portion.column(1 + self.spec.time.column)), self._time_type)
+            self._pass_on(portion, -(-times // 1000))
+            self._new = []
+
     def _pass_on(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> None:
         leaves = [
             leaf

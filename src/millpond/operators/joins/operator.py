@@ -75,12 +75,14 @@ class JoinOperator:
         self._names = [field.name for field in spec.output_fields]
         self._late = BEGINNING
         self.late_rows = 0
+        self._adopted = False  # whether the batch is of rows that are known to have met
         self._once: list[tuple[Part, NDArray[np.int64]]] = []  # left rows of a semi join that found their first partner
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._late = times.late * 1000
         self.late_rows = 0
+        self._adopted = False
         self._once = []
         for side in (self._left, self._right):
             side.alone = []
@@ -121,11 +123,24 @@ class JoinOperator:
         if batch.num_rows:
             side.table.append(*side.rows.encode(batch))
 
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Take up rows that Spark holds: columns as for `process`, at last `__matched`, null where it is not known."""
+        for portion in portions(batch, self._left.table.portion, batch.num_rows):
+            right = np.asarray(portion.column("__right"))
+            for side, which in ((self._left, ~right), (self._right, right)):
+                rows = _select(portion, which)
+                if not rows.num_rows:
+                    continue
+                known = rows.column("__matched")
+                self._adopted = self._adopted or not known.null_count
+                matched = np.asarray(known.fill_null(False)) if side.marked else None
+                side.table.append(*side.rows.encode(rows), matched)
+
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: find who has a partner, if the state has to know it, and seal both tables."""
         for side in (self._left, self._right):
             side.table.settle()
-        if self.spec.kind != "inner":
+        if self.spec.kind != "inner" and not self._adopted:
             for met in self._meet():
                 self._mark(met)
         return {side.name: side.table.seal() for side in (self._left, self._right)}

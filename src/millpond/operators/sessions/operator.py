@@ -25,9 +25,10 @@ from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeTable, Time
 from millpond.operators.sessions.pieces import Pieces, own_windows
 from millpond.operators.sessions.tables import main_table
 from millpond.operators.tables.keyed import decode_rows
+from millpond.operators.tables.partial_rows import partial_rows
 from millpond.spec.functions import counted
 from millpond.spec.kinds.session import SessionSpec
-from millpond.spec.types import parse_type
+from millpond.spec.types import DataType, parse_type
 from millpond.stores.memory.spooled import spooled
 from millpond.stores.rmw.expiry import Expiry
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 Fold = Callable[[Ints, int, int], None]
+
+_LONG = DataType("bigint")
 
 _MANY = 8192  # sessions of keys with several that are merged together
 
@@ -100,6 +103,19 @@ class SessionOperator:
             if portion.num_rows:
                 self._settle(int(starts.min()))
                 self._fold(portion, starts, ends)
+
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Take up sessions: `__hash`, the keys, start and end in microseconds, and the state columns of all calls."""
+        at = 1 + len(self._key_types)
+        for portion in portions(batch, self._table.portion, _MANY):
+            places = self._main.keys[:-1]
+            rows = partial_rows(portion, self._main, self._key_types, places, self._calls, skipped=2)
+            for number in (0, 1):
+                rows.words[:, self._session + number] = numbers(plain(portion.column(at + number)), _LONG).view(
+                    np.uint64
+                )
+            rows.words[:, self._ordinal] = 0
+            self._put_back(rows)
 
     def _settle(self, earliest: int) -> None:
         """Close what the watermark has passed ahead of rows that start too late to change it, as nearly all do.

@@ -423,9 +423,13 @@ class Catalyst:
         except Py4JError:
             return java.copy(*fields)
 
+    def rows(self, values: Sequence[int], name: str) -> DataFrame:
+        """A bigint column of constant rows."""
+        return self.spark.sql("VALUES " + ", ".join(f"({value}L)" for value in values) + f" AS t({name})")
+
     def streaming_rows(self, values: Sequence[int], name: str) -> DataFrame:
         """A bigint column of constant rows that takes part in every micro-batch (a streaming `LocalRelation`)."""
-        rows = self.spark.sql("VALUES " + ", ".join(f"({value}L)" for value in values) + f" AS t({name})")
+        rows = self.rows(values, name)
         execution = rows._jdf.queryExecution()
         plans = (Node(plan()) for plan in (execution.analyzed, execution.optimizedPlan))  # the versions differ in which
         local = next(node.java for plan in plans for node in plan.walk() if node.kind == "LocalRelation")
@@ -474,16 +478,21 @@ class Catalyst:
         hooks = self._class("org.apache.spark.util.ShutdownHookManager")
         hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
 
+    def runs(self, query_id: str) -> bool:
+        """Whether the application runs the query of this id, in whatever session."""
+        return self._active_run(query_id) is not None
+
+    def _active_run(self, query_id: str) -> Any:
+        queries = self.spark._jsparkSession.sharedState().activeStreamingQueries()
+        return queries.get(self._class("java.util.UUID").fromString(query_id))
+
     def stop_active_run(self, query_id: str | None) -> None:
         """Stop the application's running query of this id, if any, as Spark does when it is started again.
 
         Raises:
             UsageError: it runs, and `spark.sql.streaming.stopActiveRunOnRestart` is false.
         """
-        if query_id is None:
-            return
-        queries = self.spark._jsparkSession.sharedState().activeStreamingQueries()
-        running = queries.get(self._class("java.util.UUID").fromString(query_id))
+        running = None if query_id is None else self._active_run(query_id)
         if running is None:
             return
         if self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
@@ -519,6 +528,22 @@ class Catalyst:
         return Node(
             self._copy(java, java.groupingExpressions(), self._seq([result.java for result in results]), java.child())
         )
+
+    def aggregate(self, node: Node, results: Sequence[Expression]) -> Node:
+        """The same aggregate with other results."""
+        java = node.java
+        return Node(
+            self._copy(java, java.groupingExpressions(), self._seq([one.java for one in results]), java.child())
+        )
+
+    def optimized(self, plan: Node) -> Node:
+        """What Spark's optimiser makes of a plan."""
+        optimizer = self.spark._jsparkSession.sessionState().optimizer()
+        return Node(optimizer.execute(plan.java))
+
+    def physical_aggregate(self, node: Node) -> Any:
+        """Groupings, aggregate functions and results of an aggregate as the planner takes them apart."""
+        return self._class("org.apache.spark.sql.catalyst.planning.PhysicalAggregation").unapply(node.java).get()
 
     def _plain(self, expression: Expression) -> Expression:
         if expression.kind == "AggregateExpression":

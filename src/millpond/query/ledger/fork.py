@@ -25,15 +25,14 @@ from millpond.checkpoint.forks.pins import Pin, write_pin
 from millpond.checkpoint.formats.documents import write_document
 from millpond.checkpoint.pinned import read_shapes, shape_name
 from millpond.checkpoint.recovery import Recovery
-from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
+from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.backends.forked import with_parents
 from millpond.files.backends.local import LocalFiles
-from millpond.query.ledger.ledger import LOGS, METADATA, Ledger, is_rolled_back
+from millpond.query.ledger.copying import copy_folders, copy_ledger, out_of_reach
+from millpond.query.ledger.ledger import METADATA, Ledger, is_rolled_back
 from millpond.query.ledger.ownership import SOON, state_of_last_run
 from millpond.slot.reader import StateReader, span
-
-_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,13 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
     try:
         _pin(taken, parents, files, chosen)
         if chosen - 1 not in ledger.retained() or is_rolled_back(original):
-            raise _out_of_reach(chosen)
+            raise out_of_reach(chosen)
         _check_there(taken, parents, chosen)
         for number, shape in read_shapes(reader.files, recovery.shape(chosen)).items():
             write_document(files, shape_name(number), shape, create=True)
         begin_fork(files, taken, chosen, recovery)
-        _copy(original, place, ["sources/", "state/"])
-        _copy_ledger(original, place, ledger, chosen)
+        copy_folders(original, place, ["sources/", "state/"])
+        copy_ledger(original, place, ledger, chosen)
     except BaseException:
         with suppress(MillpondError):  # else there are pins too many, which `millpond state gc` tells of
             for parent, its in zip(taken.parents.parents, parents, strict=True):
@@ -126,8 +125,8 @@ def check_fork(checkpoint: str, ledger_files: FileSystem) -> None:
         return
     if not ledger_files.exists(METADATA):
         raise StateIncompatibleError(
-            "This checkpoint was to become a fork of another, and that was interrupted.",
-            action="Delete it, and fork again (millpond state fork).",
+            "This checkpoint was to go on from the state of another, and its making was interrupted.",
+            action="Delete it, and fork (millpond state fork) or import (millpond.import_checkpoint) again.",
             file=ledger_files.url,
         )
     if known.parents and known.fork != files.url and _is_copy(files, known.fork):
@@ -233,46 +232,3 @@ def _check_there(taken: Share, parents: Sequence[FileSystem], version: int) -> N
                     version=version,
                     file=its.locate(name),
                 )
-
-
-def _copy(original: FileSystem, place: FileSystem, folders: Sequence[str]) -> None:
-    """Copy Spark's own small files, which are written once; it may replace several by one meanwhile."""
-    done: set[str] = set()
-    for _ in range(_TRIES):
-        with suppress(MissingFileError):
-            for folder in folders:
-                for info in original.list(folder):
-                    if info.name not in done and not info.name.rpartition("/")[2].startswith("."):
-                        place.put(info.name, [original.get(info.name)])
-                        done.add(info.name)
-            return
-    raise TransientError(
-        "Spark replaced what its sources have noted each time it was to be copied.",
-        action="Delete what there is of the fork, and try again.",
-        file=original.url,
-    )
-
-
-def _copy_ledger(original: FileSystem, place: FileSystem, ledger: Ledger, version: int) -> None:
-    """Copy the entries of the batches up to the version.
-
-    Raises:
-        TransientError: one is gone that Spark reads at a start.
-    """
-    last = version - 1
-    needed = {f"offsets/{max(last - 1, 0)}", f"offsets/{last}", f"commits/{last}"}
-    entries = {f"{log}/{batch}" for log in LOGS for batch in ledger.written(log) if batch <= last}
-    for name in sorted(entries | needed):
-        try:
-            place.put(name, [original.get(name)])
-        except MissingFileError:  # Spark retains it no longer
-            if name in needed:
-                raise _out_of_reach(version) from None
-
-
-def _out_of_reach(version: int) -> TransientError:
-    return TransientError(
-        "The query has gone on, and its ledger does not go back to this version any more, or not just now.",
-        action="Delete what there is of the fork, and try again.",
-        version=version,
-    )

@@ -8,14 +8,10 @@ start into the real sink.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +25,6 @@ from millpond.checkpoint.recovery import Recovery
 from millpond.conf import Settings
 from millpond.errors import (
     MillpondError,
-    SettingError,
     StateDamagedError,
     StateIncompatibleError,
     TransientError,
@@ -46,7 +41,8 @@ from millpond.query.ledger.ownership import SOON, Ownership, state_of_last_run
 from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.pinning import pin_query, pinned_query, settle
 from millpond.query.starting.running import note_while_running
-from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.query.starting.tasks import first_partitions, pipe_task
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import drain, open_ahead, start_ahead
 from millpond.slot.process.identity import identify
 from millpond.spec.kinds.union import OperatorSpec
@@ -56,8 +52,6 @@ log = logging.getLogger("millpond")
 
 DRAIN_SECONDS = 30.0
 """How long a start waits for the pending commits of an earlier run on this host."""
-
-_slot_memory: dict[str, int] = {}  # by application: what its first query asked for
 
 Transplant = Callable[[list[PipeTask]], DataFrame]
 """Makes the rewritten query whose pipes carry the given tasks, by operator index."""
@@ -203,48 +197,9 @@ class Start:
         return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
 
     def _first_task(self, location: str, checkpoint: str, files: FileSystem, ledger: Ledger) -> PipeTask:
-        settings = self.settings
-        application = self.spark.sparkContext.applicationId
-        warn_of_other_memory(application, settings.slot_memory)
-        mode = settings.commit_mode or ("async" if self.sync_reason is None else "sync")
-        return PipeTask(
-            application=application,
-            query=uuid.uuid5(uuid.NAMESPACE_URL, location).hex,
-            run=uuid.uuid4().hex,
-            operator=0,
-            spec=self.decision.specs[0],
-            partitions=self._partitions(files, ledger),
-            slots=settings.slots or _cores(self.spark),
-            location=location,
-            generation=0,
-            offsets=join_url(checkpoint, "offsets"),
-            exchange=self._exchange(),
-            settings=SlotSettings(
-                memory=settings.slot_memory,
-                # One answer for all of this host: a process that finds the folder full would choose another.
-                directory=tempfile.gettempdir() if on_one_host(self.spark.sparkContext) else "",
-                commit_mode=mode,
-                cache_disk=settings.cache_disk,
-                cache_admission=settings.cache_admission,
-                hedging=settings.requests_hedged,
-                read_batch_ratio=settings.read_batch_ratio,
-                max_space_amplification=settings.max_space_amplification,
-                compaction=settings.compaction,
-                compaction_timeout=settings.compaction_timeout,
-            ),
-        )
-
-    def _exchange(self) -> Literal["local", "spark"]:
-        one_host = on_one_host(self.spark.sparkContext)
-        if self.settings.exchange == "auto":
-            return "local" if one_host else "spark"
-        if self.settings.exchange == "local" and not one_host:
-            raise SettingError(
-                "spark.millpond.exchange=local needs all tasks on one host, and the master is "
-                f"{self.spark.sparkContext.master}.",
-                action="Leave the setting out.",
-            )
-        return self.settings.exchange
+        mode = self.settings.commit_mode or ("async" if self.sync_reason is None else "sync")
+        partitions = self._partitions(files, ledger)
+        return pipe_task(self.spark, self.settings, self.decision.specs[0], location, checkpoint, partitions, mode)
 
     def _partitions(self, files: FileSystem, ledger: Ledger) -> int:
         if self.settings.partitions is not None:
@@ -253,7 +208,7 @@ class Start:
         # As in Spark, `spark.sql.shuffle.partitions` counts until the first batch is planned, and never again.
         if claimed is not None and ledger.last("offsets") >= 0:
             return claimed.partitions
-        return int(self.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+        return first_partitions(self.spark, self.settings)
 
     def _replay(
         self, catalyst: Catalyst, task: PipeTask, specs: Sequence[OperatorSpec], ledger: Ledger, batch: int
@@ -393,22 +348,3 @@ def begin(
     if built_on[0] and before != now:
         log.info("the state goes on in %s, each with its part of the %d before", counted(now, "partition"), before)
     return again
-
-
-def _cores(spark: SparkSession) -> int:
-    """Cores of one host, as far as the driver knows: its own in local mode, else an executor's."""
-    if on_one_host(spark.sparkContext):
-        return int(spark.sparkContext.defaultParallelism)
-    return int(spark.sparkContext.getConf().get("spark.executor.cores", str(os.cpu_count() or 1)))
-
-
-def warn_of_other_memory(application: str, memory: int) -> None:
-    """Say so if a query asks for other slot memory than the application's first: slots are shared and keep theirs."""
-    first = _slot_memory.setdefault(application, memory)
-    if memory != first:
-        log.warning(
-            "spark.millpond.slot.memory is %dm here, but the slots of this application run with %dm, as its first query"
-            " asked for. Set it alike for all queries, or start this one in an application of its own.",
-            memory >> 20,
-            first >> 20,
-        )

@@ -66,6 +66,7 @@ class PipeTask(msgspec.Struct, frozen=True):
         settings: what slots and pipes obey.
         storage: options of the file system at `location`.
         template: Python module that the template process runs.
+        adopts: whether what comes is not rows of a batch but state of Spark's, of which no output is wanted.
         exchange: `spark` shuffles the rows; `local` their parcels, the rows themselves travel in files of the host.
     """
 
@@ -83,6 +84,7 @@ class PipeTask(msgspec.Struct, frozen=True):
     storage: dict[str, Any] = {}
     template: str = "millpond.slot.template"
     exchange: Literal["local", "spark"] = "spark"
+    adopts: bool = False
 
     def partition_of(self, key_hash: int) -> int:
         """The partition that a key hash (signed or unsigned 64 bits) falls into."""

@@ -16,7 +16,7 @@ from millpond.errors import TransientError
 from millpond.layout import HashRange
 from millpond.metrics import DURABLE
 from millpond.operators.kinds.registry import open_operator
-from millpond.operators.protocol import Times
+from millpond.operators.protocol import Adopting, Times
 from millpond.slot.batch.offsets import check_time
 from millpond.slot.batch.parcels import in_passes, open_parcels
 from millpond.slot.batch.rows import strip_markers
@@ -123,7 +123,7 @@ class Partition:
             if self._epoch == applied.epoch:
                 self.answered = attempt.batch
         metrics["output_rows"] = 0.0
-        for batch in self._output(applied):
+        for batch in () if self.task.adopts else self._output(applied):
             metrics["output_rows"] += batch.num_rows
             yield batch
         return metrics
@@ -172,12 +172,16 @@ class Partition:
                 operator.begin(batch, self._times(batch))
             self.query.forget_batches(batch)
             seen = InputChecksum()
+            take = operator.process
+            if self.task.adopts:
+                assert isinstance(operator, Adopting)
+                take = operator.adopt
             for range_, rows in passes:
                 self.query.means.arrow.force(pa.total_allocated_bytes())
                 seen.add(rows)
                 if range_ is not None:
                     operator.narrow(range_)
-                operator.process(rows)
+                take(rows)
             sealing = time.perf_counter()
             deltas = operator.finish()
             figures = self._figures(operator, batch + 1) | {

@@ -186,15 +186,18 @@ class OrderedTable:
                 self._files.flush(self.parts, version)
         self._reserve()
 
-    def append(self, rows: Rows, times: NDArray[np.int64]) -> None:
+    def append(self, rows: Rows, times: NDArray[np.int64], matched: NDArray[np.bool_] | None = None) -> None:
         """Add rows to the batch.
 
         Args:
             rows: whole rows of which meta word, time and number are still to be filled.
             times: the time of each row, in microseconds; `NEVER` for rows without.
+            matched: which of them have been matched; none if not given.
         """
         first = self._version << 32 | self._numbered
         ordered.put_times(rows.words, times, self.ordered.time, self.ordered.number, first)
+        if matched is not None:
+            rows.words[matched, META] |= np.uint64(MATCHED)
         self._numbered += rows.count
         self._add(rows)
 

@@ -1,0 +1,182 @@
+"""Partial results of Spark's aggregate functions as the state columns of accumulators.
+
+What Spark keeps for a group is documented by each function's `aggBufferAttributes`. For every function of which it is
+columns, here is how they become the columns of the accumulator: SQL, which Spark evaluates where the state is read.
+Functions that Spark keeps as bytes (lists, sketches, percentiles) are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from millpond.spec.functions import is_distinct
+from millpond.spec.operators import AggregateCall
+from millpond.spec.types import DataType
+
+_DOUBLES = frozenset({"float", "double"})
+_INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
+
+
+class Carried(NamedTuple):
+    """One state column: SQL over the buffer's columns `{0}`, `{1}`…, and its type as DDL."""
+
+    sql: str
+    type: str
+
+
+Carry = Callable[[AggregateCall, Sequence[DataType], Sequence[str], Sequence[str]], list[Carried] | None]
+"""Of a call, the types of its inputs, as DDL too, and the types of the buffer's columns; None if it is not known."""
+
+
+def carried(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    """The state columns of a call's accumulator, of which Spark holds these buffers; None if they cannot be made.
+
+    Args:
+        call: the call. inputs: the types of its inputs. types: the same as DDL. buffers: of what Spark holds.
+    """
+    carry = _CARRIED.get(call.function)
+    if carry is None or is_distinct(call):
+        return None
+    return carry(call, inputs, types, buffers)
+
+
+def _doubles(*positions: int) -> Carry:
+    """Doubles as they are, of a buffer that has no other columns than doubles."""
+
+    def carry(
+        call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+    ) -> list[Carried] | None:
+        if len(buffers) <= max(positions) or set(buffers) != {"double"}:
+            return None
+        return [Carried(f"{{{position}}}", "double") for position in positions]
+
+    return carry
+
+
+def _count(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    return [Carried("{0}", "bigint")] if list(buffers) == ["bigint"] else None
+
+
+def _bits(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    return [Carried("cast({0} as bigint)", "bigint")] if len(buffers) == 1 else None
+
+
+def _sum(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    if inputs[0].name == "decimal":
+        return _decimal_sum(inputs[0], buffers)
+    if inputs[0].name in _INTEGERS and list(buffers) == ["bigint"]:
+        return [Carried("{0}", "bigint")]
+    if inputs[0].name in _DOUBLES and list(buffers) == ["double"]:
+        return [Carried("{0}", "double")]
+    return None  # of intervals; `try_sum` of integers, where Spark forgets by how much a sum is beyond its type
+
+
+def _decimal_sum(dtype: DataType, buffers: Sequence[str]) -> list[Carried] | None:
+    if list(buffers) == ["bigint"]:  # what Spark makes of small decimals: a sum of their digits
+        sums = "cast({0} as decimal(38,0))"
+    elif len(buffers) == 2 and buffers[0].startswith("decimal") and buffers[1] == "boolean":
+        beyond = "raise_error('A sum of decimals in the state is beyond its precision.')"
+        whole = (
+            f"if({{0}} is null, cast({beyond} as decimal(38,{dtype.scale})), cast({{0}} as decimal(38,{dtype.scale})))"
+        )
+        sums = f"if({{1}}, null, {whole})"
+    else:
+        return None
+    return [Carried(sums, _wide(sums)), *_excess(dtype)]
+
+
+def _average(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    if len(buffers) != 2 or buffers[1] != "bigint":
+        return None
+    count = Carried("{1}", "bigint")
+    if inputs[0].name != "decimal":
+        return [Carried("{0}", "double"), count] if buffers[0] == "double" else None
+    if buffers[0] == "double":  # what Spark makes of small decimals: an average of their digits
+        sums = "cast(round({0}) as decimal(38,0))"
+    elif buffers[0].startswith("decimal"):
+        sums = f"cast({{0}} as decimal(38,{inputs[0].scale}))"
+    else:
+        return None
+    beyond = "raise_error('A sum of decimals in the state is beyond its precision.')"
+    checked = f"if({{0}} is null, cast({beyond} as {_wide(sums)}), {sums})"
+    return [Carried(checked, _wide(sums)), *_excess(inputs[0]), count]
+
+
+def _wide(sql: str) -> str:
+    return sql[sql.rindex("decimal(38,") :].split(")")[0] + ")"
+
+
+def _excess(dtype: DataType) -> list[Carried]:
+    """By how much a sum is beyond 38 digits, where it may be within a batch: between batches it is not."""
+    return [Carried("0L", "bigint")] if dtype.precision + 10 > 38 else []
+
+
+def _extreme(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    if len(buffers) != 1 or inputs[0].nested:
+        return None  # nested values stand beside keys that order as they do
+    return [Carried("{0}", types[0])]
+
+
+def _extreme_by(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    if len(buffers) != 2 or len(inputs) != 2 or inputs[0].nested or inputs[1].nested:
+        return None
+    return [Carried("{0}", types[0]), Carried("{1}", types[1])]
+
+
+def _first(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    if len(buffers) != 2 or buffers[1] != "boolean" or inputs[0].nested:
+        return None
+    return [Carried("{0}", types[0]), Carried("cast({1} as bigint)", "bigint")]
+
+
+def _last(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    columns = _first(call, inputs, types, buffers)
+    counted = call.filter is not None and not call.options.get("ignore_nulls", False)
+    return columns if columns is None or counted else columns[:1]
+
+
+_CARRIED: dict[str, Carry] = {
+    "count": _count,
+    "count_if": _count,
+    "sum": _sum,
+    "avg": _average,
+    "min": _extreme,
+    "max": _extreme,
+    "bool_and": _extreme,
+    "bool_or": _extreme,
+    "bit_and": _bits,
+    "bit_or": _bits,
+    "bit_xor": _bits,
+    "product": _doubles(0),
+    "first": _first,
+    "any_value": _first,
+    "last": _last,
+    "min_by": _extreme_by,
+    "max_by": _extreme_by,
+    **dict.fromkeys(("stddev_samp", "stddev_pop", "var_samp", "var_pop", "regr_sxx", "regr_syy"), _doubles(0, 1, 2)),
+    "skewness": _doubles(0, 1, 2, 3),
+    "kurtosis": _doubles(0, 1, 2, 3, 4),
+    **dict.fromkeys(("covar_pop", "covar_samp", "regr_sxy"), _doubles(0, 1, 2, 3)),
+    **dict.fromkeys(("corr", "regr_r2"), _doubles(0, 1, 2, 3, 4, 5)),
+    # Spark keeps a covariance and a variance, of which the latter begins with a count and a mean, too.
+    **dict.fromkeys(("regr_slope", "regr_intercept"), _doubles(0, 1, 2, 3, 6)),
+}

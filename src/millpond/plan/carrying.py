@@ -1,0 +1,283 @@
+"""State that Spark's own operators have left, as rows that operators of Millpond take up (see `Adopting`).
+
+For each operator Spark says by its plan what it keeps: that is compared with what is in its state store, before a row
+is read. What differs, and what Spark keeps as bytes, is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from millpond.errors import StateIncompatibleError
+from millpond.operators.tables.spark_buffers import Carried, carried
+from millpond.plan.catalyst.buffers import Buffers, buffers_of
+from millpond.plan.catalyst.ddl import quoted
+from millpond.plan.catalyst.nodes import Catalyst, Node
+from millpond.plan.reading.aggregate import Reading
+from millpond.plan.reading.decision import Decided, Operator
+from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.join_input import joined_sides
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.join import JoinSpec
+from millpond.spec.kinds.session import SessionSpec
+from millpond.spec.kinds.within import WithinSpec
+from millpond.spec.operators import AggregateCall, Field
+from millpond.spec.types import parse_type
+
+ReadStore = Callable[[str], DataFrame]
+"""Reads a store of one operator: its columns are the structs `key` and `value`."""
+
+DEFAULT = "default"
+"""The store of an operator that has one."""
+
+_JOIN = "symmetricHashJoin"
+_ROWS = "-keyWithIndexToValue"
+_ADVICE = "Give this query a new checkpointLocation and let it begin anew (docs/guides/moving-a-job.md)."
+
+
+@dataclass(frozen=True)
+class Held:
+    """What Spark's checkpoint has of an operator: its name there, and the names of its stores."""
+
+    name: str
+    stores: frozenset[str]
+
+
+def in_sparks_order(root: Decided) -> Iterator[Decided]:
+    """The nodes with stateful operators in the order in which Spark numbers them: top down, left to right."""
+    if root.operator is not None:
+        yield root
+    for child in root.children:
+        yield from in_sparks_order(child)
+
+
+def carried_rows(catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore) -> DataFrame:
+    """What an operator takes up of Spark's state: its columns, and the hash last.
+
+    Args:
+        catalyst: of the query's session. decided: the node, with its operator. held: what there is of it.
+        read: reads a store of it.
+
+    Raises:
+        StateIncompatibleError: it is of another query, or cannot be taken up.
+    """
+    operator = decided.operator
+    assert operator is not None
+    spec, reading = operator.spec, operator.reading
+    wanted = _NAMES.get(type(spec)) if spec is not None else None
+    if wanted is None:
+        raise _refused(operator, "state of this kind cannot be taken over")
+    if held.name != wanted:
+        raise _refused(operator, f"at its place the checkpoint has an operator of another kind ({held.name})")
+    if isinstance(reading, JoinReading):
+        assert isinstance(spec, JoinSpec)
+        return _joined(catalyst, decided.node, operator, reading, held, read)
+    assert isinstance(reading, Reading)
+    if isinstance(spec, DeduplicateSpec | WithinSpec):
+        return _deduplicated(operator, spec, reading, read(DEFAULT))
+    assert isinstance(spec, AggregateSpec | SessionSpec)
+    return _aggregated(catalyst, decided.node, operator, spec, reading, read(DEFAULT))
+
+
+_NAMES: dict[type, str] = {
+    AggregateSpec: "stateStoreSave",
+    SessionSpec: "sessionWindowStateStoreSaveExec",
+    DeduplicateSpec: "dedupe",
+    WithinSpec: "dedupeWithinWatermark",
+    JoinSpec: _JOIN,
+}
+
+
+def _aggregated(
+    catalyst: Catalyst,
+    node: Node,
+    operator: Operator,
+    spec: AggregateSpec | SessionSpec,
+    reading: Reading,
+    state: DataFrame,
+) -> DataFrame:
+    _check_spec(operator, spec)
+    if node.kind == "Distinct":
+        buffers = Buffers([Field(column.name, column.type) for column in node.output], [], [])
+    else:
+        buffers = buffers_of(catalyst, node, reading.aggregates)
+    keys, values = _fields(state, "key"), _fields(state, "value")
+    session = isinstance(spec, SessionSpec)
+    if not session:
+        _compare(operator, "grouping columns", buffers.keys, keys)
+    with_keys = session or len(values) == len(buffers.keys) + len(buffers.columns)
+    # The first format of aggregates, and that of sessions, has the keys among the values, too.
+    expected = [*buffers.keys, *buffers.columns] if with_keys else buffers.columns
+    if expected:  # else Spark has put something in their place
+        _compare(operator, "functions", expected, values)
+    at = len(buffers.keys) if with_keys else 0
+    flat = _flat(state, values if session or buffers.columns else [], keys=[] if session else keys)
+    place = "v" if session else "k"
+    columns: dict[str, str] = {}
+    groupings = list(range(len(buffers.keys)))
+    if reading.session is not None:
+        groupings.remove(reading.session.position)
+    for number, key in zip(groupings, reading.keys, strict=True):
+        sql = f"{place}{number}"
+        if reading.assigned is not None and reading.time is not None and reading.time.column == number:
+            sql = _micros(f"{sql}.start", parse_type(buffers.keys[number].type).fields[0][1].name)
+        columns[key.field.name] = sql
+    if reading.session is not None:
+        window = f"v{reading.session.position}"
+        kind = parse_type(spec.window.type).fields[0][1].name if isinstance(spec, SessionSpec) else ""
+        columns |= {f"__{bound}": _micros(f"{window}.{bound}", kind) for bound in ("start", "end")}
+    for number, (call, own) in enumerate(zip(spec.calls, buffers.calls, strict=True)):
+        for part, one in enumerate(_state_columns(operator, spec, call, buffers, own, reading.function_name(number))):
+            columns[f"__{number}_{part}"] = one.sql.format(*(f"v{at + position}" for position in own or ()))
+    made = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns.items()))
+    return made.selectExpr("*", f"{reading.hash} as __hash")
+
+
+def _check_spec(operator: Operator, spec: AggregateSpec | SessionSpec) -> None:
+    windows = spec.time.windows if isinstance(spec, AggregateSpec) and spec.time is not None else None
+    if windows is not None and windows.shared:
+        raise _refused(operator, "Spark keeps sliding windows each by itself, Millpond what they share")
+    if spec.keeps_rows:
+        raise _refused(operator, "the rows of its groups are kept, and Spark has kept results of them only")
+    if isinstance(spec, AggregateSpec) and (spec.retracts or spec.changes):
+        raise _refused(operator, "Spark has no operators over rows that change")
+
+
+def _state_columns(
+    operator: Operator,
+    spec: AggregateSpec | SessionSpec,
+    call: AggregateCall,
+    buffers: Buffers,
+    own: range | None,
+    name: str,
+) -> list[Carried]:
+    inputs = [spec.inputs[position].type for position in call.inputs]
+    columns = None
+    if own is not None:
+        types = [buffers.columns[position].type for position in own]
+        columns = carried(call, [parse_type(one) for one in inputs], inputs, types)
+    if columns is None:
+        raise _refused(operator, f"what Spark keeps of {name}({', '.join(inputs)}) cannot be read")
+    return columns
+
+
+def _deduplicated(
+    operator: Operator, spec: DeduplicateSpec | WithinSpec, reading: Reading, state: DataFrame
+) -> DataFrame:
+    expected = [reading.raw[reading.inputs[position].raw[0]] for position in spec.keys]
+    held = _fields(state, "key")
+    names = [field.name for field in held]
+    wanted = [Field(column.name, column.type) for column in expected]
+    if len(set(names)) == len(names) and {field.name for field in wanted} == set(names):
+        wanted.sort(key=lambda field: names.index(field.name))
+    _compare(operator, "keys", wanted, held)
+    within = isinstance(spec, WithinSpec)
+    values = _fields(state, "value") if within else []
+    if within:
+        _compare(operator, "values", [Field("expiresAtMicros", "bigint")], values)
+    flat = _flat(state, values, keys=held)
+    at = {column.expr_id: wanted.index(Field(column.name, column.type)) for column in expected}
+    columns = []
+    for position, column in enumerate(reading.inputs):
+        attribute = reading.raw[column.raw[0]]
+        if within and position == spec.time.column:  # type: ignore[union-attr]
+            sql = _time("v0", column.field.type)
+        elif position in spec.keys:
+            sql = f"k{at[attribute.expr_id]}"
+        else:
+            sql = f"cast(null as {column.field.type})"
+        columns.append((column.field.name, sql))
+    if within and spec.time is not None and spec.time.column in spec.keys:
+        raise _refused(operator, "the event time is one of its keys")
+    made = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns))
+    return made.selectExpr("*", f"{reading.hash} as __hash")
+
+
+def _joined(
+    catalyst: Catalyst, node: Node, operator: Operator, reading: JoinReading, held: Held, read: ReadStore
+) -> DataFrame:
+    frames = []
+    sides = zip(("left", "right"), node.children, joined_sides(catalyst, reading), strict=True)
+    for side, child, (aliases, columns) in sides:
+        store = side + _ROWS
+        if store not in held.stores:
+            raise _refused(operator, f"its state is of a format that has no {store}")
+        state = read(store)
+        values = _fields(state, "value")
+        known = values and values[-1].name == "matched" and values[-1].type == "boolean"
+        if not known and reading.spec.kind != "inner":
+            raise _refused(operator, "its state is of the first format, and does not say who has found a partner")
+        rows = values[:-1] if known else values
+        flat = _flat(state, values, keys=[])
+        matched = F.col(f"v{len(rows)}") if known else F.lit(None).cast("boolean")
+        frame = flat.withColumn("__matched", matched)
+        made = catalyst.analyzed(frame)
+        needed = {part.expr_id for alias in aliases for part in alias.walk() if part.kind == "AttributeReference"}
+        stand_ins = [made.output[-1]]
+        for column in child.output:
+            places = [at for at, field in enumerate(rows) if (field.name, field.type) == (column.name, column.type)]
+            if len(places) == 1:
+                stand_ins.append(catalyst.stand_in(catalyst.fitted(made.output[places[0]], column), column))
+            elif column.expr_id in needed:
+                raise _refused(operator, f"its {side} side has no column {column.name} ({column.type}), or several")
+        under = catalyst.project(stand_ins, made)
+        projected = catalyst.dataframe(catalyst.project([*aliases, made.output[-1]], under))
+        *others, hashed = columns
+        frames.append(projected.selectExpr(*others, "__matched", hashed))
+    return frames[0].union(frames[1])
+
+
+def _fields(state: DataFrame, part: str) -> list[Field]:
+    struct: Any = state.schema[part].dataType
+    return [Field(field.name, field.dataType.simpleString()) for field in struct.fields]
+
+
+def _flat(state: DataFrame, values: Sequence[Field], keys: Sequence[Field]) -> DataFrame:
+    """Fields of both structs as columns `k0`…, `v0`…, by place: names may repeat."""
+    parts: list[str] = []
+    for part, letter, fields in (("key", "k", keys), ("value", "v", values)):
+        if fields:
+            names = ", ".join(f"{letter}{number}: {field.type}" for number, field in enumerate(fields))
+            parts.append(f"cast({part} as struct<{names}>) as {letter}")
+    if not parts:
+        return state.selectExpr("true as nothing")
+    structs = state.selectExpr(*parts)
+    return structs.selectExpr(*(f"{column}.*" for column in structs.columns))
+
+
+def _micros(sql: str, kind: str) -> str:
+    if kind == "timestamp":
+        return f"unix_micros({sql})"
+    return f"timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01 00:00:00', {sql})"
+
+
+def _time(sql: str, kind: str) -> str:
+    """Microseconds since the epoch as a time."""
+    if kind == "timestamp":
+        return f"timestamp_micros({sql})"
+    return f"timestampadd(MICROSECOND, {sql}, timestamp_ntz'1970-01-01 00:00:00')"
+
+
+def _compare(operator: Operator, what: str, wanted: Sequence[Field], held: Sequence[Field]) -> None:
+    """See that the checkpoint has what Spark would keep for this query."""
+    if [(one.name, _plain(one.type)) for one in wanted] == [(one.name, _plain(one.type)) for one in held]:
+        return
+    raise _refused(operator, f"its {what} would be {_told(wanted)}, and the checkpoint has {_told(held)}")
+
+
+def _plain(type_: str) -> object:
+    return parse_type(type_)
+
+
+def _told(fields: Sequence[Field]) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in fields) or "none"
+
+
+def _refused(operator: Operator, why: str) -> StateIncompatibleError:
+    return StateIncompatibleError(f"The state of '{operator.title}' cannot be taken over: {why}.", action=_ADVICE)

@@ -1,0 +1,59 @@
+"""What Spark keeps in its state store for an aggregate: its keys, and the buffers of its functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from millpond.plan.catalyst.nodes import Catalyst, Expression, Node, items
+from millpond.spec.operators import Field
+
+
+class Buffers(NamedTuple):
+    """What is kept for a group.
+
+    Attributes:
+        keys: the grouping columns. columns: of all buffers, in order.
+        calls: for each function that was asked for, which of the columns are its own; None where that is not known.
+    """
+
+    keys: list[Field]
+    columns: list[Field]
+    calls: list[range | None]
+
+
+def buffers_of(catalyst: Catalyst, node: Node, functions: Sequence[Expression]) -> Buffers:
+    """What Spark keeps for an aggregate that computes these functions, as its optimiser and planner make it.
+
+    The optimiser computes some by way of others (small decimals by their digits, a count of what is never null as one
+    of rows), and the planner computes once what is the same.
+
+    Args:
+        catalyst: of the query's session. node: the analysed aggregate, or a `DISTINCT`.
+        functions: its `AggregateExpression`s.
+    """
+    groupings = node.list("groupingExpressions")
+    named = [one if one.kind in _NAMED else catalyst.alias(one, f"key{at}") for at, one in enumerate(groupings)]
+    asked = [catalyst.alias(function, f"call{number}") for number, function in enumerate(functions)]
+    java = catalyst.optimized(catalyst.aggregate(node, [*named, *asked]))
+    aggregate = next(below for below in java.walk() if below.kind == "Aggregate")
+    physical = catalyst.physical_aggregate(aggregate)
+    keys = [Field(key.name, key.type) for key in map(Expression, items(physical._1()))]
+    columns: list[Field] = []
+    owned: dict[int, range] = {}
+    for one in items(physical._2()):
+        attributes = [Expression(column) for column in items(one.aggregateFunction().aggBufferAttributes())]
+        result = Expression(one.resultAttribute()).expr_id
+        owned[result] = range(len(columns), len(columns) + len(attributes))
+        columns += [Field(column.name, column.type) for column in attributes]
+    results = {result.expr_id: result for result in map(Expression, items(physical._3()))}
+    calls: list[range | None] = []
+    for alias in asked:
+        shown = results.get(alias.expr_id)
+        parts = [] if shown is None else [part.expr_id for part in shown.walk() if part.kind == "AttributeReference"]
+        found = {owned[part] for part in parts if part in owned}
+        calls.append(found.pop() if len(found) == 1 else None)
+    return Buffers(keys, columns, calls)
+
+
+_NAMED = ("AttributeReference", "Alias")

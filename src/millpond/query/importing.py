@@ -1,0 +1,269 @@
+"""`millpond.import_checkpoint`: a query that ran on Spark's state store goes on with its state on Millpond.
+
+Spark reads its own state, by its data source for that; each operator takes up what was its own as if it were a batch:
+the last one that Spark has committed. So the new checkpoint is as if Millpond had run that batch, in this order:
+
+1. `parents.json`, if nothing is there: from then on the place is taken, and no query starts on it without an id.
+2. `query.json`, a generation, and the state, as commits of the version that follows on the batch.
+3. `sources/`, `offsets/`, `commits/`, and last `metadata` with the id of the query, which stays what it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millpond.checkpoint.forks.parents import NAME as PARENTS
+from millpond.checkpoint.forks.parents import Parents
+from millpond.checkpoint.formats.documents import write_document
+from millpond.checkpoint.generation import Base, BaseVersion, claim, write_base
+from millpond.checkpoint.pinned import NAME as QUERY
+from millpond.checkpoint.recovery import Recovery
+from millpond.conf import Settings, read_settings
+from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
+from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
+from millpond.plan.carrying import Held, carried_rows, in_sparks_order
+from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.decide import decide
+from millpond.plan.reading.decision import Decided, Decision
+from millpond.plan.replay.fingerprint import fingerprint
+from millpond.plan.transplant import exchanged
+from millpond.plan.workers import map_in_arrow, named
+from millpond.query.ledger.copying import copy_folders, copy_ledger
+from millpond.query.ledger.ledger import METADATA, Ledger
+from millpond.query.starting.checks import check_session, check_stream
+from millpond.query.starting.pinning import pinned_query
+from millpond.query.starting.start import DRAIN_SECONDS
+from millpond.query.starting.tasks import first_partitions, pipe_task
+from millpond.slot.batch.task import PipeTask
+from millpond.slot.pipe.client import drain
+from millpond.slot.pipe.pipe import Pipe
+
+_BATCH = "streaming.sql.batchId"
+"""The local property by which Spark tells tasks their batch."""
+
+
+_WATCHING_AT = "state/0/_metadata/metadata"
+_WATCHING = (
+    b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"dedupe"},'
+    b'"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":1}]}'
+)
+"""What Spark has noted of the operator of its own that watches the watermark, once such a query has run its first batch
+(see `Catalyst.watching_watermark`). From 4.3 on it refuses to go on without."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """What was made.
+
+    Attributes:
+        checkpoint: where. query: its id, which is that of the old one.
+        version: of the state: that after the last batch that Spark has committed.
+        partitions: of the state. operators: how many took theirs up.
+    """
+
+    checkpoint: str
+    query: str
+    version: int
+    partitions: int
+    operators: int
+
+
+def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: str = "append") -> Import:
+    """Make a checkpoint of Millpond's that goes on from one that the query has made natively.
+
+    Args:
+        df: the query's streaming DataFrame.
+        source: the checkpoint location of the native query, which must not run.
+        checkpoint: the new one, where there is nothing yet.
+        output_mode: of the query.
+
+    Raises:
+        UsageError: there is no such checkpoint, something is at the new place, or the query is running.
+        StateIncompatibleError: the state is of another query, or some of it cannot be taken over; nothing was written.
+    """
+    check_session(df)
+    spark = df.sparkSession
+    catalyst = Catalyst(spark)
+    settings = read_settings(catalyst.settings)
+    decision = decide(df, output_mode, settings.changes, settings.store_pattern, settings.map_groups)
+    check_stream(df, decision)
+    if settings.state_location is not None:
+        raise SettingError(
+            "Imported state lies in the checkpoint, and spark.millpond.state.location is set.",
+            action="Import without it. (docs/operations.md says how state moves to another location.)",
+        )
+    origin = catalyst.qualified(source)
+    original, place = open_filesystem(origin), open_filesystem(catalyst.qualified(checkpoint))
+    ledger = Ledger(original)
+    query = _check_original(catalyst, original, ledger)
+    if place.list(""):
+        raise UsageError(
+            "There is something here already.",
+            action="Name another place. What an import that was interrupted has left can be deleted.",
+            file=place.url,
+        )
+    batch, planned = ledger.last("commits"), ledger.last("offsets")
+    carried = _carried(spark, catalyst, decision, origin, batch)
+    files = open_filesystem(join_url(place.url, "millpond"))
+    write_document(files, PARENTS, Parents(files.url, ()), create=True)
+    write_document(files, QUERY, pinned_query(decision, settings.key_groups, catalyst), create=True)
+    task = _begin(spark, settings, decision, files, place.url, origin, batch, fingerprint(catalyst, decision))
+    try:
+        with _as_batch(spark, batch):
+            for decided, rows in carried:
+                operator = decided.operator
+                assert operator is not None
+                assert operator.spec is not None
+                assert operator.index is not None
+                own = msgspec.structs.replace(task, operator=operator.index, spec=operator.spec)
+                sent = exchanged(catalyst, rows.withColumn("__mark", F.lit(False)), task.partitions)
+                function = named(Pipe(own), f"import of {operator.title}", 2)
+                map_in_arrow(sent, function, "nothing int").collect()
+    finally:
+        drain(task, DRAIN_SECONDS)
+    missing = Recovery(files).missing(batch + 1)
+    if missing:
+        raise StateDamagedError(
+            "Spark has not run all partitions of the import.",
+            action="Delete what there is at the new place, and import again.",
+            version=batch + 1,
+            file=files.url,
+        )
+    copy_folders(original, place, ["sources/"])
+    copy_ledger(original, place, ledger, batch + 1)
+    made = Ledger(place)
+    made.put("commits", batch, _first_version(made.read("commits", batch)))
+    entry = ledger.read("offsets", batch + 1)
+    if entry is not None:
+        made.put("offsets", batch + 1, entry)
+    if any(operator.closes for operator in decision.ours):
+        place.put(_WATCHING_AT, [_WATCHING])
+    if (ledger.last("commits"), ledger.last("offsets")) != (batch, planned):
+        raise UsageError(
+            "The query has gone on while its state was taken over.",
+            action="Stop it, wherever it runs, delete what there is at the new place, and import again.",
+            file=original.url,
+        )
+    place.put(METADATA, [original.get(METADATA)], create=True)
+    return Import(place.url, query, batch + 1, task.partitions, len(decision.ours))
+
+
+def _check_original(catalyst: Catalyst, original: FileSystem, ledger: Ledger) -> str:
+    """See that there is a native query's checkpoint that can be gone on with; returns the query's id."""
+    query = ledger.query_id()
+    committed, planned = ledger.last("commits"), ledger.last("offsets")
+    if query is None or committed < 0:
+        raise UsageError(
+            "There is no query here that has committed a batch.",
+            action="Give the checkpointLocation of a query that has run, or start the query with a new one.",
+            file=original.url,
+        )
+    if original.list("millpond/"):
+        raise UsageError(
+            "The state of this query is Millpond's already.",
+            action="Start the query, or fork it (millpond state fork).",
+            file=original.url,
+        )
+    if catalyst.runs(query):
+        raise UsageError("The query is running.", action="Stop it first.", file=original.url)
+    if not committed <= planned <= committed + 1:
+        raise StateIncompatibleError(
+            f"Batch {planned} is planned, and batch {committed} is the last that was committed.",
+            action="Start the query natively, let it commit a batch, and stop it.",
+            file=original.url,
+        )
+    return query
+
+
+def _carried(
+    spark: SparkSession, catalyst: Catalyst, decision: Decision, origin: str, batch: int
+) -> list[tuple[Decided, DataFrame]]:
+    """What each operator takes up.
+
+    Raises:
+        StateIncompatibleError: some of it cannot be taken over.
+    """
+    for operator in decision.theirs:
+        raise StateIncompatibleError(
+            f"The state of '{operator.title}' cannot be taken over: the operator stays on Spark ({operator.reason}).",
+            action="Leave the query on Spark, or begin with a new checkpointLocation.",
+        )
+    held = _held(spark, origin, batch)
+    order = list(in_sparks_order(decision.root))
+    if sorted(held) != list(range(len(order))):
+        raise StateIncompatibleError(
+            f"The query has {len(order)} stateful operators, and the checkpoint has state of {len(held)}.",
+            action="Give the query that has made the checkpoint. (Checkpoints of Spark before 4.0 do not say what "
+            "operators they have until a batch has run on a newer version.)",
+            file=origin,
+        )
+
+    def read(number: int, store: str) -> DataFrame:
+        reader = spark.read.format("statestore").option("operatorId", number).option("batchId", batch)
+        return reader.option("storeName", store).load(origin)
+
+    return [(one, carried_rows(catalyst, one, held[number], partial(read, number))) for number, one in enumerate(order)]
+
+
+def _held(spark: SparkSession, origin: str, batch: int) -> dict[int, Held]:
+    rows = spark.read.format("state-metadata").load(origin).collect()
+    names = {row.operatorId: row.operatorName for row in rows}
+    return {
+        number: Held(name, frozenset(row.stateStoreName for row in rows if row.operatorId == number))
+        for number, name in names.items()
+    }
+
+
+def _begin(
+    spark: SparkSession,
+    settings: Settings,
+    decision: Decision,
+    files: FileSystem,
+    location: str,
+    origin: str,
+    batch: int,
+    plan: str,
+) -> PipeTask:
+    """Claim a generation that begins without state, at the batch; returns the task that takes it up."""
+    partitions = first_partitions(spark, settings)
+    task = pipe_task(spark, settings, decision.specs[0], location, origin, partitions, "sync")
+    generation = claim(
+        files,
+        run=task.run,
+        partitions=partitions,
+        key_groups=settings.key_groups,
+        least=time.time_ns() // 1_000_000,
+    )
+    nothing = BaseVersion(batch, (), generation.ranges)
+    write_base(files, Base(generation.number, len(decision.specs), (nothing,), plan, retain=settings.state_retain))
+    return msgspec.structs.replace(task, generation=generation.number, exchange="spark", adopts=True)
+
+
+@contextmanager
+def _as_batch(spark: SparkSession, batch: int) -> Iterator[None]:
+    """Have jobs run as those of a batch, without re-planning: each partition is to run."""
+    context = spark.sparkContext
+    before = context.getLocalProperty(_BATCH)
+    context.setLocalProperty(_BATCH, str(batch))
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_BATCH, before)
+
+
+def _first_version(entry: bytes | None) -> bytes:
+    """A commit in the first version of the log: what the second adds names Spark's state."""
+    assert entry is not None
+    version, *lines = entry.decode().splitlines()
+    if version == "v1":
+        return entry
+    record = msgspec.json.decode(lines[0])
+    return b"v1\n" + msgspec.json.encode({"nextBatchWatermarkMs": record.get("nextBatchWatermarkMs", 0)})
