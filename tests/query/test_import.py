@@ -20,8 +20,8 @@ from millpond.errors import MillpondError, StateIncompatibleError, TransientErro
 from millpond.query import importing
 
 SCHEMA = "id bigint, k string, t timestamp, d decimal(6,2), w decimal(34,2), i int, x double, b boolean"
-FILES, ROWS = 9, 240
-HALF, MORE = 4, 7
+FILES, ROWS = 7, 240
+HALF, MORE = 3, 5
 """After how many files the query moves over, and after how many it starts again with other partitions."""
 
 Query = Callable[[DataFrame], DataFrame]
@@ -79,7 +79,7 @@ class Move:
     def __init__(self, spark: SparkSession, data: Path, folder: Path, query: Query, mode: str) -> None:
         self.spark, self.data, self.folder, self.query, self.mode = spark, data, folder, query, mode
         self.source = folder / "in"
-        self.source.mkdir()
+        self.source.mkdir(exist_ok=True)
         self.old, self.new = folder / "old", folder / "new"
 
     def df(self) -> DataFrame:
@@ -327,6 +327,15 @@ def counts(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").agg(F.count("*"))
 
 
+@pytest.fixture(scope="module")
+def counted(spark: SparkSession, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `counts` has run natively over one file; nothing is changed there."""
+    move = Move(spark, data, tmp_path_factory.mktemp("counted"), counts, "update")
+    move.files(1)
+    move.run(move.old, native=True)
+    return move.folder
+
+
 REFUSED: dict[str, tuple[Query, Query, str, str]] = {
     "list": (lambda rows: rows.groupBy("k").agg(F.collect_list("i")),) * 2 + ("update", r"collect_list\(int\)"),
     "sketch": (lambda rows: rows.groupBy("k").agg(F.approx_count_distinct("i")),) * 2
@@ -359,12 +368,14 @@ REFUSED: dict[str, tuple[Query, Query, str, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_taken_over_is_refused_before_anything_is_written(
-    spark: SparkSession, data: Path, tmp_path: Path, name: str
+    spark: SparkSession, data: Path, counted: Path, tmp_path: Path, name: str
 ) -> None:
     before, after, mode, why = REFUSED[name]
-    move = Move(spark, data, tmp_path, before, "update" if before is counts else mode)
-    move.files(1)
-    move.run(move.old, native=True)
+    move = Move(spark, data, counted if before is counts else tmp_path, before, mode)
+    move.new = tmp_path / "new"
+    if before is not counts:
+        move.files(1)
+        move.run(move.old, native=True)
     move.query, move.mode = after, mode
     with pytest.raises(StateIncompatibleError, match=why):
         move.bring()
@@ -406,11 +417,10 @@ def test_a_place_that_is_taken_or_wrong_is_refused(spark: SparkSession, data: Pa
 
 @pytest.mark.parametrize("step", ["write_document", "_begin", "drain", "copy_folders", "copy_ledger"])
 def test_no_query_starts_where_an_import_was_interrupted(
-    spark: SparkSession, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    spark: SparkSession, data: Path, counted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    move = Move(spark, data, tmp_path, counts, "update")
-    move.files(1)
-    move.run(move.old, native=True)
+    move = Move(spark, data, counted, counts, "update")
+    move.new = tmp_path / "new"
     original, calls = getattr(importing, step), [0]
 
     def dying(*arguments: Any, **named: Any) -> Any:
