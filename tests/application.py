@@ -38,12 +38,12 @@ class Application(ABC):
 
     def start(self) -> None:
         """Recover: afterwards the slot can run the batch behind the last committed one."""
-        tables = {name: plain(table.schema) for name, table in state_tables(self.spec).items()}
-        pin(self.files, PinnedQuery(1 << 15, (PinnedOperator("operator", plain(self.spec), tables),)))
+        self.pin()
         generation = claim(self.files, run="run", partitions=self.partitions)
         self.roll_back = RollBack(self.checkpoint, self.ledger, self.files, generation.number)
         self.roll_back.undo_interrupted()
-        again = begin(Recovery(self.files, generation, 1), self.ledger)
+        recovery = Recovery(self.files, generation, 1)
+        again = begin(recovery, self.ledger, shape=self.shape(recovery))
         self.task = PipeTask(
             application="app",
             query="query",
@@ -64,6 +64,15 @@ class Application(ABC):
             with self.roll_back.again(batch):
                 self.run(batch)
                 self.server.drain("query", 10)
+
+    def pin(self) -> None:
+        """Pin the query."""
+        tables = {name: plain(table.schema) for name, table in state_tables(self.spec).items()}
+        pin(self.files, PinnedQuery(1 << 15, (PinnedOperator("operator", plain(self.spec), tables),)))
+
+    def shape(self, recovery: Recovery) -> int:
+        """The number of the query's shape, once it is known what there is."""
+        return 0
 
     @abstractmethod
     def planned(self, batch: int) -> bytes:

@@ -16,6 +16,9 @@ PREFIX = "spark.millpond."
 KEY_GROUP_BITS = 15
 """The key space is divided into 2¹⁵ key groups; a partition is a contiguous range of them."""
 
+OnChangedState = Literal["error", "keep", "evolve"]
+"""What happens where a query has changed in what its state holds."""
+
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
@@ -42,7 +45,7 @@ class Settings:
     compaction_timeout: float = 60.0
     on_unsupported: str = "spark"
     on_changed_replay: Literal["error", "run"] = "error"
-    on_changed_state: Literal["error", "evolve"] = "error"
+    on_changed_state: OnChangedState = "error"
     state_retain: int = 0
     explain: str = "fallback"
     key_groups: int = 1 << KEY_GROUP_BITS
@@ -273,9 +276,10 @@ SETTINGS = {
     ),
     "onChangedState": Setting(
         "on_changed_state",
-        _one_of("error", "evolve"),
-        "where the query has changed in what its state holds: `error` refuses the start; `evolve` goes on with the old "
-        "state where it can be followed: functions that stay keep their values, new ones see the rows from now on "
+        _one_of("error", "keep", "evolve"),
+        "where the query has changed in what its state holds: `error` refuses the start; `keep` lets functions that "
+        "are called with something else go on with the values that they have, as Spark does; `evolve` goes on with the "
+        "old state where it can be followed: functions that stay keep their values, new ones see the rows from now on "
         "([changing a query](guides/changing-a-query.md))",
     ),
     "state.retain": Setting(

@@ -55,8 +55,9 @@ class Job:
 
     def rows(self, first: int = 0) -> DataFrame:
         """All rows from some part on, in batch."""
-        return self.session.read.schema(self.schema).parquet(
-            *[f"{self.folder}/in/part={number}" for number in range(first, self.parts)]
+        paths = [f"{self.folder}/in/part={number}" for number in range(first, self.parts)]
+        return (
+            self.session.read.schema(f"{self.schema}, part int").option("basePath", f"{self.folder}/in").parquet(*paths)
         )
 
     def run(self, df: DataFrame, mode: str = "complete") -> list[tuple[Any, ...]]:
@@ -172,6 +173,61 @@ def test_functions_that_change_places_are_refused_or_followed(session: SparkSess
     assert shown == sorted(map(tuple, rows(twice(job.rows()), "w", "v").collect()), key=repr)
 
 
+ODD = "sum(v) FILTER (WHERE v % 2 = 1)"
+EVEN = "sum(v) FILTER (WHERE v % 2 = 0)"
+
+
+def two(df: DataFrame, one: str, other: str) -> DataFrame:
+    return df.groupBy("k").agg(F.expr(one).alias("one"), F.expr(other).alias("other"))
+
+
+@pytest.mark.parametrize("now", [("sum(v)", ODD), ("sum(-v)", EVEN), ("try_sum(v)", EVEN), ("count(v)", EVEN)], ids=str)
+def test_functions_that_are_called_with_something_else_are_refused(
+    session: SparkSession, tmp_path: Path, now: tuple[str, str]
+) -> None:
+    """Spark's state does not know what they are called with: it goes on with what it has, without a word."""
+    session.conf.set("spark.millpond.onChangedState", "error")
+    job = Job(session, tmp_path)
+    job.put(0, 100)
+    job.run(two(job.stream(), "sum(v)", EVEN))
+    job.put(100, 200)
+    with pytest.raises(StateIncompatibleError, match=r"sum\(v\).* became .*[\s\S]*spark.millpond.onChangedState"):
+        job.run(two(job.stream(), *now))
+    # What stands below may change, as in Spark.
+    shown = job.run(two(job.stream().where("v > 200"), "sum(v)", EVEN))
+    rows = job.rows().where("part = 0 or v > 200")
+    assert shown == sorted(map(tuple, two(rows, "sum(v)", EVEN).collect()), key=repr)
+
+
+def test_functions_that_are_called_with_something_else_go_on_if_asked_to(session: SparkSession, tmp_path: Path) -> None:
+    job = Job(session, tmp_path)
+    job.put(0, 100)
+    job.run(two(job.stream(), "sum(v)", EVEN))
+    job.put(100, 200)
+    session.conf.set("spark.millpond.onChangedState", "keep")
+    for now, reason in (
+        ((EVEN, "sum(v)"), "stands at another place than before"),
+        (("try_sum(v)", EVEN), r"sum\(v\) became try_sum\(v\)"),
+        (("count(v)", EVEN), r"sum\(v\) became count\(v\)"),
+    ):
+        with pytest.raises(StateIncompatibleError, match=reason):
+            job.run(two(job.stream(), *now))
+    shown = job.run(two(job.stream(), "sum(v)", ODD))
+    mixed = "sum(v) FILTER (WHERE if(part = 0, v % 2 = 0, v % 2 = 1))"
+    assert shown == sorted(map(tuple, two(job.rows(), "sum(v)", mixed).collect()), key=repr)
+    # From now on it is called so, and nothing is new to any setting.
+    for setting in ("error", "evolve", "keep"):
+        session.conf.set("spark.millpond.onChangedState", setting)
+        job.put(200, 300)
+        shown = job.run(two(job.stream(), "sum(v)", ODD))
+        assert shown == sorted(map(tuple, two(job.rows(), "sum(v)", mixed).collect()), key=repr)
+    session.conf.set("spark.millpond.onChangedState", "evolve")
+    job.put(300, 400)
+    shown = job.run(two(job.stream(), "sum(v)", EVEN))
+    last = {row.k: row.other for row in two(job.rows(job.parts - 1), "sum(v)", EVEN).collect()}
+    assert {row[0]: row[2] for row in shown} == last, "what it had before was another function's by then"
+
+
 WIDER = [
     ("v", "int", "bigint", "min", "sum"),
     ("v", "smallint", "int", "max", "avg"),
@@ -229,6 +285,20 @@ def test_windows_that_are_open_at_the_change(session: SparkSession, tmp_path: Pa
         assert row[:2] not in done
         assert values["n"] == whole[row[:2]]
         assert values["low"] == since.get(row[:2])
+
+
+def test_a_sum_that_is_beyond_its_type_is_so_in_read_state(session: SparkSession, tmp_path: Path) -> None:
+    job = Job(session, tmp_path, "k int, v bigint")
+    functions = ["try_sum(v)", "count(v)"]
+    for value in (1 << 62, 1 << 62, 5, 6):
+        frame = session.createDataFrame([(1, value), (2, 7)], job.schema)
+        frame.coalesce(1).write.parquet(f"{tmp_path}/in/part={job.parts}")
+        job.parts += 1
+        functions.reverse()
+        shown = job.run(two(job.stream(), *functions))
+        state = millpond.read_state(session, f"{tmp_path}/checkpoint")
+        assert sorted(map(tuple, state.collect())) == shown
+    assert shown == [(1, None, 4), (2, 28, 4)]
 
 
 REFUSED = [

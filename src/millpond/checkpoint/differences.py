@@ -162,6 +162,8 @@ def _calls(both: _Both) -> Iterator[str]:
     matcher = SequenceMatcher(None, list(map(repr, olds)), list(map(repr, news)), autojunk=False)
     for tag, i, j, k, m in matcher.get_opcodes():
         if tag == "equal":
+            pairs = zip(before[i:j], now[k:m], strict=True)
+            yield from (f"{old.text} became {new.text}" for old, new in pairs if old.differs(new))
             continue
         changed = min(j - i, m - k)
         for old, new in zip(before[i : i + changed], now[k : k + changed], strict=True):
@@ -180,6 +182,7 @@ class _Call:
         self.types = [columns[position]["type"] for position in call.get("inputs", [])]
         self.call = call = {key: value for key, value in call.items() if key != "field"}
         texts = operator.get("functions") or []
+        self.named = len(texts) == len(spec["calls"])
         self.text = texts[number] if number < len(texts) else self._made()
         # Positions of inputs are those of the first function that reads them, so they tell equal arguments apart.
         self.plain = {**call, "types": self.types, **call.get("options", {})}
@@ -190,6 +193,10 @@ class _Call:
         arguments = ", ".join(self.types) or "*"
         condition = " filter" if self.call.get("filter") is not None else ""
         return f"{self.call['function']}({'distinct ' if self.call.get('distinct') else ''}{arguments}){condition}"
+
+    def differs(self, new: _Call) -> bool:
+        """Whether both are in the words of the query, and these are others."""
+        return self.named and new.named and self.text != new.text
 
     def became(self, new: _Call) -> Iterator[str]:
         """What differs between this and the function that stands in its place."""

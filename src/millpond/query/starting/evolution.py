@@ -61,12 +61,15 @@ def repinned(operator: PinnedOperator, spec: OperatorSpec, fields: int) -> Pinne
     return msgspec.structs.replace(operator, spec=named_spec, tables=tables, fields=fields)
 
 
-def evolved(before: PinnedQuery, shape: int, now: PinnedQuery, specs: Sequence[OperatorSpec]) -> Evolved | list[str]:
+def evolved(
+    before: PinnedQuery, shape: int, now: PinnedQuery, specs: Sequence[OperatorSpec], *, in_place: bool = False
+) -> Evolved | list[str]:
     """What a changed query is to be pinned as, or why the state cannot follow, a line for each reason.
 
     Args:
         before: the query that made the state. shape: its number.
         now: the query as it is. specs: of its operators.
+        in_place: whether functions are known by their places, and may only be called with something else.
     """
     if len(before.operators) != len(now.operators):
         return compare(before, now)
@@ -75,12 +78,12 @@ def evolved(before: PinnedQuery, shape: int, now: PinnedQuery, specs: Sequence[O
     said: list[str] = []
     for old, new, spec in zip(before.operators, now.operators, specs, strict=True):
         try:
-            operator, told = _follow(old, new, spec)
+            operator, told = (_keep if in_place else _follow)(old, new, spec)
         except _RefusedError as refused:
             lines.append(f"{new.name}: {refused}")
             continue
         pinned.append(operator)
-        as_before.append(_but_functions(old, new))
+        as_before.append(_but_texts(old, operator, spec) if in_place else _but_functions(old, new, spec))
         said += [f"{new.name}: {line}" for line in told]
     if lines:
         return lines
@@ -88,16 +91,40 @@ def evolved(before: PinnedQuery, shape: int, now: PinnedQuery, specs: Sequence[O
     return lines or Evolved(msgspec.structs.replace(now, operators=tuple(pinned), parent=shape), tuple(said))
 
 
-def _but_functions(old: PinnedOperator, new: PinnedOperator) -> PinnedOperator:
-    """An operator with the functions that it had, so that all else can be compared."""
+def _but_texts(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
+    """An operator whose functions are called as they were, where that may change and nothing else has."""
+    same = spec.follows and new.spec == old.spec
+    return msgspec.structs.replace(new, functions=old.functions) if same else new
+
+
+def _but_functions(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
+    """An operator with the functions that it had, if they may change, so that all else can be compared."""
     if old.spec.get("type") != new.spec.get("type"):
         return new
+    if not spec.follows:
+        return msgspec.structs.replace(new, fields=old.fields)
     kept: dict[str, Any] = {name: old.spec[name] for name in ("calls", "inputs") if name in old.spec}
-    spec = {**new.spec, **kept} if new.spec.get("type") in ("aggregate", "session") else new.spec
-    same = spec == old.spec
+    as_before = {**new.spec, **kept}
+    same = as_before == old.spec
     return msgspec.structs.replace(
-        new, spec=spec, functions=old.functions, fields=old.fields, tables=old.tables if same else new.tables
+        new, spec=as_before, functions=old.functions, fields=old.fields, tables=old.tables if same else new.tables
     )
+
+
+def _keep(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
+    """One operator whose functions are those that it had, whatever they are called with."""
+    kept = repinned(new, named(spec, old), old.fields)
+    if old.functions == new.functions or not spec.follows or len(old.functions) != len(new.functions):
+        return kept, []
+    _check_kind(msgspec.convert(old.spec, OperatorSpec), spec)
+    told = []
+    for before, now in zip(old.functions, new.functions, strict=True):
+        if before == now:
+            continue
+        if now in old.functions:
+            raise _RefusedError(f"{now} stands at another place than before (with 'evolve', it is followed there)")
+        told.append(f"{now} goes on with what was {before}")
+    return kept, told
 
 
 def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
@@ -124,6 +151,11 @@ def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
         fields.append(following)
         following += 1
         told.append(f"{text} is new: it counts the rows from now on")
+    told += [
+        f"{new.functions[at]} goes on with what was {old.functions[source]}"
+        for at, source in sorted(found.items())
+        if new.functions[at] != old.functions[source]
+    ]
     gone = set(range(len(calls))) - set(found.values())
     told += [f"{old.functions[at]} is gone, and what it had counted" for at in sorted(gone)]
     made = repinned(new, _with_fields(spec, fields), following)

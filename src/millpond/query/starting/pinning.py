@@ -24,6 +24,7 @@ from millpond.checkpoint.pinned import (
     shape_name,
 )
 from millpond.checkpoint.recovery import Recovery
+from millpond.conf import OnChangedState
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.operators.kinds.registry import state_tables
@@ -83,7 +84,7 @@ def pin_query(
     query: PinnedQuery,
     specs: Sequence[OperatorSpec],
     *,
-    evolve: bool = False,
+    changed: OnChangedState = "error",
 ) -> Pinned:
     """Pin the query, or see that the state of what is pinned is its own, or can become it.
 
@@ -92,14 +93,14 @@ def pin_query(
 
     Args:
         files: where the state is. ledger, ledger_files: Spark's checkpoint. query: what is to be pinned.
-        specs: of its operators. evolve: whether the state may follow a query that has changed.
+        specs: of its operators. changed: what happens if it has changed (`spark.millpond.onChangedState`).
 
     Raises:
         StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store.
     """
     nothing_done = ledger.last("commits") < 0 and not is_rolled_back(ledger_files)
     try:
-        shape, query = _pin(files, ledger, ledger_files, query, specs, evolve=evolve and not nothing_done)
+        shape, query = _pin(files, ledger, ledger_files, query, specs, "error" if nothing_done else changed)
     except StateIncompatibleError:
         if not nothing_done:
             raise
@@ -109,7 +110,12 @@ def pin_query(
 
 
 def settle(
-    files: FileSystem, recovery: Recovery, version: int, pinned: Pinned, specs: Sequence[OperatorSpec]
+    files: FileSystem,
+    recovery: Recovery,
+    version: int,
+    pinned: Pinned,
+    specs: Sequence[OperatorSpec],
+    changed: OnChangedState,
 ) -> Pinned:
     """Make the shape of a query that has changed, for a run that goes on with a version.
 
@@ -118,7 +124,7 @@ def settle(
 
     Args:
         files: where the state is. recovery: of the run. version: what it goes on with.
-        pinned: of the query. specs: of its operators.
+        pinned: of the query. specs: of its operators. changed: as for `pin_query`.
 
     Raises:
         StateIncompatibleError: the state of that version is of a query that cannot become this one.
@@ -134,7 +140,7 @@ def settle(
             )
         return pinned
     before = read_shape(files, made_by)
-    found = evolved(before, made_by, pinned.query, specs)
+    found = evolved(before, made_by, pinned.query, specs, in_place=changed == "keep")
     if isinstance(found, list):
         raise differing(found, files.locate(shape_name(made_by)))
     if msgspec.structs.replace(found.query, parent=before.parent) == before:
@@ -153,8 +159,7 @@ def _pin(
     ledger_files: FileSystem,
     query: PinnedQuery,
     specs: Sequence[OperatorSpec],
-    *,
-    evolve: bool,
+    changed: OnChangedState,
 ) -> tuple[int | None, PinnedQuery]:
     """The shape that is pinned of the query, None if it has changed and the state may follow, and the query."""
     shape, before = 0, None
@@ -168,12 +173,16 @@ def _pin(
         ]
         as_named = msgspec.structs.replace(query, operators=tuple(operators))
         unmoved = all(old.functions == new.functions for old, new in zip(before.operators, operators, strict=True))
-        if (not evolve or unmoved) and not compare(before, as_named):
+        if (changed != "evolve" or unmoved) and not compare(before, as_named):
             return shape, before
-        if evolve:
-            found = evolved(before, shape, query, specs)
-            if isinstance(found, list):
-                raise differing(found, files.locate(shape_name(shape)))
+        if changed != "error":
+            # What the newest run was changed to may not have got anywhere: `settle` knows by which the state was made.
+            tries = [
+                evolved(one, number, query, specs, in_place=changed == "keep")
+                for number, one in read_shapes(files, shape).items()
+            ]
+            if isinstance(tries[0], list) and all(isinstance(found, list) for found in tries):
+                raise differing(tries[0], files.locate(shape_name(shape)))
             return None, query
     if not files.exists(NAME) and ledger.last("commits") >= 0:
         done = (
@@ -199,11 +208,13 @@ def _pin(
 def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
     """What of a spec must not change between starts.
 
-    What happens on overflow may, how far sessions reach, and by what rows are late where no state closes.
+    What happens on overflow may, how far sessions reach, and by what rows are late where no state closes. Whether sums
+    are those of `try_sum` may not: these keep more.
     """
     spec.pop("gap", None)
     if spec.pop("passed", None) is not None and spec["time"] and spec["time"]["column"] not in spec["keys"]:
         spec["time"] = None
     for call in spec.get("calls", ()):
-        call["options"].pop("eval_mode", None)
+        if call["options"].get("eval_mode") != "try":
+            call["options"].pop("eval_mode", None)
     return spec

@@ -114,8 +114,8 @@ class Start:
         ledger.forget_interrupted_start()
         query = pinned_query(self.decision, self.settings.key_groups, catalyst)
         specs = self.decision.specs
-        evolve = self.settings.on_changed_state == "evolve"
-        pinned = pin_query(files, ledger, ledger_files, query, specs, evolve=evolve)
+        changed = self.settings.on_changed_state
+        pinned = pin_query(files, ledger, ledger_files, query, specs, changed=changed)
         anew = pinned.anew
 
         recovery, task = self._claim(files, task, owner, anew=anew)
@@ -132,7 +132,7 @@ class Start:
         # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
         tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
         if not anew:
-            pinned = settle(files, recovery, goes_on_with(recovery, ledger), pinned, specs)
+            pinned = settle(files, recovery, goes_on_with(recovery, ledger), pinned, specs, changed)
         shape, retain = pinned.shape or 0, self.settings.state_retain
         specs = pinned.specs(specs)
         again = begin(
