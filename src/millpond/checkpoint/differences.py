@@ -5,12 +5,16 @@ Both are plain data, as `query.json` has them. What is not known here is told by
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
 from millpond.words import counted, length
+
+_QUOTED = re.compile(r"('(?:[^'\\]|\\.)*')")
+_QUALIFIER = re.compile(r"(?:`[^`]+`|\b[A-Za-z_]\w*)\.(?=[`A-Za-z_])")
 
 Plain = dict[str, Any]
 _Both = tuple[Plain, Plain]
@@ -172,6 +176,11 @@ def _calls(both: _Both) -> Iterator[str]:
         yield from (f"{call.text} is new" for call in now[k + changed : m])
 
 
+def _unqualified(text: str) -> str:
+    """SQL with the last parts of names only: what comes before them are views and aliases, or structs."""
+    return "".join(part if part[:1] == "'" else _QUALIFIER.sub("", part) for part in _QUOTED.split(text))
+
+
 class _Call:
     """One function of an operator, its inputs by their types instead of their positions."""
 
@@ -195,8 +204,8 @@ class _Call:
         return f"{self.call['function']}({'distinct ' if self.call.get('distinct') else ''}{arguments}){condition}"
 
     def differs(self, new: _Call) -> bool:
-        """Whether both are in the words of the query, and these are others."""
-        return self.named and new.named and self.text != new.text
+        """Whether both are in the words of the query, and these are others, but for the names of views and aliases."""
+        return self.named and new.named and _unqualified(self.text) != _unqualified(new.text)
 
     def became(self, new: _Call) -> Iterator[str]:
         """What differs between this and the function that stands in its place."""
