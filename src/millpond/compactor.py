@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import numbers
@@ -16,6 +18,11 @@ from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.compaction.worker import Worker
 
 log = logging.getLogger("millpond.compactor")
+
+_HEARD = 0.2
+"""Seconds after which a signal is heard at the latest."""
+_GRACE = 10.0
+"""Seconds after a signal in which work may end at its next piece; then the process ends as if it were killed."""
 
 
 class Locations:
@@ -50,7 +57,8 @@ class Locations:
 
 
 def work(locations: Sequence[str], *, poll: float, lease: float, once: bool, idle_exit: float | None) -> None:
-    """Work until SIGTERM or Ctrl-C, saying on standard error what is done. Leases are given up at once then.
+    """Work until SIGTERM or Ctrl-C, saying on standard error what is done. Leases are given up at once then, and the
+    process ends within ten seconds.
 
     Args:
         locations: checkpoints, or folders of state.
@@ -67,6 +75,17 @@ def work(locations: Sequence[str], *, poll: float, lease: float, once: bool, idl
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop.set())
     log.info("compactor %s for %s", worker.name, ", ".join(locations))
-    with ThreadPoolExecutor(1, "millpond-compact") as works:  # a signal is heard at once only by a thread that waits
-        works.submit(worker.run, poll, once=once, idle_exit=idle_exit).result()
+    works = ThreadPoolExecutor(1, "millpond-compact")
+    running = works.submit(worker.run, poll, once=once, idle_exit=idle_exit)
+    stopped = None
+    # Handlers run in this thread, between two steps of Python: a signal that another thread has got does not wake it.
+    while wait([running], timeout=_HEARD).not_done:
+        if worker.stop.is_set():
+            stopped = stopped or time.monotonic()
+            if time.monotonic() - stopped > _GRACE:
+                log.warning("compactor %s ends in the middle of a request to the store", worker.name)
+                logging.shutdown()
+                os._exit(0)  # a thread that waits for the store would be waited for
+    running.result()
+    works.shutdown()
     log.info("compactor %s ends: %d done", worker.name, worker.done)

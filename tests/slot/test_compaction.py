@@ -120,6 +120,16 @@ def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> Non
     Counts(tmp_path).through(application.ledger.last("commits") + 3)  # the next run reads what workers have made
 
 
+def test_sigterm_does_not_wait_for_a_store_that_does_not_answer(tmp_path: Path) -> None:
+    slow = compactor(f"faults+{tmp_path}?latency_ms=600000")
+    assert slow.stderr is not None
+    assert " for " in slow.stderr.readline().decode()
+    slow.terminate()
+    said = slow.communicate(timeout=120)[1].decode()
+    assert slow.returncode == 0, said
+    assert "ends in the middle of a request" in said
+
+
 def test_sigterm_hands_the_work_over_at_once(tmp_path: Path) -> None:
     application = Asking(tmp_path)
     application.start()
