@@ -16,7 +16,8 @@ SUMMED = ("input_rows", "output_rows", "late_rows", "state_rows", "state_bytes",
 """Figures added up over partitions: rows in and out in this batch, and dropped as late; rows and bytes of the state;
 keys that were looked for and were in memory; those that were sought in files."""
 
-GREATEST = ("commit_lag_ms", "commit_ms")
+LAG, COMMIT = "commit_lag_ms", "commit_ms"
+GREATEST = (LAG, COMMIT)
 """Figures of which the greatest counts: how long the batch waited for the commit of the one before; how long the slot's
 last commit took, from sealed state to the durable one."""
 
@@ -53,10 +54,10 @@ docs/guides/state-on-s3.md says so, too."""
 COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses")
 """Of the figures, those that count what happened in a batch: they add up over batches."""
 
-FIGURES = (*SUMMED, GREATEST[0])
+FIGURES = (*SUMMED, LAG)
 """What every operator reports."""
 
-REMOTE = (*REQUESTS, *TIERS, GREATEST[1])
+REMOTE = (*REQUESTS, *TIERS, COMMIT)
 """What it reports where the state is on an object store."""
 
 DURABLE = (
