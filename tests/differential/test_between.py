@@ -307,7 +307,7 @@ def test_other_code_of_a_function_is_refused_at_the_start(session: SparkSession,
 def test_what_changes_nothing_is_no_change(session: SparkSession, tmp_path: Path) -> None:
     """Another name of a subquery, and what the lowest operator is given."""
     write(tmp_path / "in", 0, table(0))
-    below = "(select k, count(*) n, sum({v}) v from {{events}} group by k)"
+    below = "(select k, count(*) n, sum(v) v from (select k, {v} v from {{events}}) group by k)"
     text = "select n, count(*) c from " + below + " {name} where n > 0 and v + 1 > 3 group by n"
     for v, name in (("v", "a"), ("v * 2", "b")):
         df = session.sql(
