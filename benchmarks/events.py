@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from millpond.plan.catalyst.nodes import Catalyst, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Node
 from millpond.plan.decide import decide
 from millpond.plan.transplant import transplant
 

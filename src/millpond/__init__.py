@@ -75,7 +75,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     from millpond.conf import read_settings
     from millpond.errors import UsageError
     from millpond.plan import explain as explaining
-    from millpond.plan.catalyst.nodes import Catalyst
+    from millpond.plan.catalyst.jvm import Catalyst
     from millpond.plan.decide import decide
     from millpond.query.starting.checks import check_session, runs_nowhere
 

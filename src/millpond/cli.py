@@ -55,7 +55,7 @@ def options(
 @state.command("ls")
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
-    from millpond.slot.reader import StateReader, span
+    from millpond.slot.reading.reader import StateReader, span
     from millpond.time_slices import base_name
 
     reader = StateReader(location)
@@ -96,7 +96,7 @@ def show_state(
     rows: Annotated[int, typer.Option(help="How many rows to print.")] = 20,
 ) -> None:
     """Print rows of an operator's state."""
-    from millpond.slot.reader import StateReader
+    from millpond.slot.reading.reader import StateReader
 
     reader = StateReader(location)
     chosen = reader.choose(version)
@@ -120,7 +120,7 @@ def verify_state(location: Location, version: Version = None) -> None:
 
     Without --version, that is the newest whole version, and the head of every commit of the newest run is checked, too.
     """
-    from millpond.slot.reader import StateReader
+    from millpond.slot.reading.reader import StateReader
 
     reader = StateReader(location)
     damage = reader.damage(version)
@@ -159,7 +159,7 @@ def rescale_state(
     """
     from millpond.checkpoint.generation import claim
     from millpond.checkpoint.rescale import rescaled
-    from millpond.slot.reader import StateReader
+    from millpond.slot.reading.reader import StateReader
 
     reader = StateReader(location)
     version = reader.choose()
@@ -266,7 +266,7 @@ def export_state(
 
     There is a folder for each operator, with a file for each partition, and at last a file _SUCCESS.
     """
-    from millpond.slot.export import export_state as export
+    from millpond.slot.reading.export import export_state as export
 
     made = export(location, target, version, operator)
     what = f"version {made.version}, {counted(made.files, 'file')}, {counted(made.rows, 'row')}"

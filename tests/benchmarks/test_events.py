@@ -6,7 +6,7 @@ from benchmarks.events import events_alone
 from benchmarks.workloads import build, output_mode
 from pyspark.sql import SparkSession
 
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 
 STATEFUL = {"MapInArrow", "Aggregate", "Join", "Deduplicate", "DeduplicateWithinWatermark", "Window"}
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.verify import check, closed, compare, last_image
 from pyspark.errors import AnalysisException
 
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.workloads.nexmark import NexmarkConfig
 from millpond.workloads.nexmark_spark import numbers
 from millpond.workloads.queries import QUERIES

@@ -25,7 +25,7 @@ from millpond.files.backends.forked import parse_shared
 from millpond.query.ledger.fork import fork
 from millpond.query.ledger.ledger import METADATA
 from millpond.query.ledger.orphans import orphans_of
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 from tests.chaos.sums import State, deltas_of, runs_of
 from tests.chaos.tripwire import Crash
 from tests.chaos.world import TaskFailed, World

@@ -39,7 +39,7 @@ from millpond.layout import TableSchema
 from millpond.query.ledger.fork import fork
 from millpond.slot.compaction.remote import RemoteCompaction
 from millpond.slot.compaction.worker import Worker
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 from millpond.stores.jobs import MergeRuns
 from millpond.stores.rmw import flush
 from tests.slot.test_damage import BATCHES, Counts, rows_of

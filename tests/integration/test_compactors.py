@@ -31,7 +31,7 @@ from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.orphans import orphans_of
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.query.progress.reader import ProgressReader
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 from tests.real_s3 import BUCKET
 from tests.s3 import pointed_at
 from tests.slot.conftest import with_tests_on_path

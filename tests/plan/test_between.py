@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from millpond.checkpoint.pinned import PinnedBetween
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import pinned_between
 from millpond.plan.decide import decide
 

@@ -8,7 +8,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.functions import PandasUDFType, pandas_udf
 from pyspark.sql.types import LongType
 
-from millpond.plan.catalyst.nodes import Catalyst, Expression, items
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, items
 from millpond.plan.catalyst.python import callable_here
 from millpond.plan.decide import decide
 from millpond.spec.functions import FUNCTIONS, ROWS, key_supported

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 import millpond
 from millpond.conf import read_settings
 from millpond.errors import UnsupportedError
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.windows import needed_columns
 from millpond.plan.changelog.changes import filtered
 from millpond.plan.decide import decide

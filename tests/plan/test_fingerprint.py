@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.replay.fingerprint import fingerprint
 

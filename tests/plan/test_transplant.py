@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from millpond.plan.catalyst.nodes import Catalyst, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Node
 from millpond.plan.decide import decide
 from millpond.plan.transplant import transplant
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import millpond
 from millpond.query.starting import commits as watching
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 
 
 def wait(done: Callable[[], bool], said: list[str]) -> None:

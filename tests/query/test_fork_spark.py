@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millpond
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 from tests.query.test_recovery import Job
 from tests.slot.test_state_command import state
 

@@ -22,12 +22,12 @@ from millpond.checkpoint.generation import claim_name
 from millpond.checkpoint.pinned import read_pinned
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
 from millpond.files.backends.filesystem import open_filesystem
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.query.ledger.ledger import Ledger, _RollBack
 from millpond.query.starting.start import Start
 from millpond.query.writer import StreamWriter
 from millpond.slot.batch.task import PipeTask
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 
 SCHEMA = "key bigint, amount bigint"
 JOURNAL = "millpond/rolled-back/pending-000000000000001.json"

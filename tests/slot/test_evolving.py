@@ -25,7 +25,7 @@ from millpond.operators.kinds.registry import state_tables
 from millpond.query.starting.pinning import pin_query, settle
 from millpond.query.starting.start import goes_on_with
 from millpond.slot.process.protocol import Run
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type

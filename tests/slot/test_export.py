@@ -15,8 +15,8 @@ from millpond.errors import TransientError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.backends.local import LocalFiles
 from millpond.slot import export as exporting
-from millpond.slot.export import export_state
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.export import export_state
+from millpond.slot.reading.reader import StateReader
 from tests.s3 import s3
 
 from .test_damage import PARTITIONS

@@ -14,7 +14,7 @@ from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends.forked import parse_shared
 from millpond.query.ledger.fork import fork
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 from millpond.stores.rmw import flush
 
 from .test_damage import Counts, rows_of

@@ -18,7 +18,7 @@ from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 from millpond.stores.rmw import flush
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from tests.checkpoint.rig import Slot

@@ -13,7 +13,7 @@ from millpond.checkpoint.retention.collector import Collector
 from millpond.errors import UsageError
 from millpond.layout import HashRange
 from millpond.slot.process.protocol import Run
-from millpond.slot.reader import StateReader, span
+from millpond.slot.reading.reader import StateReader, span
 from millpond.stores.rmw import flush
 from tests.checkpoint.rig import Slot
 

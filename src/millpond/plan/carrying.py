@@ -17,7 +17,8 @@ from millpond.errors import StateIncompatibleError
 from millpond.operators.tables.spark_buffers import Carried, carried
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.ddl import quoted
-from millpond.plan.catalyst.nodes import Catalyst, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Node
 from millpond.plan.reading.aggregate import Reading
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading

@@ -16,7 +16,8 @@ from millpond.plan.catalyst.conditions import (
     with_settled_conditions,
     without_repeated_groupings,
 )
-from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.windows import Needed, needed_columns
 from millpond.plan.changelog.between import unstable_between
 from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating

@@ -30,7 +30,7 @@ from millpond.conf import Settings, read_settings
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
 from millpond.plan.carrying import Held, carried_rows, in_sparks_order
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.replay.fingerprint import fingerprint

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.types import leaves, parse_type
 

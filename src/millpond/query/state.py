@@ -11,10 +11,10 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
 from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import open_filesystem
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.workers import map_in_arrow
 from millpond.query.starting.checks import check_spark
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 
 
 class _PartitionReader:

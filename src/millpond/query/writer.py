@@ -20,7 +20,7 @@ from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.files.backends.filesystem import on_disk
 from millpond.metrics import COMPACTIONS, FIGURES, REMOTE
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_text
 from millpond.plan.reading.decision import Decision, Operator

@@ -93,7 +93,7 @@ class Side:
                 raise EngineEnded(f"{self.name} ended with status {self._tree.process.returncode}:\n" + "\n".join(log))
 
     def _look_at_state(self) -> None:
-        from millpond.slot.reader import StateReader
+        from millpond.slot.reading.reader import StateReader
 
         checkpoint = self._folder / "checkpoint"
         ours = self.plan.engine == "millpond"

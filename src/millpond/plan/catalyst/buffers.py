@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from millpond.plan.catalyst.nodes import Catalyst, Expression, Node, items
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node, items
 from millpond.spec.operators import Field
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from millpond.plan.catalyst.nodes import Catalyst, Expression, Node, items
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node, items
 
 _LOCAL = "org.apache.spark.sql.catalyst.plans.logical.LocalRelation"
 _OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"

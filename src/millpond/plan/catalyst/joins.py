@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JError
 
 from millpond.errors import UsageError
-from millpond.plan.catalyst.nodes import Catalyst, Expression, Node, items
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node, items
 
 _JOIN_HELPERS = (
     "org.apache.spark.sql.execution.streaming.operators.stateful.join.StreamingSymmetricHashJoinHelper",

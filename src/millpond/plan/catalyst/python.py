@@ -8,7 +8,8 @@ from typing import Any
 import pyspark
 
 from millpond.plan.catalyst.function_code import code_digest
-from millpond.plan.catalyst.nodes import Catalyst, Expression, items
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, items
 from millpond.slot.pipe.user_functions import Kind, UserFunction
 
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"

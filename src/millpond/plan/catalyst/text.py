@@ -9,7 +9,8 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 
-from millpond.plan.catalyst.nodes import INTEGERS, Catalyst, Expression, Node, items
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import INTEGERS, Expression, Node, items
 from millpond.plan.catalyst.python import function_code
 
 Cut = Callable[[Expression], str | None]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node
 
 Needed = Mapping[int, frozenset[int]]
 """Identities of results of `Window` nodes → those of the columns below that are used, by the node or above it."""

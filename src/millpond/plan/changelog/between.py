@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millpond.checkpoint.pinned import PinnedBetween
-from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import Canonical, Cut, counting_settings, readable
 from millpond.plan.changelog.stable import unstable
 from millpond.plan.reading.decision import Decision, describe

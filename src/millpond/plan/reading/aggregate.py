@@ -9,13 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from millpond.plan.catalyst.ddl import quoted
-from millpond.plan.catalyst.nodes import (
-    SESSION_WINDOW,
-    WATERMARK_DELAY,
-    Catalyst,
-    Expression,
-    Node,
-)
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expression, Node
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.reading.session import Session, constant_gap

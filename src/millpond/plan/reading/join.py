@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.plan.catalyst.joins import EqualKeys, equal_keys, is_before_43, state_watermarks
-from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.reading.aggregate import unique
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reading.reasons import Reason, Unsupported

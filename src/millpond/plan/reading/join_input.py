@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from millpond.plan.catalyst.ddl import quoted
-from millpond.plan.catalyst.nodes import Catalyst, Expression
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.join import JoinReading, SideReading
 from millpond.spec.kinds.join import JoinSide, JoinSpec
 from millpond.spec.operators import Field

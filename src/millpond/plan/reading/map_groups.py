@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pyspark.sql.types import StructField
 
-from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.reading.aggregate import Reading, read_groupings
 from millpond.plan.reading.reasons import Reason, Unsupported
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Catalyst, Expression, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.windows import Needed
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, unique
 from millpond.plan.reading.functions import read_function

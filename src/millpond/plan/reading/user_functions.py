@@ -12,7 +12,8 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
-from millpond.plan.catalyst.nodes import Catalyst, Expression
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.catalyst.python import (
     arguments,
     broadcasts,

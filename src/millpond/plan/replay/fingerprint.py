@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from py4j.protocol import Py4JJavaError
 
-from millpond.plan.catalyst.nodes import Catalyst, Expression, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.python import function_code
 from millpond.plan.reading.decision import Decided, Decision
 

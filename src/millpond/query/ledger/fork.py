@@ -32,7 +32,7 @@ from millpond.files.backends.local import LocalFiles
 from millpond.query.ledger.copying import copy_folders, copy_ledger, out_of_reach
 from millpond.query.ledger.ledger import METADATA, Ledger, is_rolled_back
 from millpond.query.ledger.ownership import SOON, state_of_last_run
-from millpond.slot.reader import StateReader, span
+from millpond.slot.reading.reader import StateReader, span
 
 
 @dataclass(frozen=True)

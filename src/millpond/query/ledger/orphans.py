@@ -7,7 +7,7 @@ from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.ledger import Ledger
 from millpond.query.ledger.ownership import state_of_last_run
-from millpond.slot.reader import StateReader
+from millpond.slot.reading.reader import StateReader
 
 
 def orphans_of(checkpoint: str, *, now: float | None = None) -> tuple[FileSystem, Orphans]:

@@ -14,7 +14,7 @@ from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.metrics import COMPACTIONS, PRICES, TIERS
 from millpond.query.ledger.ledger import Ledger
 from millpond.query.ledger.ownership import state_of_last_run
-from millpond.slot.reader import StateOperator, StateReader
+from millpond.slot.reading.reader import StateOperator, StateReader
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import SettingError, UnsupportedError, UsageError
-from millpond.plan.catalyst.nodes import Catalyst, Node
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Node
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.reading.user_functions import AGGREGATE
 

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import open_filesystem
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.query.starting.start import DRAIN_SECONDS
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import drain

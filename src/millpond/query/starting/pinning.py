@@ -28,7 +28,7 @@ from millpond.conf import OnChangedState
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.operators.kinds.registry import state_tables
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import pinned_between
 from millpond.plan.reading.decision import Decision
 from millpond.query.ledger.ledger import Ledger, is_rolled_back

@@ -30,7 +30,7 @@ from millpond.errors import (
     TransientError,
 )
 from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
-from millpond.plan.catalyst.nodes import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.reading.decision import Decision
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.workers import load_ahead, on_one_host, run_this_python

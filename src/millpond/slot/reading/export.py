@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, open_filesystem
-from millpond.slot.reader import StateOperator, StateReader
+from millpond.slot.reading.reader import StateOperator, StateReader
 from millpond.spec.types import parse_type
 
 SUCCESS = "_SUCCESS"

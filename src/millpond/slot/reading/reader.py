@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,8 +11,7 @@ import pyarrow as pa
 
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.commit import commit_prefix, parse_commit_name, read_header
-from millpond.checkpoint.formats.deltas import converted, read_deltas, rows_of
-from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
+from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, numbers, read_base, read_claim
 from millpond.checkpoint.pinned import NAME as PINNED
 from millpond.checkpoint.pinned import read_shapes
@@ -23,29 +19,12 @@ from millpond.checkpoint.rescale import inherited
 from millpond.checkpoint.retention.needs import needs_of
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
-from millpond.files.formats.append_file import ByteRange
-from millpond.files.formats.blocks import sort_rows
-from millpond.files.refs import range_of
-from millpond.layout import HashRange, RowLayout, Rows, TableSchema
+from millpond.layout import HashRange, TableSchema
 from millpond.operators.kinds.registry import read_rows, state_tables
-from millpond.operators.protocol import MAIN, StateTable, TableKind
+from millpond.operators.protocol import MAIN
+from millpond.slot.reading.tables import rows_of_table
 from millpond.spec.kinds.union import OperatorSpec
-from millpond.stores.aligned.hash_intervals import gradually
-from millpond.stores.append_files import AppendFiles
-from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.ordered.table import OrderedTable
-from millpond.stores.protocol import LoadedTable
-from millpond.stores.runs.run_set import RunSet, memory_run
-from millpond.stores.runs.run_store import RunStore
-from millpond.stores.unaligned.table import UnalignedTable
-from millpond.stores.windows import axis_word, inside
 from millpond.time_slices import base_name
-
-Schemas = Mapping[int, TableSchema]
-"""The schemas that a table has had, by the shape of the query; only read-modify-write tables have had others."""
-
-_MEMORY = 64 << 20
-"""Bytes of file blocks that one reader keeps."""
 
 _GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
 
@@ -275,87 +254,8 @@ class StateReader:
             found = tables[base]
             range_ = HashRange() if found.axis != "hash" else self._run_of(version).claim.hash_range(partition)
             earlier = self._schemas(operator, base, manifest.shape)
-            for rows in _READ[found.kind](self, found, state, range_, earlier):
+            for rows in rows_of_table(self.files, found, state, range_, earlier):
                 yield from read_rows(spec, base, rows)
-
-    def _appended(self, table: StateTable, state: TableState, range_: HashRange, _: Schemas) -> Iterator[Rows]:
-        """The rows of a table of the aligned append store."""
-        layout = RowLayout(table.schema)
-        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
-            store = AppendFiles(self.files, local)
-            try:
-                files = [store.open(ref, [layout]) for ref in reversed(state.runs.runs)]
-                for ref in state.deltas:
-                    if ref.length:
-                        at = ByteRange(ref.commit, ref.offset, ref.length, ref.window)
-                        files += store.open_range(at, [layout])
-                range_ = range_.meet(HashRange(state.runs.lowest))
-                yield from gradually([files], layout, _MEMORY // 8, range_)
-            finally:
-                store.close()
-
-    def _lists(self, table: StateTable, state: TableState, range_: HashRange, _: Schemas) -> Iterator[Rows]:
-        """The rows of a table of the unaligned append store."""
-        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
-            store = AppendFiles(self.files, local)
-            try:
-                opened = UnalignedTable(
-                    table.schema,
-                    store,
-                    MemoryBudget(_MEMORY),
-                    beside,
-                    state.runs,
-                    directory=local,
-                    read_batch_ratio=0.0,
-                    maximum_space_amplification=math.inf,
-                    writable=False,
-                )
-                yield from self._scanned(opened, state)
-            finally:
-                store.close()
-
-    def _ordered(self, table: StateTable, state: TableState, range_: HashRange, _: Schemas) -> Iterator[Rows]:
-        """The rows of an ordered table."""
-        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local, ThreadPoolExecutor(1) as beside:
-            store = RunStore(self.files, local, disk=0, memory=_MEMORY)
-            try:
-                opened = OrderedTable.open(
-                    table.schema,
-                    state.runs,
-                    store,
-                    MemoryBudget(_MEMORY),
-                    beside,
-                    range_,
-                    drop_matched=table.drop_matched,
-                    writable=False,
-                )
-                yield from self._scanned(opened, state)
-            finally:
-                store.close()
-
-    def _scanned(self, table: LoadedTable, state: TableState) -> Iterator[Rows]:
-        """The rows of a table that was opened on its files, once its deltas are applied."""
-        for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
-            for rows in rows_of(ref, data, table.layout, self.files.locate(ref.commit)):
-                table.load(rows, range_of(ref.window))
-        yield from table.scan()
-
-    def _rows(self, table: StateTable, state: TableState, range_: HashRange, earlier: Schemas) -> Iterator[Rows]:
-        """The rows of a read-modify-write table; `earlier`: the schemas that it has had."""
-        layout = RowLayout(table.schema)
-        with tempfile.TemporaryDirectory(prefix="millpond-read-") as local:
-            store = RunStore(self.files, local, disk=0, memory=_MEMORY)
-            try:
-                axis = axis_word(layout, state.runs.axis)
-                opened = store.open_all(state.runs.runs, layout, range_, axis, list(earlier.values()))
-                runs = RunSet(layout, opened, range_)
-                for ref, data in zip(state.deltas, read_deltas(self.files, state.deltas), strict=True):
-                    for rows in converted(ref, data, earlier[ref.shape], layout, self.files.locate(ref.commit)):
-                        rows = inside(rows, range_of(ref.window), axis)
-                        runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))
-                yield from runs.scan()
-            finally:
-                store.close()
 
     def _read_commits(self, version: int) -> _Commits:
         if version not in self._commits:
@@ -430,12 +330,3 @@ class StateReader:
                 continue  # a torn put of a run that died before it began
             self._found.append(run)
             yield run
-
-
-_READ: Mapping[TableKind, Callable[[StateReader, StateTable, TableState, HashRange, Schemas], Iterator[Rows]]] = {
-    "rmw": StateReader._rows,
-    "ordered": StateReader._ordered,
-    "aligned": StateReader._appended,
-    "unaligned": StateReader._lists,
-}
-"""How the tables of each store are read."""

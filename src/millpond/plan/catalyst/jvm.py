@@ -1,0 +1,295 @@
+"""Makes plans and expressions, in the JVM of one session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.java_gateway import JavaClass
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millpond.errors import UsageError
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
+
+_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_BETWEEN = "\x1e\n"
+
+
+@dataclass(frozen=True)
+class Catalyst:
+    """Makes plans and expressions in one session's JVM.
+
+    Attributes:
+        spark: a classic (py4j) session.
+    """
+
+    spark: SparkSession
+
+    def _class(self, name: str) -> Any:
+        """A class by its full name. (By way of its packages, py4j would ask the JVM about each of them every time.)"""
+        context = self.spark.sparkContext
+        assert context._gateway is not None
+        return JavaClass(name, context._gateway._gateway_client)
+
+    def _seq(self, items: Sequence[Any], *, indexed: bool = False) -> Any:
+        array = self._class("java.util.ArrayList")()
+        for item in items:
+            array.add(item)
+        scala = self._class("scala.jdk.javaapi.CollectionConverters").asScala(array)
+        return scala.toIndexedSeq() if indexed else scala.toSeq()
+
+    @property
+    def session_id(self) -> str:
+        """What tells this session from others of the application."""
+        return str(self.spark._jsparkSession.sessionUUID())
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the session's settings have been set to, asked for at once (PySpark asks for each)."""
+        text = str(self.spark._jsparkSession.conf().getAll().mkString(_BETWEEN))
+        name_and_value = (one.partition(" -> ") for one in text.split(_BETWEEN) if one)
+        return {name: value for name, _, value in name_and_value}
+
+    @property
+    def process_id(self) -> int:
+        """The JVM's."""
+        return int(self._class("java.lang.ProcessHandle").current().pid())
+
+    def analyzed(self, df: DataFrame) -> Node:
+        """The analysed plan of a DataFrame, common table expressions inlined where Spark's optimiser would."""
+        plan = Node(df._jdf.queryExecution().analyzed())
+        return self._inline(plan) if any(node.kind == "WithCTE" for node in plan.walk()) else plan
+
+    def _inline(self, plan: Node) -> Node:
+        rule = self._class("org.apache.spark.sql.catalyst.optimizer.InlineCTE")
+        for flags in (3, 2, 1):  # the versions differ in how many flags the rule has; all are false by default
+            try:
+                return Node(rule(*[False] * flags).apply(plan.java))
+            except Py4JError as error:
+                if "does not exist" not in str(error):
+                    raise
+        return plan
+
+    def filter(self, condition: Expression, child: Node) -> Node:
+        """`SELECT * FROM child WHERE condition`."""
+        return Node(self._class(f"{_LOGICAL}.Filter")(condition.java, child.java))
+
+    def dataframe(self, plan: Node) -> DataFrame:
+        """The DataFrame of a plan."""
+        dataset = self._class("org.apache.spark.sql.classic.Dataset")
+        return DataFrame(dataset.ofRows(self.spark._jsparkSession, plan.java), self.spark)
+
+    def with_children(self, tree: Node, children: Sequence[Node]) -> Node:
+        """The same node over other children."""
+        return Node(tree.java.withNewChildren(self._seq([child.java for child in children], indexed=True)))
+
+    def with_operands(self, expression: Expression, operands: Sequence[Expression]) -> Expression:
+        """The same expression over other operands."""
+        return Expression(expression.java.withNewChildren(self._seq([o.java for o in operands], indexed=True)))
+
+    def alias(self, expression: Expression, name: str) -> Expression:
+        """`expression AS name`, under a new identity."""
+        fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
+        return self._alias(expression, name, fresh, self._seq([]), None)
+
+    def stand_in(self, expression: Expression, old: Expression) -> Expression:
+        """`expression` under the name, identity, qualifier and metadata of `old`, so that nodes above never notice.
+
+        The metadata carries the watermark's delay to stateful operators above.
+        """
+        return self._alias(expression, old.name, old.java.exprId(), old.java.qualifier(), old.java.metadata())
+
+    def _alias(self, expression: Expression, name: str, expr_id: Any, qualifier: Any, metadata: Any) -> Expression:
+        option = self._class("scala.Option").apply(metadata)
+        alias = self._class(f"{_EXPRESSIONS}.Alias")
+        return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
+
+    def null(self, like: Expression) -> Expression:
+        """A null of the type of `like`, declared as that is."""
+        java = self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType())
+        return Expression(java) if like.nullable else self.not_null(Expression(java))
+
+    def blank(self, like: Expression) -> Expression:
+        """A constant for a column that nobody reads: null, or the default of a type that may not be null."""
+        if like.nullable:
+            return self.null(like)
+        return Expression(self._class(f"{_EXPRESSIONS}.Literal").default(like.java.dataType()))
+
+    def not_null(self, expression: Expression) -> Expression:
+        """`expression`, declared never null."""
+        return Expression(self._class(f"{_EXPRESSIONS}.KnownNotNull")(expression.java))
+
+    def fitted(self, expression: Expression, wanted: Expression) -> Expression:
+        """`expression` with exactly the type and nullability of `wanted`, inside of nested types too.
+
+        Spark declares what stateful operators of a stream give to be nullable throughout.
+        """
+        java = expression.java
+        if not java.dataType().equals(wanted.java.dataType()):
+            no_time_zone = self._class("scala.Option").apply(None)
+            java = self._class(f"{_EXPRESSIONS}.Cast")(java, wanted.java.dataType(), no_time_zone)
+        if wanted.nullable and not java.nullable():
+            java = self._class(f"{_EXPRESSIONS}.KnownNullable")(java)
+        return Expression(java)
+
+    def project(self, named: Sequence[Expression], child: Node) -> Node:
+        """`SELECT named FROM child`."""
+        return Node(self._class(f"{_LOGICAL}.Project")(self._seq([n.java for n in named]), child.java))
+
+    def stateless_limit(self, limit: Node) -> Node:
+        """The same limit over complete results, in a form that Spark does not take for a limit of a stream's rows.
+
+        Spark plans a limit as stateful unless it sees a streaming `Aggregate` below, and there is none any more. What
+        it looks for is a global limit right above a local one: rows are brought together, and sorted, in another way.
+        """
+        (local,) = limit.children
+        if local.kind != "LocalLimit":
+            return limit
+        (below,) = local.children
+        if below.kind == "Sort":
+            together = self._class(f"{_LOGICAL}.Repartition")(1, True, below.children[0].java)
+            below = Node(self._copy(below.java, below.java.order(), False, together))
+        return self.with_children(limit, [below])
+
+    def _copy(self, java: Any, *fields: Any) -> Any:
+        """A copy of a node, whose last field is a hint in newer versions of Spark."""
+        try:
+            return java.copy(*fields, java.hint())
+        except Py4JError:
+            return java.copy(*fields)
+
+    def rows(self, values: Sequence[int], name: str) -> DataFrame:
+        """A bigint column of constant rows."""
+        return self.spark.sql("VALUES " + ", ".join(f"({value}L)" for value in values) + f" AS t({name})")
+
+    def streaming_rows(self, values: Sequence[int], name: str) -> DataFrame:
+        """A bigint column of constant rows that takes part in every micro-batch (a streaming `LocalRelation`)."""
+        rows = self.rows(values, name)
+        execution = rows._jdf.queryExecution()
+        plans = (Node(plan()) for plan in (execution.analyzed, execution.optimizedPlan))  # the versions differ in which
+        local = next(node.java for plan in plans for node in plan.walk() if node.kind == "LocalRelation")
+        relation = self._class(f"{_LOGICAL}.LocalRelation")
+        return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
+
+    def watching_watermark(self, like: DataFrame) -> DataFrame:
+        """A streaming DataFrame with another's columns and no partition, that has Spark run batches without data.
+
+        Spark runs one when the watermark has moved and the plan holds a stateful operator of its own whose state the
+        watermark may close. Here this is a deduplication that is multiplied by nothing: no task, no store, no source.
+        The session has to have `statefulOperator.allowMultiple` off, so that the operator sees the query's watermark.
+        """
+        tagged = self._class("org.apache.spark.sql.types.MetadataBuilder")().putLong(WATERMARK_DELAY, 0).build()
+        # The optimiser removes a limit that cannot cut anything; while it is there, Spark does not expect every store
+        # of the plan to have committed when a foreachBatch function returns, and this one never commits.
+        moment = self.streaming_rows([0], "moment").limit(1).selectExpr("timestamp_millis(moment) as moment")
+        moments = self.analyzed(moment)
+        fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
+        time = self._alias(moments.output[0], "moment", fresh, self._seq([]), tagged)
+        watching = self.dataframe(self.project([time], moments)).coalesce(1).dropDuplicates(["moment"])
+        context = self.spark.sparkContext
+        nothing = self.spark.createDataFrame(context.emptyRDD(), "nothing int").hint("shuffle_replicate_nl")
+        columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema]
+        return nothing.crossJoin(watching).select(*columns)
+
+    def qualified(self, path: str) -> str:
+        """The full URL that Spark makes of a path: of its default file system, absolute.
+
+        Raises:
+            UsageError: it is no path, or of a file system that Spark has not been set up for.
+        """
+        try:
+            hadoop = self._class("org.apache.hadoop.fs.Path")(path)
+            system = hadoop.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
+            return str(system.makeQualified(hadoop).toString())
+        except (Py4JJavaError, PySparkException) as error:
+            cause = getattr(error, "java_exception", error)
+            raise UsageError(
+                f"Spark cannot use {path!r} as a location: {cause}.",
+                action="Give a checkpointLocation that Spark can reach.",
+            ) from None
+
+    def delete_at_exit(self, folder: str) -> None:
+        """Have Spark delete a local folder when the application ends, as it deletes its own temporary ones."""
+        hooks = self._class("org.apache.spark.util.ShutdownHookManager")
+        hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
+
+    def runs(self, query_id: str) -> bool:
+        """Whether the application runs the query of this id, in whatever session."""
+        return self._active_run(query_id) is not None
+
+    def _active_run(self, query_id: str) -> Any:
+        queries = self.spark._jsparkSession.sharedState().activeStreamingQueries()
+        return queries.get(self._class("java.util.UUID").fromString(query_id))
+
+    def stop_active_run(self, query_id: str | None) -> None:
+        """Stop the application's running query of this id, if any, as Spark does when it is started again.
+
+        Raises:
+            UsageError: it runs, and `spark.sql.streaming.stopActiveRunOnRestart` is false.
+        """
+        running = None if query_id is None else self._active_run(query_id)
+        if running is None:
+            return
+        if self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
+            raise UsageError(
+                f"The query with id {query_id} is running in this application already.",
+                action="Stop it first, or set spark.sql.streaming.stopActiveRunOnRestart to true.",
+            )
+        running.stop()
+
+    def in_own_session(self, df: DataFrame, settings: dict[str, str]) -> DataFrame:
+        """The same DataFrame in a copy of the session with `settings`; listeners do not hear of its queries."""
+        copy = Catalyst(SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession()))
+        for name, value in settings.items():
+            copy.spark.conf.set(name, value)
+        return copy.dataframe(Node(df._jdf.queryExecution().analyzed()))
+
+    def check_streaming(self, plan: Node, output_mode: str) -> None:
+        """Spark's own check of what a stream may do; raises Spark's own error."""
+        modes = self._class("org.apache.spark.sql.streaming.OutputMode")
+        mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode.lower()]()
+        checker = self._class("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
+        checker.checkForStreaming(plan.java, mode)
+
+    def without_distincts(self, plan: Node) -> Node:
+        """The plan with every DISTINCT aggregate of a streaming `Aggregate` made an ordinary one."""
+        children = [self.without_distincts(child) for child in plan.children]
+        if any(new is not old for new, old in zip(children, plan.children, strict=True)):
+            plan = self.with_children(plan, children)
+        if plan.kind != "Aggregate" or not plan.streaming:
+            return plan
+        results = [self._plain(result) for result in plan.list("aggregateExpressions")]
+        java = plan.java
+        return Node(
+            self._copy(java, java.groupingExpressions(), self._seq([result.java for result in results]), java.child())
+        )
+
+    def aggregate(self, node: Node, results: Sequence[Expression]) -> Node:
+        """The same aggregate with other results."""
+        java = node.java
+        return Node(
+            self._copy(java, java.groupingExpressions(), self._seq([one.java for one in results]), java.child())
+        )
+
+    def optimized(self, plan: Node) -> Node:
+        """What Spark's optimiser makes of a plan."""
+        optimizer = self.spark._jsparkSession.sessionState().optimizer()
+        return Node(optimizer.execute(plan.java))
+
+    def physical_aggregate(self, node: Node) -> Any:
+        """Groupings, aggregate functions and results of an aggregate as the planner takes them apart."""
+        return self._class("org.apache.spark.sql.catalyst.planning.PhysicalAggregation").unapply(node.java).get()
+
+    def _plain(self, expression: Expression) -> Expression:
+        if expression.kind == "AggregateExpression":
+            java = expression.java
+            kind = self._class(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
+            return Expression(kind(java.aggregateFunction(), java.mode(), False, java.filter(), java.resultId()))
+        if not expression.children:
+            return expression
+        return self.with_operands(expression, [self._plain(child) for child in expression.children])

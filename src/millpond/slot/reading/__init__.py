@@ -1,0 +1,1 @@
+"""State at a version, read without being served: for people, tools and checks."""
