@@ -11,8 +11,8 @@ import pytest
 import millpond
 from millpond.operators.kinds.registry import KINDS, state_tables
 from millpond.operators.protocol import MAIN, TableKind
-from millpond.slot import reader
 from millpond.slot.partition import tables
+from millpond.slot.reading.tables import _READ
 from millpond.spec.functions import KEY_COLUMNS
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
@@ -120,7 +120,7 @@ def test_every_kind_says_all_that_is_asked() -> None:
 
 def test_every_store_is_opened_and_read() -> None:
     assert tables._OPEN.keys() == set(get_args(TableKind))
-    assert reader._READ.keys() == tables._OPEN.keys() - tables._MOMENTARY
+    assert _READ.keys() == tables._OPEN.keys() - tables._MOMENTARY
 
 
 def test_what_is_pinned_keeps_its_names() -> None:
