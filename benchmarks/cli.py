@@ -248,7 +248,10 @@ def s3_server() -> Iterator[str]:
     """The endpoint of an S3 server with an empty bucket; what it holds goes with it."""
     from tests.real_s3 import running, weed
 
-    with tempfile.TemporaryDirectory(prefix="millpond-s3-") as folder, running(weed(), Path(folder)) as endpoint:
+    with (
+        tempfile.TemporaryDirectory(prefix="millpond-s3-") as folder,
+        running(weed(), Path(folder), volume_mb=2000) as endpoint,
+    ):
         yield endpoint
 
 

@@ -41,12 +41,13 @@ class Unavailable(Exception):
 
 
 @contextmanager
-def running(program: Path, folder: Path) -> Iterator[str]:
+def running(program: Path, folder: Path, *, volume_mb: int = 64) -> Iterator[str]:
     """The endpoint of a server of its own, with an empty bucket `BUCKET`; the server is killed at the end.
 
     Args:
         program: `weed()`.
         folder: an empty folder for its data and its log.
+        volume_mb: size of a volume; it has 20 of them at most.
 
     Raises:
         TimeoutError: it does not come up.
@@ -56,7 +57,7 @@ def running(program: Path, folder: Path) -> Iterator[str]:
     command = [str(program), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]
     command += [f"-s3.config={folder}/identities.json", "-s3.autoCreateBucket=false", "-s3.iam=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-master.electionTimeout=1s"]
-    command += ["-master.volumeSizeLimitMB=64", "-volume.max=20", "-volume.minFreeSpace=100MiB"]
+    command += [f"-master.volumeSizeLimitMB={volume_mb}", "-volume.max=20", "-volume.minFreeSpace=100MiB"]
     for role, port, rpc in zip(_ROLES, ports[::2], ports[1::2], strict=True):
         command += [f"-{role}.port={port}", f"-{role}.port.grpc={rpc}"]
     endpoint = f"http://127.0.0.1:{ports[-2]}"
