@@ -14,7 +14,7 @@ import pytest
 from millpond.errors import TransientError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.backends.local import LocalFiles
-from millpond.slot import export as exporting
+from millpond.slot.reading import export as exporting
 from millpond.slot.reading.export import export_state
 from millpond.slot.reading.reader import StateReader
 from tests.s3 import s3
