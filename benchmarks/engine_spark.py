@@ -91,6 +91,19 @@ def checkpoint(config: RunConfig) -> str:
     return str(Path(config.work) / "checkpoint")
 
 
+def forget_planned(spark: SparkSession, location: str) -> None:
+    """Take back the plan of a batch that the kill has cut off: Spark repartitions no state beside an unfinished one."""
+    assert spark._jvm is not None
+    path = spark._jvm.org.apache.hadoop.fs.Path
+    files = path(location).getFileSystem(spark._jsc.hadoopConfiguration())
+    done, planned = (
+        {str(one.getPath().getName()) for one in files.listStatus(path(f"{location}/{log}"))} - {"metadata"}
+        for log in ("commits", "offsets")
+    )
+    for batch in planned - done:
+        files.delete(path(f"{location}/offsets/{batch}"), False)
+
+
 def store_url(config: RunConfig) -> str:
     """A store below the run's folder that answers as slowly as asked for."""
     faults = {"latency_ms": f"{config.store_latency_ms:g}", "bandwidth_mb": f"{config.store_bandwidth / 1e6:g}"}
@@ -167,6 +180,7 @@ def main(arguments: list[str]) -> int:
     events.send("session")
     if restarted and config.restart_partitions and config.engine == "spark":
         before = time.time()
+        forget_planned(spark, checkpoint(config))
         spark._streamingCheckpointManager.repartition(checkpoint(config), config.restart_partitions)
         events.send("repartitioned", seconds=time.time() - before)
     try:
