@@ -163,6 +163,12 @@ def fresh(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_put_that_a_client_sends_twice_is_its_own(original: Path, new: Path, state: Callable[..., tuple]) -> None:
+    made = fork(str(original), f"faults+{new}?repeat=1")
+    assert StateReader(str(new)).versions() == [made.version]
+    assert (new / "metadata").exists()
+
+
 def test_what_has_not_run_is_not_forked(fresh: Path, new: Path) -> None:
     with pytest.raises(MillpondError, match="no ledger"):
         fork(str(fresh), str(new))

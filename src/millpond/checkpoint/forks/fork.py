@@ -17,6 +17,7 @@ from millpond.checkpoint.generation import Base, BaseVersion, Tip, claim, write_
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.forked import parse_shared, shared_name
+from millpond.files.backends.patience import put_own
 
 
 class Share(NamedTuple):
@@ -87,7 +88,7 @@ def begin_fork(files: FileSystem, taken: Share, version: int, origin: Recovery) 
     slot = uuid.uuid4().hex
     name = commit_name(version, generation.number, slot, 0)
     header = encode_header(CommitHeader(generation.number, slot, version, 0, taken.manifests))
-    files.put(name, [header], create=True)
+    put_own(files, name, [header])
     tips = tuple(Tip(*one.place, one.id, one.lineage, name, len(header), one.shape) for one in taken.manifests)
     versions = (BaseVersion(version, tips, generation.ranges),)
     shape = origin.shape(version)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from millpond.checkpoint.forks.parents import Parent, Parents, open_parent
-from millpond.checkpoint.formats.documents import FORMAT, read_document, write_document
+from millpond.checkpoint.formats.documents import FORMAT, read_document, write_own_document
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.backends.forked import parse_shared
@@ -39,7 +39,7 @@ def pin_name(identity: str) -> str:
 
 def write_pin(files: FileSystem, name: str, pin: Pin) -> None:
     """Write a pin, under a name that is never used again."""
-    write_document(files, name, pin, create=True)
+    write_own_document(files, name, pin)
 
 
 def read_pins(files: FileSystem, known: Mapping[str, Pin] | None = None) -> dict[str, Pin]:

@@ -9,6 +9,7 @@ import xxhash
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.patience import put_own
 
 FORMAT = 4
 """Format version of the checkpoint; every document has it as `format`."""
@@ -21,8 +22,17 @@ Document = TypeVar("Document", bound=msgspec.Struct)
 
 def write_document(files: FileSystem, name: str, document: msgspec.Struct, *, create: bool = False) -> None:
     """Put `document` under `name`; see `FileSystem.put` for `create`."""
+    files.put(name, _encoded(document), create=create)
+
+
+def write_own_document(files: FileSystem, name: str, document: msgspec.Struct) -> None:
+    """Put a document that nobody else puts in these very words, if nothing is there (see `put_own`)."""
+    put_own(files, name, _encoded(document))
+
+
+def _encoded(document: msgspec.Struct) -> list[bytes]:
     body = msgspec.json.encode(document)
-    files.put(name, [body, b"\nxxh3:%016x\n" % xxhash.xxh3_64_intdigest(body)], create=create)
+    return [body, b"\nxxh3:%016x\n" % xxhash.xxh3_64_intdigest(body)]
 
 
 def read_document(files: FileSystem, name: str, kind: type[Document]) -> Document:

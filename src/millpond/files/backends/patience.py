@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from millpond.errors import TransientError
+from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileSystem
 
 TRIES = 5
 _PAUSE = 0.05  # seconds before the second try; doubled for each further one
@@ -41,3 +42,18 @@ def patiently(
                 raise
             pause(_PAUSE * 2**attempt)
     return action()
+
+
+def put_own(files: FileSystem, name: str, data: Sequence[Buffer]) -> None:
+    """Put an object that nobody else puts in these very words, if nothing is there.
+
+    A store's client sends a request again whose answer was lost, and is told then that the object is there: its own.
+
+    Raises:
+        AlreadyExistsError: another object is there.
+    """
+    try:
+        files.put(name, data, create=True)
+    except AlreadyExistsError:
+        if bytes(files.get(name)) != b"".join(bytes(memoryview(piece).cast("B")) for piece in data):
+            raise

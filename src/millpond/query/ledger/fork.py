@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from millpond.checkpoint.forks.fork import Share, begin_fork, share
 from millpond.checkpoint.forks.parents import NAME, open_parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, write_pin
-from millpond.checkpoint.formats.documents import write_document
+from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.pinned import read_shapes, shape_name
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
 from millpond.files.backends.forked import with_parents
 from millpond.files.backends.local import LocalFiles
+from millpond.files.backends.patience import put_own
 from millpond.query.ledger.copying import copy_folders, copy_ledger, out_of_reach
 from millpond.query.ledger.ledger import METADATA, Ledger, is_rolled_back
 from millpond.query.ledger.ownership import SOON, state_of_last_run
@@ -88,14 +89,14 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
     parents = [open_parent(parent) for parent in taken.parents.parents]
     with_parents(files, parents)  # says so if they do not fit together
     _check_there(taken, parents, chosen)
-    write_document(files, NAME, taken.parents, create=True)
+    write_own_document(files, NAME, taken.parents)
     try:
         _pin(taken, parents, files, chosen)
         if chosen - 1 not in ledger.retained() or is_rolled_back(original):
             raise out_of_reach(chosen)
         _check_there(taken, parents, chosen)
         for number, shape in read_shapes(reader.files, recovery.shape(chosen)).items():
-            write_document(files, shape_name(number), shape, create=True)
+            write_own_document(files, shape_name(number), shape)
         begin_fork(files, taken, chosen, recovery)
         copy_folders(original, place, ["sources/", "state/"])
         copy_ledger(original, place, ledger, chosen)
@@ -106,7 +107,7 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
         raise
     # Whether this took effect is not known if it fails: the pins stay then.
     identity = str(uuid.uuid4())
-    place.put(METADATA, [json.dumps({"id": identity}).encode()], create=True)
+    put_own(place, METADATA, [json.dumps({"id": identity}).encode()])
     return Fork(place.url, identity, chosen, len(recovery.ranges(chosen)), sum(map(len, taken.objects)))
 
 
