@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +118,30 @@ def test_a_damaged_copy_is_not_believed(tmp_path: Path, where: str) -> None:
     with pytest.raises(StateDamagedError):
         read(second.append_files.open(ref, [FIXED]))
     second.append_files.close()
+
+
+def test_a_damaged_copy_is_distrusted_by_all_who_have_read_it(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1 << 30)
+    _, file = place.write(fill)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(file.data.get, [(0, 8)]).result()
+        file.data.get([(0, 8)])
+        assert file.data.distrust()
+        assert other.submit(file.data.distrust).result()
+        for trusting in (file.data.get, lambda ranges: other.submit(file.data.get, ranges).result()):
+            trusting([(0, 8)])
+    assert not file.data.distrust()
+    place.append_files.close()
+
+
+def test_a_folder_of_copies_that_is_deleted_fails_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1 << 30)
+    shutil.rmtree(place.folder)
+    ref, file = place.write(fill)
+    read(file)
+    assert place.gets() > 0
+    place.append_files.forget(ref, file)
+    place.append_files.close()
 
 
 def test_a_file_comes_here_once_it_is_read_often_if_there_is_room(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, permutations
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -39,6 +40,8 @@ DEFAULT = "default"
 
 _JOIN = "symmetricHashJoin"
 _ROWS = "-keyWithIndexToValue"
+_FEW = 7  # functions whose orders are all tried
+_ORDERS = "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
 _ADVICE = "Give this query a new checkpointLocation and let it begin anew (docs/guides/moving-a-job.md)."
 
 
@@ -58,12 +61,25 @@ def in_sparks_order(root: Decided) -> Iterator[Decided]:
         yield from in_sparks_order(child)
 
 
-def carried_rows(catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore) -> DataFrame:
+def projected(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
+    """The operators of a plan whose columns a projection takes up, below the next operator."""
+    if decided.operator is not None and above:
+        yield decided
+    above = decided.node.kind == "Project" or (above and decided.operator is None)
+    for child in decided.children:
+        yield from projected(child, above=above)
+
+
+def carried_rows(
+    catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore, *, projected: bool = False
+) -> DataFrame:
     """What an operator takes up of Spark's state: its columns, and the hash last.
 
     Args:
         catalyst: of the query's session. decided: the node, with its operator. held: what there is of it.
         read: reads a store of it.
+        projected: whether a projection takes its columns up: Spark makes that a part of an aggregate, and keeps what
+            its functions have in the order in which the projection has them.
 
     Raises:
         StateIncompatibleError: it is of another query, or cannot be taken up.
@@ -83,7 +99,7 @@ def carried_rows(catalyst: Catalyst, decided: Decided, held: Held, read: ReadSto
     if isinstance(spec, DeduplicateSpec | WithinSpec):
         return _deduplicated(operator, spec, reading, read(DEFAULT))
     assert isinstance(spec, AggregateSpec | SessionSpec)
-    return _aggregated(catalyst, decided.node, operator, spec, reading, read(DEFAULT))
+    return _aggregated(catalyst, decided.node, operator, spec, reading, read(DEFAULT), projected=projected)
 
 
 _NAMES: dict[type, str] = {
@@ -102,10 +118,12 @@ def _aggregated(
     spec: AggregateSpec | SessionSpec,
     reading: Reading,
     state: DataFrame,
+    *,
+    projected: bool,
 ) -> DataFrame:
     _check_spec(operator, spec)
     if node.kind == "Distinct":
-        buffers = Buffers([Field(column.name, column.type) for column in node.output], [], [])
+        buffers = Buffers([Field(column.name, column.type) for column in node.output], [], [], [])
     else:
         buffers = buffers_of(catalyst, node, reading.aggregates)
     keys, values = _fields(state, "key"), _fields(state, "value")
@@ -113,6 +131,8 @@ def _aggregated(
     if not session:
         _compare(operator, "grouping columns", buffers.keys, keys)
     with_keys = session or len(values) == len(buffers.keys) + len(buffers.columns)
+    if projected:
+        buffers = _as_held(operator, buffers, values[len(buffers.keys) if with_keys else 0 :])
     # The first format of aggregates, and that of sessions, has the keys among the values, too.
     expected = [*buffers.keys, *buffers.columns] if with_keys else buffers.columns
     if expected:  # else Spark has put something in their place
@@ -138,6 +158,29 @@ def _aggregated(
             columns[f"__{number}_{part}"] = one.sql.format(*(f"v{at + position}" for position in own or ()))
     made = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns.items()))
     return made.selectExpr("*", f"{reading.hash} as __hash")
+
+
+def _as_held(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buffers:
+    """The buffers in the order in which the state has them, which has to be the only one that fits."""
+    blocks = sorted(buffers.blocks, key=lambda block: block.start)
+    if len(blocks) > _FEW:
+        if len(set(map(_identity, buffers.columns))) < len(buffers.columns):
+            raise _refused(operator, _ORDERS)
+        return buffers
+    wanted = [*map(_identity, held)]
+    columns = [*map(_identity, buffers.columns)]
+    fitting = [order for order in permutations(blocks) if [columns[at] for at in chain(*order)] == wanted]
+    if len(fitting) > 1:
+        raise _refused(operator, _ORDERS)
+    if not fitting:
+        return buffers
+    place = {old: new for new, old in enumerate(chain(*fitting[0]))}
+    calls = [None if own is None else range(place[own.start], place[own.start] + len(own)) for own in buffers.calls]
+    return buffers._replace(columns=[buffers.columns[old] for old in place], calls=calls)
+
+
+def _identity(field: Field) -> tuple[str, object]:
+    return field.name, _plain(field.type)
 
 
 def _check_spec(operator: Operator, spec: AggregateSpec | SessionSpec) -> None:
@@ -174,16 +217,17 @@ def _deduplicated(
     expected = [reading.raw[reading.inputs[position].raw[0]] for position in spec.keys]
     held = _fields(state, "key")
     names = [field.name for field in held]
-    wanted = [Field(column.name, column.type) for column in expected]
-    if len(set(names)) == len(names) and {field.name for field in wanted} == set(names):
-        wanted.sort(key=lambda field: names.index(field.name))
-    _compare(operator, "keys", wanted, held)
+    if len(set(names)) == len(names) and {column.name for column in expected} == set(names):
+        expected.sort(key=lambda column: names.index(column.name))
+    _compare(operator, "keys", [Field(column.name, column.type) for column in expected], held)
+    if len(set(names)) < len(names):
+        raise _refused(operator, "two of its keys have one name, and the state does not tell them apart")
     within = isinstance(spec, WithinSpec)
     values = _fields(state, "value") if within else []
     if within:
         _compare(operator, "values", [Field("expiresAtMicros", "bigint")], values)
     flat = _flat(state, values, keys=held)
-    at = {column.expr_id: wanted.index(Field(column.name, column.type)) for column in expected}
+    at = {column.expr_id: number for number, column in enumerate(expected)}
     columns = []
     for position, column in enumerate(reading.inputs):
         attribute = reading.raw[column.raw[0]]

@@ -22,14 +22,15 @@ from pyspark.sql import functions as F
 
 from millpond.checkpoint.forks.parents import NAME as PARENTS
 from millpond.checkpoint.forks.parents import Parents
-from millpond.checkpoint.formats.documents import write_document
+from millpond.checkpoint.formats.documents import write_document, write_own_document
 from millpond.checkpoint.generation import Base, BaseVersion, claim, write_base
 from millpond.checkpoint.pinned import NAME as QUERY
 from millpond.checkpoint.recovery import Recovery
 from millpond.conf import Settings, read_settings
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
-from millpond.plan.carrying import Held, carried_rows, in_sparks_order
+from millpond.files.backends.patience import put_own
+from millpond.plan.carrying import Held, carried_rows, in_sparks_order, projected
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.reading.decision import Decided, Decision
@@ -114,7 +115,7 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     carried = _carried(spark, catalyst, decision, origin, batch)
     files = open_filesystem(join_url(place.url, "millpond"))
     write_document(files, PARENTS, Parents(files.url, ()), create=True)
-    write_document(files, QUERY, pinned_query(decision, settings.key_groups, catalyst), create=True)
+    write_own_document(files, QUERY, pinned_query(decision, settings.key_groups, catalyst))
     task = _begin(spark, settings, decision, files, place.url, origin, batch, fingerprint(catalyst, decision))
     try:
         with _as_batch(spark, batch):
@@ -152,7 +153,7 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
             action="Stop it, wherever it runs, delete what there is at the new place, and import again.",
             file=original.url,
         )
-    place.put(METADATA, [original.get(METADATA)], create=True)
+    put_own(place, METADATA, [original.get(METADATA)])
     return Import(place.url, query, batch + 1, task.partitions, len(decision.ours))
 
 
@@ -210,7 +211,11 @@ def _carried(
         reader = spark.read.format("statestore").option("operatorId", number).option("batchId", batch)
         return reader.option("storeName", store).load(origin)
 
-    return [(one, carried_rows(catalyst, one, held[number], partial(read, number))) for number, one in enumerate(order)]
+    above = [id(one) for one in projected(decision.root)]
+    return [
+        (one, carried_rows(catalyst, one, held[number], partial(read, number), projected=id(one) in above))
+        for number, one in enumerate(order)
+    ]
 
 
 def _held(spark: SparkSession, origin: str, batch: int) -> dict[int, Held]:

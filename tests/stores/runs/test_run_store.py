@@ -1,6 +1,7 @@
 """Runs written to a location and opened again: local, remote, narrowed, damaged."""
 
 import os
+import shutil
 from contextlib import suppress
 from itertools import pairwise
 
@@ -484,3 +485,12 @@ def test_a_disk_that_is_too_small_for_a_copy_fails_nothing(tmp_path, monkeypatch
     assert os.listdir(tmp_path / "local2") == []
     assert len(RunSet(FIXED, [made]).lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
     large.close()
+
+
+def test_a_folder_of_copies_that_is_deleted_fails_nothing(tmp_path):
+    made = store(tmp_path)
+    rows = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
+    shutil.rmtree(tmp_path / "local")
+    runs = RunSet(FIXED, [made.write(rows, FIXED), made.write(rows, FIXED)])
+    assert len(runs.lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
+    made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -39,6 +40,7 @@ class CachedBytes:
         self.forgotten = False
         self._copies = copies
         self._missed = missed
+        self._used = threading.local()  # whether this thread has read from the copy
         self._mapped: MappedBytes | None = None
         if mapped is not None:
             self.adopt(mapped)
@@ -62,6 +64,7 @@ class CachedBytes:
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `Bytes.get`."""
         mapped = self._mapped
+        self._used.copy = mapped is not None
         lengths = sum(length for _, length in ranges) / max(1, self.size)
         self._copies.read(self.name, lengths, 0 if mapped is None else len(ranges))
         if mapped is not None:
@@ -81,9 +84,10 @@ class CachedBytes:
         return self.afar.part(offset, length)
 
     def distrust(self) -> bool:
-        """See `Bytes.distrust`: the copy goes."""
-        if self._mapped is None:
+        """See `Bytes.distrust`: the copy goes. Others may have read from it, too, and may have been faster."""
+        if not getattr(self._used, "copy", False):
             return False
-        self._mapped = None
-        self._copies.drop(self.name)
+        if self._mapped is not None:
+            self._mapped = None
+            self._copies.drop(self.name)
         return True

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,20 +106,30 @@ class LocalCache:
             written: the file is new.
         """
         key = os.path.basename(name)
-        size = os.stat(staged).st_size
+        try:
+            size = os.stat(staged).st_size
+        except OSError:  # somebody has emptied the folder
+            return False
         with self._lock:
             victims = self._policy.admit(key, size, written=written)
-            if victims is not None:
-                os.replace(staged, self.place(name))
-                self.copied += 0 if written else size
+            taken = victims is not None and self._placed(staged, key)
+            self.copied += size if taken and not written else 0
             users = [user for victim in victims or () for user in self._users.pop(victim, ())]
         for user in users:
             user()
         for victim in victims or ():
             _unlink(self.place(victim))
-        if victims is None:
+        if not taken:
             _unlink(staged)
-        return victims is not None
+        return taken
+
+    def _placed(self, staged: str, key: str) -> bool:
+        try:
+            os.replace(staged, self.place(key))
+        except OSError:
+            self._policy.forget(key)
+            return False
+        return True
 
     def use(self, name: str, lost: Callable[[], None]) -> bool:
         """Say whom to tell when the copy of a file goes; False if it is gone already."""
@@ -152,12 +162,16 @@ class CopyBeside:
     def __init__(self, path: str, most: int) -> None:
         self._path = path
         self._left = most
-        self._file = open(path, "wb", buffering=_BUFFER)  # noqa: SIM115
+        self._file: IO[bytes] | None = None
+        try:
+            self._file = open(path, "wb", buffering=_BUFFER)  # noqa: SIM115
+        except OSError:
+            self._left = -1
 
     def write(self, data: Buffer) -> None:
         """Write some bytes, as long as there is room."""
         self._left -= memoryview(data).nbytes
-        if self._left >= 0:
+        if self._left >= 0 and self._file is not None:
             try:
                 self._file.write(data)
             except OSError:
@@ -167,12 +181,14 @@ class CopyBeside:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._file is None:
+            return
         try:
             self._file.close()
         except OSError:
             self._left = -1
         if self._left < 0:
-            os.unlink(self._path)
+            _unlink(self._path)
 
 
 class CachedSource:

@@ -14,13 +14,14 @@ class Buffers(NamedTuple):
     """What is kept for a group.
 
     Attributes:
-        keys: the grouping columns. columns: of all buffers, in order.
+        keys: the grouping columns. columns: of all buffers, in order. blocks: which of the columns each buffer has.
         calls: for each function that was asked for, which of the columns are its own; None where that is not known.
     """
 
     keys: list[Field]
     columns: list[Field]
     calls: list[range | None]
+    blocks: list[range]
 
 
 def buffers_of(catalyst: Catalyst, node: Node, functions: Sequence[Expression]) -> Buffers:
@@ -54,7 +55,7 @@ def buffers_of(catalyst: Catalyst, node: Node, functions: Sequence[Expression]) 
         parts = [] if shown is None else [part.expr_id for part in shown.walk() if part.kind == "AttributeReference"]
         found = {owned[part] for part in parts if part in owned}
         calls.append(found.pop() if len(found) == 1 else None)
-    return Buffers(keys, columns, calls)
+    return Buffers(keys, columns, calls, list(owned.values()))
 
 
 _NAMED = ("AttributeReference", "Alias")

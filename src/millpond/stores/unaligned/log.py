@@ -306,6 +306,4 @@ class WindowLog:
         for segment in self.segments:
             if segment.written is not None:
                 segment.written.cancel()
-            if segment.ref is not None:
-                self.files.forget(segment.ref, segment.file)
-        self.segments = []
+        self.segments = []  # their local copies stay, for who opens them next
