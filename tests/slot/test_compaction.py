@@ -340,3 +340,14 @@ def test_the_worker_imports_nothing_of_spark() -> None:
     code = "import sys, millpond.compactor; print([m for m in sys.modules if m.startswith(('pyspark', 'py4j'))])"
     said = subprocess.run([sys.executable, "-c", code], env=with_tests_on_path(), capture_output=True, check=True)
     assert said.stdout.strip() == b"[]"
+
+
+def test_a_worker_s_own_claim_is_its_own_if_it_was_sent_twice(tmp_path: Path) -> None:
+    application = Asking(tmp_path)
+    application.start()
+    asked(application)
+    repeating = Worker([open_filesystem(f"faults+{tmp_path}/millpond?repeat=1")], directory=str(tmp_path))
+    repeating.run(0.01, once=True)
+    assert repeating.done >= 1
+    application.until(lambda: application.remote.stats.remote >= 1)
+    application.close()

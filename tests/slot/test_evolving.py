@@ -16,14 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from millpond.checkpoint.generation import claim
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.conf import OnChangedState
-from millpond.errors import StateIncompatibleError
+from millpond.errors import StateIncompatibleError, TransientError
 from millpond.layout import HashRange
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.starting.pinning import pin_query, settle
-from millpond.query.starting.start import goes_on_with
+from millpond.query.starting.start import begin, goes_on_with
 from millpond.slot.process.protocol import Run
 from millpond.slot.reading.reader import StateReader
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -33,6 +34,7 @@ from millpond.stores.rmw import flush
 from tests.application import Application
 
 from .conftest import hashes_in
+from .test_damage import Counts
 
 Row = dict[str, Any]
 Types = dict[str, str]
@@ -418,3 +420,14 @@ def test_a_start_that_pinned_what_was_changed_meanwhile_is_refused(tmp_path: Pat
     Job(tmp_path, ["max(d)", "sum(v)"], TYPES, 2, seen).done(4)
     with pytest.raises(StateIncompatibleError, match="as it was changed to at another time"):
         late.done(5)
+
+
+def test_a_run_that_still_goes_on_is_noticed_after_the_shape_was_made(tmp_path: Path) -> None:
+    """Else the base would name a shape that its version was not made by."""
+    counted = Counts(tmp_path)
+    counted.through(4)
+    generation = claim(counted.files, run="late", partitions=2)
+    with pytest.raises(TransientError, match="still going on"):
+        begin(Recovery(counted.files, generation, 1), counted.ledger, version=3)
+    begin(Recovery(counted.files, generation, 1), counted.ledger, version=4)
+    counted.through(6)

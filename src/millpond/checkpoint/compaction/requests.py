@@ -8,7 +8,14 @@ from typing import TypeVar
 
 import msgspec
 
-from millpond.checkpoint.formats.documents import DIGITS, FORMAT, digits, read_document, write_document
+from millpond.checkpoint.formats.documents import (
+    DIGITS,
+    FORMAT,
+    digits,
+    read_document,
+    write_document,
+    write_own_document,
+)
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.refs import RunRef
@@ -112,7 +119,7 @@ def made_for(name: str) -> str:
 
 def put_request(files: FileSystem, request: Request) -> None:
     """Ask."""
-    write_document(files, request_name(request.generation, request.id), request, create=True)
+    write_own_document(files, request_name(request.generation, request.id), request)
 
 
 def put_done(files: FileSystem, generation: int, identity: str, done: Done) -> None:

@@ -16,10 +16,6 @@ from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileI
 from millpond.files.backends.patience import patiently
 from millpond.files.backends.uploads import PART, in_parts
 
-_AT_ONCE = 5.0
-"""Seconds: obstore tries most requests again for minutes, but no list and no beginning of an upload whose answer breaks
-off, and no delete whose connection does. What failed later than this, it has tried."""
-
 AHEAD = 3
 """Parts of one object that are on their way at a time."""
 
@@ -131,7 +127,9 @@ class ObjectFiles:
                     for meta in chunk
                 ]
 
-        infos = patiently(found, within=_AT_ONCE)
+        # obstore tries most requests again for minutes, but no list and no beginning of an upload whose answer breaks
+        # off, and no delete whose connection does.
+        infos = patiently(found)
         return sorted(info for info in infos if info.name.startswith(prefix) and info.name > after)
 
     def rename(self, src: str, dst: str) -> None:
@@ -146,7 +144,7 @@ class ObjectFiles:
             with suppress(MissingFileError), self._errors(name):
                 obstore.delete(self.store, self._prefix + name)
 
-        patiently(delete, within=_AT_ONCE)
+        patiently(delete)
 
     def locate(self, name: str) -> str:
         """See `FileSystem.locate`."""
@@ -219,7 +217,7 @@ class _Multipart:
         if self._size:
             self._write(data)
         else:
-            patiently(begin, within=_AT_ONCE)
+            patiently(begin)
         self._size += len(data)
 
     def _write(self, data: bytes) -> None:

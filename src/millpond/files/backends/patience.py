@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -11,6 +10,9 @@ from millpond.errors import TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileSystem
 
 TRIES = 5
+AT_ONCE = 5.0
+"""Seconds: what has failed after more has been tried again by the store's own client."""
+
 _PAUSE = 0.05  # seconds before the second try; doubled for each further one
 
 T = TypeVar("T")
@@ -20,14 +22,14 @@ def patiently(
     action: Callable[[], T],
     *,
     tries: int = TRIES,
-    within: float = math.inf,
+    within: float = AT_ONCE,
     pause: Callable[[float], object] = time.sleep,
 ) -> T:
     """Do something idempotent, up to `tries` times while the store fails, with growing pauses in between.
 
     Args:
         action: reads, or writes under a name of its own.
-        within: seconds after which nothing is tried again, for what a store's own client may have tried long enough.
+        within: seconds after which nothing is tried again: a store's own client may have tried long enough.
         pause: waits for so many seconds.
 
     Raises:

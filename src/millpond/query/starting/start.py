@@ -131,8 +131,10 @@ class Start:
         plan = fingerprint(catalyst, self.decision)
         # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
         tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
+        version = None
         if not anew:
-            pinned = settle(files, recovery, goes_on_with(recovery, ledger), pinned, specs, changed)
+            version = goes_on_with(recovery, ledger)
+            pinned = settle(files, recovery, version, pinned, specs, changed)
         shape, retain = pinned.shape or 0, self.settings.state_retain
         specs = pinned.specs(specs)
         again = begin(
@@ -143,6 +145,7 @@ class Start:
             runs_planned=self.runs_planned,
             shape=shape,
             retain=retain,
+            version=version,
         )
         if anew:
             # Behind the base: a start that ends here leaves nothing of either query to the other.
@@ -153,11 +156,7 @@ class Start:
             with roll_back.again(batch):
                 self._replay(catalyst, task, specs, ledger, batch)
         if again and entries != (ledger.last("commits"), ledger.last("offsets")):
-            raise TransientError(
-                "An earlier run of the query was still going on while this one recovered.",
-                action="See that it has ended (only one program may run a query), and start the query again.",
-                file=checkpoint,
-            )
+            raise _still_going_on(checkpoint)
         if self.sync_reason is not None:
             if self.settings.commit_mode is None:
                 log.warning("every batch waits for its commit (commit.mode=sync): %s", self.sync_reason)
@@ -298,6 +297,7 @@ def begin(
     runs_planned: Callable[[int], bool] = lambda batch: False,
     shape: int = 0,
     retain: int = 0,
+    version: int | None = None,
 ) -> list[int]:
     """Name what the generation builds on; returns the batches that Spark has to run again, in order.
 
@@ -307,6 +307,7 @@ def begin(
         even_if_changed: whether a batch that the sink has may be repeated by a run that computes something else.
         runs_planned: whether the sink is sure to run a batch that is planned and not committed.
         shape, retain: see `Base`.
+        version: that the shape was made for; None if it fits any.
     """
     planned = ledger.last("offsets")
     committed = ledger.next - 1
@@ -343,8 +344,18 @@ def begin(
             built_on.append(planned + 1)
         elif not runs_planned(planned):
             again.append(planned)
+    if version is not None and built_on[0] != version:
+        raise _still_going_on(recovery.files.url)  # it has committed a batch meanwhile
     recovery.begin(built_on, plan, shape=shape, retain=retain)
     before, now = len(recovery.ranges(built_on[0])), recovery.partitions
     if built_on[0] and before != now:
         log.info("the state goes on in %s, each with its part of the %d before", counted(now, "partition"), before)
     return again
+
+
+def _still_going_on(checkpoint: str) -> TransientError:
+    return TransientError(
+        "An earlier run of the query was still going on while this one recovered.",
+        action="See that it has ended (only one program may run a query), and start the query again.",
+        file=checkpoint,
+    )

@@ -136,7 +136,8 @@ class Worker:
         try:
             claim_lease(files, known.generation, identity, known.lease + 1, self.name)
         except AlreadyExistsError:
-            return False  # another was faster
+            if holder(files, known.generation, identity, known.lease + 1) != self.name:
+                return False  # another was faster
         self._seen[identity] = known.lease + 1, self.clock()
         try:
             request = read_request(files, known.generation, identity)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 
 from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, open_filesystem
+from millpond.files.backends.patience import put_own
 from millpond.slot.reading.reader import StateOperator, StateReader
 from millpond.spec.types import parse_type
 
@@ -70,7 +72,7 @@ def export_state(location: str, target: str, version: int | None = None, operato
     if files.list(""):
         raise _taken(files)
     try:
-        files.put(STARTED, [b""], create=True)
+        put_own(files, STARTED, [uuid.uuid4().hex.encode()])
     except AlreadyExistsError:
         raise _taken(files) from None
     rows = 0
