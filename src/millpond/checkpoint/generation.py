@@ -17,7 +17,14 @@ from itertools import pairwise
 
 import msgspec
 
-from millpond.checkpoint.formats.documents import DIGITS, FORMAT, digits, read_document, write_document
+from millpond.checkpoint.formats.documents import (
+    DIGITS,
+    FORMAT,
+    digits,
+    read_document,
+    write_document,
+    write_own_document,
+)
 from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.backends.patience import patiently
@@ -141,7 +148,7 @@ def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 <
     while True:
         generation = Generation(number, run, key_groups, split_key_groups(key_groups, partitions), time.time())
         try:
-            write_document(files, claim_name(number), generation, create=True)
+            write_own_document(files, claim_name(number), generation)
         except AlreadyExistsError:
             number += 1  # another run was faster
         except TransientError:
