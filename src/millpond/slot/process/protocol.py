@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -88,6 +88,33 @@ class Done(msgspec.Struct, tag=True):
     metrics: dict[str, float]
 
 
+class Call(msgspec.Struct, tag=True):
+    """From a slot, after all input is in: the user's processor is to be called for some keys; tables of columns follow.
+
+    Each of them is a schema and one record batch (see `operators.processors.calls`).
+
+    Attributes:
+        phase: what it is to be called with: `rows` of the batch, `timers` that are due; `end`: it is to be closed.
+        processing, watermark: the times of the batch, as the processor is told them.
+        tables: names of the tables that follow.
+    """
+
+    phase: Literal["rows", "timers", "end"]
+    processing: int
+    watermark: int
+    tables: list[str]
+
+
+class Called(msgspec.Struct, tag=True):
+    """To a slot, after the rows that the processor gave out: what it changed.
+
+    Attributes:
+        tables: names of the tables that follow, each a schema and one record batch.
+    """
+
+    tables: list[str]
+
+
 class Open(msgspec.Struct, tag=True):
     """To a slot: these partitions will be asked for, at this version.
 
@@ -137,7 +164,22 @@ class Answered(msgspec.Struct, tag=True):
     failed_commits: int = 0
 
 
-Message = Ask | Granted | Hello | Welcome | Run | Done | Open | Opened | Drain | Drained | Status | Answered
+Message = (
+    Ask
+    | Granted
+    | Hello
+    | Welcome
+    | Run
+    | Call
+    | Called
+    | Done
+    | Open
+    | Opened
+    | Drain
+    | Drained
+    | Status
+    | Answered
+)
 Frame = tuple[Kind, Any]
 
 _encoder = msgspec.msgpack.Encoder()

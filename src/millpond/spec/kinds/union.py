@@ -6,9 +6,12 @@ from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.within import WithinSpec
 
-OperatorSpec = AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | JoinSpec | RankSpec | OverSpec
+OperatorSpec = (
+    AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | JoinSpec | RankSpec | OverSpec | ProcessorSpec
+)
 """What an operator computes, read from `query.json` by its tag."""

@@ -1,0 +1,56 @@
+"""What a slot asks of a user's processor, and what comes back: tables of columns, many keys at a time.
+
+A call is about some keys, each once, in some order. Its tables, by name:
+
+- `keys`: a row for each key: the key's columns, and `count`, how many rows of `rows`, or of `due`, belong to it.
+- `rows` (phase `rows`): the input's columns; the rows of the first key, then those of the second, and so on, each in
+  the order in which they came.
+- `due` (phase `timers`): one column, `time`: the times of the due timers, key after key, each in order.
+- for each variable its table's name, and, if there may be timers, `timers`: one column, `value`, with a row for each
+  key: what it has there (of type `Variable.stored`, or `array<bigint>`), null for nothing. What has expired may be in
+  it.
+
+The answer has rows of the output's columns, as many batches as there need be, and then tables of what has changed, by
+the same names: `at`, the position of a key in the call; `value`, all that it has there now, null for nothing; and
+`expiry`, when the first part of that expires, or the first timer is due, in milliseconds.
+
+The phase `end` has no tables, and no answer but rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+import pyarrow as pa
+
+KEYS = "keys"
+ROWS = "rows"
+DUE = "due"
+COUNT = "count"
+
+Phase = Literal["rows", "timers", "end"]
+
+
+class Caller(Protocol):
+    """Calls the user's processor, wherever that is."""
+
+    def __call__(
+        self,
+        phase: Phase,
+        times: tuple[int, int],
+        tables: Mapping[str, pa.RecordBatch],
+        take: Callable[[pa.RecordBatch], None],
+    ) -> Mapping[str, pa.RecordBatch]:
+        """Call it for some keys.
+
+        Args:
+            phase: with what. times: processing time and watermark, as the processor is told them.
+            tables: what it is about. take: is given rows of the output.
+
+        Returns:
+            What has changed, by tables.
+
+        Raises:
+            OSError: whoever calls the processor is gone.
+        """

@@ -1,0 +1,191 @@
+"""A user's own stateful processing of the rows of each key (`transformWithState`)."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import msgspec
+
+from millpond.spec.calls import ONCE
+from millpond.spec.functions import INPUT_TYPE
+from millpond.spec.operators import EventTime, Field
+from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.types import DataType, has_twins, parse_type
+
+TIMERS = "timers"
+"""The name of the table of timers: for each key, the times at which they are due, in order."""
+
+NEVER_EXPIRES = (1 << 63) - 1
+"""The time of expiry, in milliseconds, of what has none."""
+
+VARIABLE = "variable."
+"""What the names of variables' tables begin with, so that a variable may be called as it likes."""
+
+TimeMode = Literal["none", "processing", "event"]
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """A state variable.
+
+    Attributes:
+        name: the user's.
+        kind: whether a key has one value, a list of them, or a map.
+        value: the type of a value, of an element, or of a map's value: a struct, as DDL.
+        key: the type of a map's keys: a struct, as DDL.
+        ttl_ms: how long after it was written a value, an element or an entry lives; 0 for ever.
+    """
+
+    name: str
+    kind: Literal["value", "list", "map"]
+    value: str
+    key: str = ""
+    ttl_ms: int = 0
+
+    @property
+    def table(self) -> str:
+        """The name of the table that holds it."""
+        return VARIABLE + self.name
+
+    @property
+    def stored(self) -> str:
+        """The type of what a key has in the table, as DDL: never null, never empty.
+
+        With a time to live, `expiry` says when each part expires, in milliseconds. Maps are in the order of their keys.
+        """
+        if self.kind == "map":
+            expiry = ",expiry:bigint" if self.ttl_ms else ""
+            return f"array<struct<key:{self.key},value:{self.value}{expiry}>>"
+        one = f"struct<value:{self.value},expiry:bigint>" if self.ttl_ms else self.value
+        return f"array<{one}>" if self.kind == "list" else one
+
+
+class ProcessorSpec(Spec, frozen=True, tag="processor"):
+    """A user's processor, called beside the pipe with the rows and the state of each key that a batch has rows of.
+
+    Attributes:
+        columns: of the input. keys: positions of those that make up the key.
+        outputs: of the rows that it gives out.
+        variables: what it keeps for each key.
+        time_mode: what its timers and times to live go by.
+        output_mode: `append`, `update` or `complete`.
+        time: the column whose event time says which rows are late; only in time mode `event`.
+        marked: whether there is a watermark, which the processor is told.
+        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+    outputs: tuple[Field, ...]
+    variables: tuple[Variable, ...]
+    time_mode: TimeMode
+    output_mode: str
+    time: EventTime | None = None
+    marked: bool = False
+    lag_ms: int = 0
+
+    @property
+    def timed(self) -> bool:
+        """Whether it may have timers."""
+        return self.time_mode != "none"
+
+    @property
+    def key_fields(self) -> tuple[Field, ...]:
+        """The columns that make up the key."""
+        return tuple(self.columns[k] for k in self.keys)
+
+    @property
+    def input_fields(self) -> tuple[Field, ...]:
+        """The columns of the input, after `__hash`."""
+        return self.columns
+
+    @property
+    def output_fields(self) -> tuple[Field, ...]:
+        """The columns of the output."""
+        return self.outputs
+
+    @property
+    def state_fields(self) -> tuple[Field, ...]:
+        """The key; what a table has beside it, `shown` says."""
+        return self.key_fields
+
+    def shown(self, table: str) -> tuple[Field, ...]:
+        """The columns of a table's rows as a user reads them: the key, and what it has there."""
+        stored = next((one.stored for one in self.variables if one.table == table), "array<bigint>")
+        return (*self.key_fields, Field("value", stored))
+
+    @property
+    def keeps_columns(self) -> bool:
+        """No: what comes out is the user's."""
+        return False
+
+    @property
+    def lag(self) -> int | None:
+        """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for no times."""
+        return self.lag_ms if self.timed else None
+
+    def with_lag(self, lag_ms: int) -> Self:
+        """The same, reached by a watermark that lags behind the query's."""
+        return msgspec.structs.replace(self, lag_ms=lag_ms)
+
+    @property
+    def closes(self) -> bool:
+        """Whether the watermark makes timers due, so that batches without rows have something to do."""
+        return self.time_mode == "event" and self.output_mode != "complete"
+
+    @property
+    def ticks(self) -> bool:
+        """Whether the clock makes timers due, so that there is always another batch."""
+        return self.time_mode == "processing"
+
+    @property
+    def updates(self) -> bool:
+        """No: rows come out once, as far as anybody knows."""
+        return False
+
+    @property
+    def shows_all(self) -> bool:
+        """Yes, as in Spark, where complete mode shows what the processor gives out."""
+        return True
+
+    @property
+    def beyond_spark(self) -> bool:
+        """No: Spark has it on streams."""
+        return False
+
+    @property
+    def takes_updates(self) -> bool:
+        """Yes, as the rows that they are."""
+        return True
+
+    def consuming(self) -> Self | str:
+        """A row that a processor has seen cannot be taken back."""
+        return ONCE
+
+    def emitting(self) -> Self | str:
+        """The same: nothing changes."""
+        return self
+
+    @property
+    def access_pattern(self) -> AccessPattern:
+        """The static choice of a store."""
+        why = "the state of each key that has rows or due timers is handed to the user's processor and taken back"
+        return AccessPattern("read-modify-write", why)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The state variables."""
+        return tuple(
+            f"{one.name}: {one.kind}" + (f", {one.ttl_ms} ms to live" if one.ttl_ms else "") for one in self.variables
+        )
+
+    @property
+    def unsupported_values(self) -> str | None:
+        """A type that cannot be kept."""
+        types = [parse_type(one.stored) for one in self.variables] + [parse_type(one.type) for one in self.columns]
+        return None if all(_held(one) for one in types) else INPUT_TYPE
+
+
+def _held(dtype: DataType) -> bool:
+    if dtype.nested:
+        return not has_twins(dtype) and all(_held(inner) for _, inner in dtype.fields)
+    return dtype.machine is not None
