@@ -46,6 +46,9 @@ COMPACTIONS = (WAITING, "remote_compactions", "local_compactions", "remote_compa
 at the end of the batch; those that compactors have done, whose results the slots have taken; those that slots have done
 themselves, as no compactor did; bytes of the files that were taken; processor time of compactions in slots."""
 
+PROCESSORS = ("called_keys", "due_timers")
+"""Figures added up likewise, of processors of the user: keys that one was called for with rows; timers that were due."""
+
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
 COPY, POST and LIST requests, 0.0004 for 1,000 of any other kind; deletions are free (https://aws.amazon.com/s3/pricing).
@@ -75,7 +78,7 @@ DURABLE = (
 the state in memory; `process_ms`, how long the operator took over the batch; requests, tiers and compactions, where
 there are any."""
 
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS
 _SCALES = {"request_cost": 10}
 """Of figures that are no whole numbers, what makes them so."""
 

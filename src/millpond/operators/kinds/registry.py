@@ -12,6 +12,7 @@ from millpond.operators.aggregate.kind import AGGREGATE
 from millpond.operators.dedup.kind import DEDUPLICATE, WITHIN
 from millpond.operators.joins.kind import JOIN
 from millpond.operators.kind import Kind, Opening, S
+from millpond.operators.processors.kind import PROCESSOR
 from millpond.operators.protocol import MakeTable, Operator, StateTable
 from millpond.operators.ranking.kind import OVER, RANK
 from millpond.operators.sessions.kind import SESSION
@@ -19,6 +20,7 @@ from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
@@ -36,6 +38,7 @@ KINDS: Mapping[type[Spec], Kind[Any]] = dict(
         _kind(DeduplicateSpec, DEDUPLICATE),
         _kind(JoinSpec, JOIN),
         _kind(OverSpec, OVER),
+        _kind(ProcessorSpec, PROCESSOR),
         _kind(RankSpec, RANK),
         _kind(SessionSpec, SESSION),
         _kind(WithinSpec, WITHIN),

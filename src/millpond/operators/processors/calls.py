@@ -20,7 +20,7 @@ The phase `end` has no tables, and no answer but rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -54,3 +54,14 @@ class Caller(Protocol):
         Raises:
             OSError: whoever calls the processor is gone.
         """
+
+
+@runtime_checkable
+class Calling(Protocol):
+    """An operator that has code of the user called at the end of a batch.
+
+    Attributes:
+        caller: calls it; set for each batch.
+    """
+
+    caller: Caller | None

@@ -16,6 +16,7 @@ from millpond.errors import TransientError
 from millpond.layout import HashRange
 from millpond.metrics import DURABLE
 from millpond.operators.kinds.registry import open_operator
+from millpond.operators.processors.calls import Calling
 from millpond.operators.protocol import Adopting, Times
 from millpond.slot.batch.offsets import check_time
 from millpond.slot.batch.parcels import in_passes, open_parcels
@@ -23,13 +24,14 @@ from millpond.slot.batch.rows import strip_markers
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.running import RunningQuery
-from millpond.slot.partition.spool import Spool
 from millpond.slot.partition.tables import Tables
 from millpond.slot.partition.turns import Attempt, Turns
 from millpond.spec.operators import GLOBAL_HASH
 from millpond.stores.aligned.table import AlignedTable
+from millpond.stores.memory.spool import Spool
 
 if TYPE_CHECKING:
+    from millpond.operators.processors.calls import Caller
     from millpond.operators.protocol import Operator
     from millpond.stores.protocol import TableDelta
 
@@ -100,7 +102,13 @@ class Partition:
                 self._open(version)
 
     def run(
-        self, attempt: Attempt, batches: Iterator[pa.RecordBatch], *, sync: bool = False, unsure: bool = False
+        self,
+        attempt: Attempt,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        sync: bool = False,
+        unsure: bool = False,
+        caller: Caller | None = None,
     ) -> Output:
         """Run a batch, or answer it again; yields its output once its own state is sealed and the last one durable.
 
@@ -109,6 +117,7 @@ class Partition:
             batches: input with hash and mark columns; its rows, or with the local exchange their parcels.
             sync: whether to wait for the version that the batch makes, instead of the one that it reads.
             unsure: whether the marker's time has to be that of the batch: its id was not told, or may be an older one.
+            caller: calls the user's processor, where the operator is one.
 
         Returns:
             The batch's figures.
@@ -116,7 +125,7 @@ class Partition:
         self.query.committer.release(attempt.batch)
         check = partial(check_time, self.task, attempt.batch) if unsure else None
         feed = _Feed(attempt, batches, self.task.exchange == "local", check)
-        applied = self._apply_first(attempt, feed) or self._apply_again(attempt, feed)
+        applied = self._apply_first(attempt, feed, caller) or self._apply_again(attempt, feed, caller)
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
         with self._busy:
@@ -128,14 +137,14 @@ class Partition:
             yield batch
         return metrics
 
-    def _apply_first(self, attempt: Attempt, feed: _Feed) -> Applied | None:
+    def _apply_first(self, attempt: Attempt, feed: _Feed, caller: Caller | None) -> Applied | None:
         """Apply the batch, unless it has been applied already."""
         with self._turns.taken(attempt):
             if self._applied is not None and self._applied.batch == attempt.batch:
                 return None
-            return self._apply(attempt.batch, feed.passes(self._passes))
+            return self._apply(attempt.batch, feed.passes(self._passes), caller)
 
-    def _apply_again(self, attempt: Attempt, feed: _Feed) -> Applied:
+    def _apply_again(self, attempt: Attempt, feed: _Feed, caller: Caller | None) -> Applied:
         """Answer from memory if the input is the same, else apply the batch to the version that it reads.
 
         The input is read without holding the turn: two readers of one batch may be joined to each other in one task.
@@ -151,11 +160,13 @@ class Partition:
                 if applied is not None and applied.batch == attempt.batch and applied.input == seen:
                     return applied
                 self._discard()
-                return self._apply(attempt.batch, ((None, rows) for rows in spool.read()))
+                return self._apply(attempt.batch, ((None, rows) for rows in spool.read()), caller)
         finally:
             spool.close()
 
-    def _apply(self, batch: int, passes: Iterable[tuple[HashRange | None, pa.RecordBatch]]) -> Applied:
+    def _apply(
+        self, batch: int, passes: Iterable[tuple[HashRange | None, pa.RecordBatch]], caller: Caller | None
+    ) -> Applied:
         if self._applied is not None and self._applied.batch > batch:
             raise TransientError(f"Batch {batch} was overtaken by batch {self._applied.batch}.")
         if self._manifest is None or self._manifest.version != batch:
@@ -170,6 +181,8 @@ class Partition:
                 self._epoch += 1
                 self._applied = None
                 operator.begin(batch, self._times(batch))
+                if isinstance(operator, Calling):
+                    operator.caller = caller
             self.query.forget_batches(batch)
             seen = InputChecksum()
             take = operator.process

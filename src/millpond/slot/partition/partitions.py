@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partition import Partition
@@ -77,8 +78,14 @@ class PartitionServer:
         self._means: Means | None = None
         self._queries: dict[str, _Query] = {}
 
-    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None] = lambda: None) -> Answer:
-        """Run one batch of one partition.
+    def run(
+        self,
+        run: Run,
+        batches: Iterator[pa.RecordBatch],
+        abandon: Callable[[], None] = lambda: None,
+        caller: Caller | None = None,
+    ) -> Answer:
+        """Run one batch of one partition (see `Work`).
 
         Yields:
             Output batches, after all input is in, its state is sealed, and what the commit mode asks for is durable.
@@ -94,7 +101,11 @@ class PartitionServer:
             batch = latest_batch(run.task) if run.batch is None else run.batch
             attempt = Attempt(batch, run.attempt, abandon)
             metrics = yield from partition.run(
-                attempt, batches, sync=run.task.settings.commit_mode == "sync", unsure=run.unsure or run.batch is None
+                attempt,
+                batches,
+                sync=run.task.settings.commit_mode == "sync",
+                unsure=run.unsure or run.batch is None,
+                caller=caller,
             )
         except MillpondError as error:
             raise error.at(

@@ -165,20 +165,7 @@ class Answered(msgspec.Struct, tag=True):
 
 
 Message = (
-    Ask
-    | Granted
-    | Hello
-    | Welcome
-    | Run
-    | Call
-    | Called
-    | Done
-    | Open
-    | Opened
-    | Drain
-    | Drained
-    | Status
-    | Answered
+    Ask | Granted | Hello | Welcome | Run | Call | Called | Done | Open | Opened | Drain | Drained | Status | Answered
 )
 Frame = tuple[Kind, Any]
 

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from millpond.errors import MillpondError
+from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.task import PipeTask
+from millpond.slot.process.calling import ConnectedCaller
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
 from millpond.slot.process.protocol import (
@@ -42,8 +44,10 @@ Answer = Generator[pa.RecordBatch, None, Done]
 class Work(Protocol):
     """The slot's inside, as the sockets see it. Every method may be called from any thread."""
 
-    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None]) -> Answer:
-        """Run one batch of one partition; `abandon` cuts this attempt off when a later one overtakes it."""
+    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None], caller: Caller) -> Answer:
+        """Run one batch of one partition; `abandon` cuts this attempt off when a later one overtakes it, `caller` calls
+        the user's processor.
+        """
 
     def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
         """Open partitions of a query's operators before their first batch; failures are left to that."""
@@ -145,7 +149,8 @@ class Slot:
             connection.send(Welcome(self._process))
         elif isinstance(message, Run):
             connection.serving = message.task.query
-            self._answer(connection, self.work.run(message, _incoming(connection), connection.abort))
+            caller = ConnectedCaller(connection)
+            self._answer(connection, self.work.run(message, _incoming(connection), connection.abort, caller))
             connection.serving = None
         elif isinstance(message, Open):
             self.work.open_ahead(message.tasks, message.partitions, message.version)

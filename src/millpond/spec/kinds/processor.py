@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from millpond.metrics import PROCESSORS
 from millpond.spec.calls import ONCE
 from millpond.spec.functions import INPUT_TYPE
 from millpond.spec.operators import EventTime, Field
@@ -177,6 +178,11 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         return tuple(
             f"{one.name}: {one.kind}" + (f", {one.ttl_ms} ms to live" if one.ttl_ms else "") for one in self.variables
         )
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What slots report of it beside what they report of every operator."""
+        return PROCESSORS
 
     @property
     def unsupported_values(self) -> str | None:

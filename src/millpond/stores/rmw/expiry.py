@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.hot_table.expiry import STAMP_END, STAMP_ZERO, file, file_all, sample_times, take_due
-from millpond.kernels.hot_table.state import EXPIRY, LOST, NOTHING_LOST, STAMP_SHIFT
+from millpond.kernels.hot_table.state import EXPIRY, FLAGS, LOST, NOTHING_LOST, STAMP_SHIFT
 from millpond.kernels.hot_table.upsert import TOUCH_NONE
 from millpond.kernels.runs.gather import addresses
 from millpond.layout import META, NEVER, HashRange, Rows
@@ -59,6 +59,14 @@ class Expiry:
     def stamps(times: NDArray[np.int64]) -> NDArray[np.int64]:
         """The stamps to upsert keys with that will not expire before some times, in milliseconds."""
         return np.clip(np.clip(times, -STAMP_ZERO, STAMP_END) + STAMP_ZERO, 1, STAMP_END)
+
+    def write(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        """Write the times of expiry, in milliseconds, of rows that the batch changed: later ones, or earlier ones."""
+        words = self._hot.words
+        words[rows, self._offset] = times.view(np.uint64)
+        words[rows, META] &= np.uint64(FLAGS)
+        words[rows, META] |= self.stamps(times).astype(np.uint64) << np.uint64(STAMP_SHIFT)
+        self.file(rows)
 
     def file(self, rows: NDArray[np.int64]) -> None:
         """Note that the time of expiry of these rows was written; they are rows that the batch changed."""

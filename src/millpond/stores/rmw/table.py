@@ -11,16 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
+from millpond.files.formats.blocks import shape_of
 from millpond.files.formats.segment import encode_rows
 from millpond.files.refs import Axis, TableManifest
-from millpond.kernels.hot_table.state import TOMBSTONE, TOUCHED
+from millpond.kernels.hot_table.state import FRESH, STAMP_SHIFT, TOMBSTONE, TOUCHED
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
-from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, TableSchema, Words
+from millpond.kernels.runs.gather import addresses, gather_rows
+from millpond.layout import HASH, META, Bytes, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.jobs import Elsewhere
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.heap import Heap
 from millpond.stores.memory.spooled import spooled
-from millpond.stores.protocol import Located, TableDelta
+from millpond.stores.protocol import Found, Located, TableDelta
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.flush import Flusher
@@ -299,6 +301,48 @@ class RmwTable:
             self._updated += count if mode == TOUCH_ALL else 0
             self._keys += int(np.count_nonzero(located.created))
         return located
+
+    def find(self, keys: Rows, stamp: int) -> NDArray[np.int64]:
+        """Find the rows of some keys, in memory or in runs, without making or changing any.
+
+        Args:
+            keys: as for `upsert`, each once. stamp: when the rows were last used, unless they expire.
+
+        Returns:
+            The row ids; -1 for keys that are nowhere.
+        """
+        if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
+            keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
+        count = len(keys.words)
+        if not self._memory.complete:  # rows may leave for those to come
+            self._memory.make_room(count, self._hot.long_key_bytes(keys))
+        rows = self._hot.find(keys)
+        absent = np.flatnonzero(rows < 0)
+        self._sought += count
+        self._missed += len(absent)
+        if not self._memory.complete:
+            if not self._hot.expiring:
+                self._hot.stamp(keys.words[:, HASH], np.full(count, stamp))
+            if len(absent):
+                found = self._runs.lookup(keys, absent)
+                if len(found.positions):
+                    rows[found.positions] = self._bring_in(found, stamp)
+        there = rows >= 0
+        gone = (self.words[rows[there], META] & np.uint64(TOMBSTONE | FRESH)) != 0
+        rows[np.flatnonzero(there)[gone]] = -1
+        return rows
+
+    def _bring_in(self, found: Found, stamp: int) -> NDArray[np.int64]:
+        """The ids of rows that were found in runs, now in memory, for which there is room."""
+        self._memory.reserve_values(self._hot.found_bytes(found))
+        shape = shape_of(self.layout)
+        rows = Rows(*gather_rows(found.rows_at, found.heaps_at, shape.width, shape.blobs))
+        stamps = (rows.words[:, META] >> np.uint64(STAMP_SHIFT)).astype(np.int64)
+        if not self._hot.expiring:
+            stamps = np.maximum(stamps, stamp)
+        located, pending = self._hot.upsert(rows, stamps, TOUCH_NONE, True)
+        self._hot.settle(located, pending, Found(pending, *addresses(*rows), (rows,)), TOUCH_NONE)
+        return located.rows
 
     def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
         """Write byte values into a column of given rows.

@@ -1,0 +1,212 @@
+"""A user's processor on one partition: its state here, its code wherever the caller is.
+
+Rows are kept until the batch's input is whole. Then keys are worked through in the order of their hashes, some thousand
+at a time: what the variables have of them travels with their rows, in columns, and what has changed comes back. After
+the rows come the timers that are due by then; a timer that is set while these fire waits for the next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.errors import UsageError
+from millpond.layout import HashRange, Rows
+from millpond.operators.event_time_slices import times_of
+from millpond.operators.kind import Opening
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller
+from millpond.operators.processors.input import Group, Input
+from millpond.operators.processors.stored import Keys, Stored
+from millpond.operators.processors.tables import variables
+from millpond.operators.protocol import MakeTable, Times
+from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
+from millpond.spec.operators import Field
+from millpond.spec.types import parse_type
+from millpond.stores.memory.spool import Spool
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import Table, TableDelta
+
+_TIME = Field("time", "bigint")
+_NO_WATERMARK = -1
+
+
+def open_processor(spec: ProcessorSpec, opening: Opening) -> ProcessorOperator:
+    """Open a processor's state."""
+    return ProcessorOperator(spec, opening.make_table, opening.memory // 16)
+
+
+class ProcessorOperator:
+    """A `ProcessorSpec` on one partition.
+
+    Args:
+        spec: what it is. make_table: opens the partition's tables. memory: bytes of output that are kept in memory.
+
+    Attributes:
+        caller: calls the user's code; to be set before `finish`.
+    """
+
+    def __init__(self, spec: ProcessorSpec, make_table: MakeTable, memory: int) -> None:
+        self.spec = spec
+        self.caller: Caller | None = None
+        self._make_table = make_table
+        self._memory = memory
+        self._variables = {name: Stored(name, one, make_table) for name, one in variables(spec).items()}
+        self._others = tuple(field for at, field in enumerate(spec.columns) if at not in spec.keys)
+        self._times = Times()
+        self._input: Input | None = None
+        self._shown = Spool(None, memory)
+        self._called = self._fired = 0
+        self.late_rows = 0
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The variables' tables, and that of timers, by name."""
+        return {name: one.table for name, one in self._variables.items()}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """How many keys had rows, and how many timers were due."""
+        return {"called_keys": float(self._called), "due_timers": float(self._fired)}
+
+    def begin(self, version: int, times: Times) -> None:
+        """Start the batch that reads state `version`."""
+        self._times = times
+        self._called = self._fired = self.late_rows = 0
+        self._shown.close()
+        self._shown = Spool(None, self._memory)
+        self._drop_input()
+        self._input = Input(self.spec.key_fields, self._others, self._make_table)
+        for one in self._variables.values():
+            one.begin(version)
+
+    def passes(self, rows: int) -> int:
+        """In how many passes over ranges of the hash to work through a batch: one, in any order."""
+        return 1
+
+    def narrow(self, range_: HashRange) -> None:
+        """Nothing: rows are taken in any order."""
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Keep rows: the column `__hash`, then those of the spec."""
+        if self.spec.time is not None:
+            at = self.spec.time.column
+            times = times_of(batch.column(1 + at), parse_type(self.spec.columns[at].type))
+            on_time = times > self._times.late * 1000
+            if not on_time.all():
+                self.late_rows += int(np.count_nonzero(~on_time))
+                batch = batch.filter(pa.array(on_time))
+        assert self._input is not None
+        self._input.add(batch)
+
+    def finish(self) -> dict[str, TableDelta]:
+        """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
+        assert self._input is not None
+        for group in self._input.groups():
+            self._called += len(group.counts)
+            self._call("rows", group)
+        self._drop_input()
+        if self.spec.timed:
+            self._fire()
+        self._ask("end", {})
+        if self.spec.ticks:
+            for name, one in self._variables.items():
+                if name != TIMERS:
+                    one.evict(self._times.processing)
+        return {name: one.seal() for name, one in self._variables.items()}
+
+    def _fire(self) -> None:
+        """Call the user's code for the timers that are due now, and not for those that it sets meanwhile."""
+        limit = self._times.closed if self.spec.time_mode == "event" else self._times.processing
+        due = Input(self.spec.key_fields, (_TIME,), self._make_table)
+        try:
+            names = ["__hash", *(field.name for field in self.spec.key_fields), _TIME.name]
+            for some in self._variables[TIMERS].take_due(limit):
+                lengths = np.diff(some.times.offsets.to_numpy())
+                parents = pa.array(np.repeat(np.arange(len(lengths)), lengths))
+                keys = [key.take(parents) for key in some.columns]
+                hashes = pa.array(some.hashes[parents.to_numpy()])
+                due.add(pa.RecordBatch.from_arrays([hashes, *keys, some.times.flatten()], names=names))
+            for group in due.groups():
+                self._fired += int(group.counts.sum())
+                self._call("timers", group)
+        finally:
+            due.close()
+
+    def _call(self, phase: str, group: Group) -> None:
+        """Call the user's code for some keys, and write what it changed."""
+        some = next(iter(self._variables.values()), None)
+        keys = None if some is None else Keys.of(group.hashes, group.keys, some.variable)
+        names = [field.name for field in self.spec.key_fields]
+        tables = {
+            KEYS: pa.RecordBatch.from_arrays([*group.keys, pa.array(group.counts)], names=[*names, COUNT]),
+        }
+        if phase == "rows":
+            tables[ROWS] = pa.RecordBatch.from_arrays(self._in_order(group.rows), names=self._names)
+        else:
+            tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
+        for name, one in self._variables.items():
+            assert keys is not None
+            values = one.read(keys.rows(one.variable))
+            if phase == "timers" and name == TIMERS:
+                values = _joined(group, values)
+            tables[name] = pa.RecordBatch.from_arrays([values], names=["value"])
+        for name, changed in self._ask(phase, tables).items():
+            assert keys is not None
+            one = self._variables[name]
+            at = changed.column(0).to_numpy()
+            rows = keys.rows(one.variable)
+            one.write(Rows(rows.words[at], rows.heap), changed.column(1), changed.column(2))
+
+    @property
+    def _names(self) -> list[str]:
+        return [field.name for field in self.spec.columns]
+
+    def _in_order(self, columns: list[pa.Array]) -> list[pa.Array]:
+        """Columns, keys first, in the order of the spec."""
+        count = len(self.spec.keys)
+        others = iter(columns[count:])
+        places = {at: number for number, at in enumerate(self.spec.keys)}
+        return [columns[places[at]] if at in places else next(others) for at in range(len(self.spec.columns))]
+
+    def _ask(self, phase: str, tables: dict[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
+        if self.caller is None:
+            raise UsageError(
+                "Nobody is there to call the processor.", action="Run the query with millpond.writeStream."
+            )
+        watermark = self._times.closed if self.spec.marked else _NO_WATERMARK
+        times = (self._times.processing, watermark) if self.spec.timed else (-1, -1)
+        return dict(self.caller(phase, times, tables, self._shown.add))  # type: ignore[arg-type]
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """What the user's code gave out."""
+        return self._shown.read()
+
+    def _drop_input(self) -> None:
+        if self._input is not None:
+            self._input.close()
+            self._input = None
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._drop_input()
+        self._shown.close()
+        for one in self._variables.values():
+            one.close()
+
+
+def _joined(group: Group, left: pa.Array) -> pa.Array:
+    """The timers of some keys: those that are due, and those that are left."""
+    ends = np.cumsum(group.counts)
+    due = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), group.rows[-1])
+    lengths = np.diff(due.offsets.to_numpy())
+    others = left.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    keys = np.arange(len(lengths))
+    owners = np.concatenate([np.repeat(keys, lengths), np.repeat(keys, others)])
+    values = pa.concat_arrays([due.flatten(), left.flatten()])
+    offsets = np.concatenate([[0], np.cumsum(lengths + others)]).astype(np.int32)
+    values = values.take(pa.array(np.argsort(owners, kind="stable")))
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=left.type)

@@ -1,0 +1,171 @@
+"""A processor's variables and timers on one partition: read and written for many keys at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from millpond.layout import NEVER, Ints, Rows
+from millpond.operators.columns.decode import ints, key_columns, nested_column
+from millpond.operators.columns.encode import ALL, Leaf, flatten, key_rows, strings
+from millpond.operators.columns.nested import pack
+from millpond.operators.processors.tables import Variable
+from millpond.operators.protocol import MakeTable
+from millpond.stores.rmw.expiry import Expiry
+
+if TYPE_CHECKING:
+    from millpond.stores.protocol import TableDelta
+    from millpond.stores.rmw.table import RmwTable
+
+
+class Keys(NamedTuple):
+    """Different keys: their hashes, and their columns as the tables take them."""
+
+    hashes: Ints
+    leaves: list[Leaf]
+
+    @classmethod
+    def of(cls, hashes: Ints, columns: list[pa.Array], variable: Variable) -> Keys:
+        """Keys by their columns."""
+        types = variable.keyed.types
+        return cls(hashes, [leaf for one, dtype in zip(columns, types, strict=True) for leaf in flatten(one, dtype)])
+
+    def rows(self, variable: Variable) -> Rows:
+        """The keys as rows of a variable's table."""
+        return key_rows(self.hashes, self.leaves, variable.keyed.keys, variable.keyed.layout.key_stop)
+
+
+class Due(NamedTuple):
+    """What came due of some keys.
+
+    Attributes:
+        hashes: of the keys. columns: the keys' columns. times: of the timers, a list for each key.
+    """
+
+    hashes: Ints
+    columns: list[pa.Array]
+    times: pa.ListArray
+
+
+class Stored:
+    """One variable's table.
+
+    Args:
+        name: of the table. variable: how it is stored. make_table: opens the partition's tables.
+    """
+
+    def __init__(self, name: str, variable: Variable, make_table: MakeTable) -> None:
+        self.variable = variable
+        keyed = variable.keyed
+        self.table: RmwTable = make_table(name, keyed.layout.schema, keyed.initial)
+        self._at = keyed.values[0].offset
+        self._expiry: Expiry | None = None
+        if variable.expires:
+            self._expires_at = keyed.values[1].offset
+            self._expiry = self.table.expire_by(self._expires_at)
+        self._version = 0
+
+    def begin(self, version: int) -> None:
+        """Start the batch that reads state `version`."""
+        self._version = version
+        self.table.begin(version)
+
+    def read(self, keys: Rows) -> pa.Array:
+        """What each key has, null for nothing; the keys are different ones."""
+        return self._values(self.table.find(keys, self._version))
+
+    def _values(self, rows: NDArray[np.int64]) -> pa.Array:
+        there = np.flatnonzero(rows >= 0)
+        if not len(there):
+            return pa.nulls(len(rows), self.variable.type.arrow)
+        values = nested_column(self.table.copy(rows[there]), self._at, ALL, self.variable.type)
+        if len(there) == len(rows):
+            return values
+        places = np.zeros(len(rows), np.int64)
+        places[there] = np.arange(len(there))
+        return values.take(pa.array(places, mask=rows < 0))
+
+    def write(self, keys: Rows, values: pa.Array, expiries: pa.Array | None) -> None:
+        """Write what each key has from now on, null for nothing; `expiries` says when something of it is due."""
+        if values.null_count:
+            gone = values.is_null().to_numpy(zero_copy_only=False)
+            rows = self.table.find(Rows(keys.words[gone], keys.heap), self._version)
+            rows = rows[rows >= 0]
+            if len(rows):
+                self.table.remove(rows)
+            kept = pa.array(~gone)
+            keys, values = Rows(keys.words[~gone], keys.heap), values.filter(kept)
+            expiries = None if expiries is None else expiries.filter(kept)
+        if not len(values):
+            return
+        times = np.full(len(values), NEVER) if expiries is None else expiries.to_numpy(zero_copy_only=False)
+        stamps = self._version if self._expiry is None else Expiry.stamps(times)
+        rows = self.table.upsert(keys, stamps).rows
+        self._put(rows, values, times)
+
+    def _put(self, rows: NDArray[np.int64], values: pa.Array, times: NDArray[np.int64]) -> None:
+        packed = strings(*pack(values, self.variable.type), ALL)
+        self.table.put_bytes(rows, self._at, packed.values, packed.heap)
+        if self._expiry is not None:
+            self._expiry.write(rows, times)
+
+    def take_due(self, limit: int) -> Iterator[Due]:
+        """Take out the timers that are due at a time in milliseconds; use a piece before the next."""
+        assert self._expiry is not None
+        keyed = self.variable.keyed
+        for rows in self._expiry.due(limit):
+            held = self.table.copy(rows)
+            times = nested_column(held, self._at, ALL, self.variable.type)
+            due, left = _split(times, pc.less_equal(times.values, limit))
+            yield Due(ints(held, 0), key_columns(held, keyed.keys, keyed.types), due)
+            self._keep(rows, left, left.values)
+
+    def evict(self, now: int) -> None:
+        """Remove what has expired by a time in milliseconds."""
+        if self._expiry is None:
+            return
+        for rows in self._expiry.due(now):
+            if self.variable.type.name != "array":
+                self.table.remove(rows)
+                continue
+            parts = nested_column(self.table.copy(rows), self._at, ALL, self.variable.type)
+            _, left = _split(parts, pc.less_equal(pc.struct_field(parts.values, "expiry"), now))
+            self._keep(rows, left, pc.struct_field(left.values, "expiry"))
+
+    def _keep(self, rows: NDArray[np.int64], left: pa.ListArray, expiries: pa.Array) -> None:
+        """Keep of some rows what is left of their lists, in the table's order of expiry."""
+        offsets = left.offsets.to_numpy()
+        there = np.diff(offsets) > 0
+        self.table.remove(rows[~there])
+        if there.any():
+            times = expiries.to_numpy(zero_copy_only=False)
+            self.table.touch(rows[there])
+            self._put(rows[there], left.filter(pa.array(there)), np.minimum.reduceat(times, offsets[:-1][there]))
+
+    def seal(self) -> TableDelta:
+        """End the batch."""
+        return self.table.seal()
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self.table.close()
+
+
+def _split(lists: pa.ListArray, chosen: pa.Array) -> tuple[pa.ListArray, pa.ListArray]:
+    """The chosen elements of some lists, and the others."""
+    taken = chosen.to_numpy(zero_copy_only=False)
+    ends = lists.offsets.to_numpy()
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(taken)])[ends]
+    offsets = before - before[0], (ends - ends[0]) - (before - before[0])
+    values = lists.values.slice(ends[0], ends[-1] - ends[0]), chosen.slice(ends[0], ends[-1] - ends[0])
+    masks = values[1], pc.invert(values[1])
+    some, others = (
+        pa.ListArray.from_arrays(pa.array(at.astype(np.int32)), values[0].filter(mask), type=lists.type)
+        for at, mask in zip(offsets, masks, strict=True)
+    )
+    return some, others

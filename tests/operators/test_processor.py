@@ -1,0 +1,216 @@
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millpond.errors import UsageError
+from millpond.operators.kinds.registry import read_rows
+from millpond.operators.processors.calls import Phase
+from millpond.operators.protocol import Times
+from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, Variable
+from millpond.spec.operators import EventTime
+from tests.operators.rig import Rig, Row, as_rows, fields, record_batch
+
+COUNT = Variable("count", "value", "struct<n:int>")
+SEEN = Variable("seen", "list", "struct<s:string>", ttl_ms=1000)
+OUT = fields("k string; n int")
+
+
+def shape(*variables: Variable, time_mode: Any = "none", **more: Any) -> ProcessorSpec:
+    return ProcessorSpec(fields("k string; v int; t timestamp"), (0,), OUT, variables, time_mode, "update", **more)
+
+
+def rows_of(*pairs: tuple[str | None, int]) -> list[Row]:
+    return [{"k": k, "v": v, "t": v * 1_000_000} for k, v in pairs]
+
+
+class Fake:
+    """A caller in the test's own process; `handle(phase, key, things, state)` changes the state, and gives rows."""
+
+    def __init__(
+        self, handle: Callable[..., list[tuple[Any, ...]]], expiry: Mapping[str, Callable[[Any], int]]
+    ) -> None:
+        self.handle = handle
+        self.expiry = expiry
+        self.phases: list[str] = []
+        self.times: tuple[int, int] = (0, 0)
+
+    def __call__(
+        self,
+        phase: Phase,
+        times: tuple[int, int],
+        tables: Mapping[str, pa.RecordBatch],
+        take: Callable[[pa.RecordBatch], None],
+    ) -> Mapping[str, pa.RecordBatch]:
+        self.phases.append(phase)
+        self.times = times
+        if phase == "end":
+            return {}
+        keys, counts = tables["keys"].column(0).to_pylist(), tables["keys"].column(1).to_pylist()
+        things = (tables["rows"] if phase == "rows" else tables["due"]).to_pylist()
+        names = [name for name in tables if name not in ("keys", "rows", "due")]
+        held = {name: tables[name].column(0).to_pylist() for name in names}
+        out, changed, at = [], {name: [] for name in names}, 0
+        for number, (key, count) in enumerate(zip(keys, counts, strict=True)):
+            state = {name: held[name][number] for name in names}
+            out += self.handle(phase, key, things[at : at + count], state)
+            at += count
+            for name in names:
+                if state[name] != held[name][number]:
+                    value = state[name]
+                    due = self.expiry[name](value) if value and name in self.expiry else None
+                    changed[name].append((number, value, due))
+        assert at == len(things)
+        assert len(set(keys)) == len(keys)
+        take(pa.RecordBatch.from_pylist([dict(zip(("k", "n"), row, strict=True)) for row in out], SCHEMA))
+        return {
+            name: pa.RecordBatch.from_arrays(
+                [
+                    pa.array([one[0] for one in some], pa.int32()),
+                    pa.array([one[1] for one in some], tables[name].schema.field(0).type),
+                    pa.array([one[2] for one in some], pa.int64()),
+                ],
+                names=["at", "value", "expiry"],
+            )
+            for name, some in changed.items()
+            if some
+        }
+
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
+
+
+def call(rig: Rig, fake: Fake, rows: list[Row], times: Times = Times(), bits: int = 64) -> list[tuple[Any, ...]]:  # noqa: B008
+    rig.operator.caller = fake  # type: ignore[attr-defined]
+    return as_rows(rig.batch(record_batch(rig.spec, rows, ["k"], bits), times=times))
+
+
+def state(rig: Rig, table: str) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for rows in rig.operator.tables[table].scan():  # type: ignore[attr-defined]
+        for batch in read_rows(rig.spec, table, rows):
+            found |= {row["k"]: row["value"] for row in batch.to_pylist()}
+    return found
+
+
+def count(phase: str, key: Any, rows: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:
+    had = held[COUNT.table]
+    total = (had["n"] if had else 0) + len(rows)
+    held[COUNT.table] = None if any(row["v"] < 0 for row in rows) else {"n": total}
+    return [(key, total)]
+
+
+@pytest.mark.parametrize("bits", [64, 2, 0])
+def test_each_key_comes_once_with_its_rows_and_its_state(bits: int) -> None:
+    rig = Rig(shape(COUNT))
+    fake = Fake(count, {})
+    chosen = random.Random(bits)
+    wanted: dict[Any, int] = {}
+    for batch in range(5):
+        pairs = [(chosen.choice([None, "", "a", "b" * 13, *map(str, range(30))]), 1) for _ in range(200)]
+        counts: dict[Any, int] = {}
+        for key, _ in pairs:
+            counts[key] = counts.get(key, 0) + 1
+        gone = chosen.choice(pairs)[0]
+        pairs.append((gone, -1))
+        counts[gone] += 1
+        out = call(rig, fake, rows_of(*pairs), bits=bits)
+        assert dict(out) == {key: wanted.get(key, 0) + n for key, n in counts.items()}
+        assert len(out) == len(counts)
+        wanted |= dict(out)
+        del wanted[gone]
+        assert {key: value["n"] for key, value in state(rig, COUNT.table).items()} == wanted
+        if batch % 2:
+            rig.restart()
+    assert fake.phases == ["rows", "end"] * 5
+    rig.close()
+
+
+def test_rows_of_a_key_keep_their_order_and_large_ones_come_in_pieces() -> None:
+    rig = Rig(shape(COUNT), budget=8 << 20)
+    seen: dict[Any, list[int]] = {}
+
+    def note(phase: str, key: Any, rows: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:
+        seen[key] = [row["v"] for row in rows]
+        return []
+
+    fake = Fake(note, {})
+    rig.operator.caller = fake  # type: ignore[attr-defined]
+    rows = rows_of(*((str(v % 7) if v % 3 else f"{v}" * 20, v) for v in range(60_000)))
+    pieces = [record_batch(rig.spec, rows[at : at + 7000], ["k"]) for at in range(0, len(rows), 7000)]
+    rig.batch(*pieces)
+    wanted: dict[Any, list[int]] = {}
+    for row in rows:
+        wanted.setdefault(row["k"], []).append(row["v"])
+    assert seen == wanted
+    assert len(fake.phases) > 2
+    rig.close()
+
+
+def test_timers_fire_in_order_and_those_set_meanwhile_wait() -> None:
+    rig = Rig(shape(COUNT, time_mode="event", time=EventTime(2), marked=True))
+    fired: list[tuple[Any, int]] = []
+
+    def handle(phase: str, key: Any, things: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:
+        timers = held[TIMERS] or []
+        if phase == "rows":
+            timers = sorted({*timers, *(row["v"] * 1000 for row in things)})
+        for due in things if phase == "timers" else ():
+            fired.append((key, due["time"]))
+            timers = sorted({*timers, due["time"] - 1, 90_000} - {due["time"]})
+        held[TIMERS] = timers or None
+        return []
+
+    fake = Fake(handle, {TIMERS: lambda timers: timers[0]})
+    call(rig, fake, rows_of(("a", 5), ("a", 3), ("a", 50), ("b", 4), ("c", 60)), Times(0, 4000))
+    assert sorted(fired) == [("a", 3000), ("b", 4000)]
+    assert fake.times == (0, 4000)
+    assert state(rig, TIMERS)["a"] == [2999, 5000, 50_000, 90_000]
+    rig.restart()
+    fired.clear()
+    call(rig, fake, rows_of(("a", 2), ("b", 70)), Times(2000, 4500))  # the first is late
+    assert rig.operator.late_rows == 1
+    assert sorted(fired) == [("a", 2999), ("b", 3999)]
+    fired.clear()
+    call(rig, fake, rows_of(("c", 45)), Times(4500, 50_000))
+    assert sorted(fired) == [("a", 2998), ("a", 5000), ("a", 50_000), ("b", 3998), ("c", 45_000)]
+    assert rig.operator.figures["due_timers"] == 5
+    rig.close()
+
+
+def test_what_has_expired_is_evicted_part_by_part() -> None:
+    value = Variable("last", "value", "struct<n:int>", ttl_ms=500)
+    rig = Rig(shape(SEEN, value, time_mode="processing"))
+
+    def handle(phase: str, key: Any, rows: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:
+        parts = [{"value": {"s": str(row["v"])}, "expiry": row["v"]} for row in rows]
+        held[SEEN.table] = (held[SEEN.table] or []) + parts
+        held[value.table] = {"value": {"n": 1}, "expiry": rows[-1]["v"]}
+        return []
+
+    fake = Fake(
+        handle,
+        {SEEN.table: lambda parts: min(part["expiry"] for part in parts), value.table: lambda one: one["expiry"]},
+    )
+    call(rig, fake, rows_of(("a", 30), ("a", 10), ("a", 20), ("b", 10)), Times(0, 0, 5))
+    assert len(state(rig, SEEN.table)["a"]) == 3
+    call(rig, fake, [], Times(0, 0, 10))
+    assert {key: [part["expiry"] for part in parts] for key, parts in state(rig, SEEN.table).items()} == {"a": [30, 20]}
+    assert list(state(rig, value.table)) == ["a"]
+    rig.restart()
+    call(rig, fake, [], Times(0, 0, 29))
+    assert [part["expiry"] for part in state(rig, SEEN.table)["a"]] == [30]
+    assert state(rig, value.table) == {}
+    call(rig, fake, [], Times(0, 0, 30))
+    assert state(rig, SEEN.table) == {}
+    assert fake.phases[-1] == "end"
+    rig.close()
+
+
+def test_a_processor_needs_somebody_to_call_it() -> None:
+    rig = Rig(shape(COUNT))
+    with pytest.raises(UsageError, match="Nobody is there"):
+        rig.batch(record_batch(rig.spec, rows_of(("a", 1)), ["k"]))
+    rig.close()
