@@ -47,7 +47,7 @@ at the end of the batch; those that compactors have done, whose results the slot
 themselves, as no compactor did; bytes of the files that were taken; processor time of compactions in slots."""
 
 PROCESSORS = ("called_keys", "due_timers")
-"""Figures added up likewise, of processors of the user: keys that one was called for with rows; timers that were due."""
+"""Figures added up likewise, of processors of the user: keys with rows that one was called for; due timers."""
 
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
