@@ -25,6 +25,7 @@ from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_o
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.join import read_join
 from millpond.plan.reading.map_groups import MAPS, read_map_groups
+from millpond.plan.reading.processor import PROCESSORS, read_processor
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
@@ -39,7 +40,6 @@ _OTHER_STATE = {
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "TransformWithState": "transformWithState",
-    "TransformWithStateInPySpark": "transformWithState",
     "TransformWithStateInPandas": "transformWithStateInPandas",
     "Intersect": "intersect",  # Spark's optimiser makes joins and aggregates of these
     "Except": "except",
@@ -176,6 +176,7 @@ class _Decider:
             "Distinct": self._distinct,
             "Window": lambda window: self._window(window, limits),
         }
+        reader |= dict.fromkeys(PROCESSORS, self._processor)
         if self.map_groups == "window":
             reader |= dict.fromkeys(MAPS, self._map_groups)
         if node.kind not in reader:
@@ -226,6 +227,11 @@ class _Decider:
         reading = read_map_groups(self.catalyst, node, self.output_mode)
         self._check_watermarks(timed=True)
         return reading, reading.spec(self.output_mode)
+
+    def _processor(self, node: Node) -> tuple[Reading, OperatorSpec]:
+        reading, spec = read_processor(self.catalyst, node, self.output_mode)
+        self._check_watermarks(spec.time_mode == "event")
+        return reading, spec
 
     def _check_watermarks(self, timed: bool) -> None:
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"

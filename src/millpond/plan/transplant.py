@@ -25,6 +25,7 @@ from millpond.plan.reading.functions import piped_type
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
 from millpond.plan.reading.map_groups import MAPS
+from millpond.plan.reading.processor import ProcessorReading
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named
 from millpond.slot.pipe.pipe import Pipe
 from millpond.spec.operators import OP
@@ -75,7 +76,9 @@ class _Surgeon:
         self.writes = writes
         self.figures = figures
         self.complete = decision.output_mode == "complete"
+        self.ticking = next((one.index for one in decision.ours if one.ticks), None)
         self.watching = next((one.index for one in decision.ours if one.closes), None)
+        self.output_mode = decision.output_mode
         self._kinds: set[int] = set()  # identities of the columns that say what kind of change a row is
 
     def visit(self, decided: Decided) -> Node:
@@ -112,7 +115,7 @@ class _Surgeon:
             assert kind is not None
             columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
         prepared = self._prepare(child, raw, columns, reading.hash)
-        if node.kind in MAPS:
+        if node.kind in MAPS or isinstance(reading, ProcessorReading):
             names = [f"result{index}" for index in range(len(node.output))]
             types: list[DataType] = [column.data_type for column in node.output]
         elif operator.spec is not None and operator.spec.keeps_columns:
@@ -133,11 +136,15 @@ class _Surgeon:
         changes = operator.spec is not None and operator.spec.changes
         if changes:
             schema.add(OP.name, ByteType())
-        pipe, users = self.pipes[operator.index or 0], reading.users
+        pipe, users, broadcasts = self.pipes[operator.index or 0], reading.users, reading.users.broadcasts
         if users.functions:
             assert isinstance(pipe, Pipe)
             pipe = pipe.calling(users.called(self.catalyst, operator.title, schema))
-        piped = self._through_pipe(prepared, operator, schema, pipe, users.broadcasts)
+        if isinstance(reading, ProcessorReading):
+            assert isinstance(pipe, Pipe)
+            assert reading.processor is not None
+            pipe, broadcasts = pipe.processing(reading.processor), reading.broadcasts
+        piped = self._through_pipe(prepared, operator, schema, pipe, broadcasts)
         kinds = []
         if changes:
             kinds = [self.catalyst.alias(piped.output[-1], OP.name)]
@@ -178,8 +185,7 @@ class _Surgeon:
             write = named(self.writes[operator.index], "exchange", 1)
             sent = map_in_arrow(prepared, write, "parcel binary, __hash bigint, __mark boolean")
         function = named(pipe, operator.title, 2)
-        watch = operator.index == self.watching
-        piped = map_in_arrow(self._exchange(sent, watch=watch), function, schema, broadcasts)
+        piped = map_in_arrow(self._exchange(sent, self._watching(operator, sent)), function, schema, broadcasts)
         figures = self.figures
         if operator.spec is not None:
             figures += operator.spec.figures
@@ -204,8 +210,14 @@ class _Surgeon:
         columns_ = [quoted(name) for name in named.columns]
         return named.select(*columns_, F.expr(hash_).alias("__hash"))
 
-    def _exchange(self, sent: DataFrame, *, watch: bool) -> DataFrame:
-        watching = self.catalyst.watching_watermark(sent) if watch else None
+    def _watching(self, operator: Operator, sent: DataFrame) -> DataFrame | None:
+        """What has Spark run batches without data, beside the first operator that has something to do in them."""
+        if self.ticking is not None:
+            ticking = operator.index == self.ticking
+            return self.catalyst.watching_clock(sent, self.output_mode) if ticking else None
+        return self.catalyst.watching_watermark(sent) if operator.index == self.watching else None
+
+    def _exchange(self, sent: DataFrame, watching: DataFrame | None) -> DataFrame:
         return exchanged(self.catalyst, sent, self.partitions, self.catalyst.streaming_rows, watching)
 
     def _reattach(self, node: Node, reading: Reading, piped: Node, more: list[Expression]) -> Node:

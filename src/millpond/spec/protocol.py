@@ -69,6 +69,11 @@ class Spec(msgspec.Struct, frozen=True):
         return self.lag is not None
 
     @property
+    def ticks(self) -> bool:
+        """Whether the clock makes state of the operator due, so that there is always another batch."""
+        return False
+
+    @property
     @abstractmethod
     def updates(self) -> bool:
         """Whether rows that the operator gave out may change later."""

@@ -184,13 +184,27 @@ class Catalyst:
         The session has to have `statefulOperator.allowMultiple` off, so that the operator sees the query's watermark.
         """
         tagged = self._class("org.apache.spark.sql.types.MetadataBuilder")().putLong(WATERMARK_DELAY, 0).build()
+        return self._nothing(self._moments(tagged).dropDuplicates(["moment"]), like)
+
+    def watching_clock(self, like: DataFrame, output_mode: str) -> DataFrame:
+        """The same, such that there is always another batch: Spark has groups whose state times out by the clock."""
+        plain = self._class("org.apache.spark.sql.types.Metadata").empty()
+        groups = self._moments(plain).groupBy("moment")
+        timed = groups.applyInPandasWithState(
+            never_called, "moment timestamp", "n int", output_mode, "ProcessingTimeTimeout"
+        )
+        return self._nothing(timed, like)
+
+    def _moments(self, metadata: Any) -> DataFrame:
         # The optimiser removes a limit that cannot cut anything; while it is there, Spark does not expect every store
         # of the plan to have committed when a foreachBatch function returns, and this one never commits.
         moment = self.streaming_rows([0], "moment").limit(1).selectExpr("timestamp_millis(moment) as moment")
         moments = self.analyzed(moment)
         fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
-        time = self._alias(moments.output[0], "moment", fresh, self._seq([]), tagged)
-        watching = self.dataframe(self.project([time], moments)).coalesce(1).dropDuplicates(["moment"])
+        time = self._alias(moments.output[0], "moment", fresh, self._seq([]), metadata)
+        return self.dataframe(self.project([time], moments)).coalesce(1)
+
+    def _nothing(self, watching: DataFrame, like: DataFrame) -> DataFrame:
         context = self.spark.sparkContext
         nothing = self.spark.createDataFrame(context.emptyRDD(), "nothing int").hint("shuffle_replicate_nl")
         columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema]
@@ -293,3 +307,8 @@ class Catalyst:
         if not expression.children:
             return expression
         return self.with_operands(expression, [self._plain(child) for child in expression.children])
+
+
+def never_called(key: Any, frames: Any, state: Any) -> Any:
+    """A function for groups that there are none of."""
+    raise AssertionError("no group has rows")

@@ -10,6 +10,7 @@ from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import Reading, calls_user
 from millpond.plan.reading.join import JoinReading, join_title
 from millpond.plan.reading.map_groups import MAPS, title_of
+from millpond.plan.reading.processor import PROCESSORS, processor_title
 from millpond.plan.reading.ranking import partitioned_by
 from millpond.plan.reading.reasons import Reason
 from millpond.spec.kinds.union import OperatorSpec
@@ -37,6 +38,11 @@ class Operator:
     def closes(self) -> bool:
         """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
         return self.spec is not None and self.spec.closes
+
+    @property
+    def ticks(self) -> bool:
+        """Whether the clock has something to do for this operator, so that there is always another batch."""
+        return self.spec is not None and self.spec.ticks
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -124,6 +130,8 @@ def describe(node: Node) -> str:
     """An operator in a few words, the same ones at each start: they are pinned."""
     if node.kind in MAPS:
         return nameless(title_of(node))
+    if node.kind in PROCESSORS:
+        return nameless(processor_title(node))
     if node.kind == "Aggregate":
         keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
         return f"aggregate by {nameless(keys)}" if keys else "aggregate"

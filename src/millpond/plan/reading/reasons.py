@@ -17,6 +17,7 @@ REASONS = {
     "MP-MAP": "applyInPandas and applyInArrow over closed windows need {detail}",
     "MP-WHOLE": "{detail} needs all rows of a group, which are kept for event-time windows in output mode append only",
     "MP-SESSION-DISTINCT": "{detail} over distinct inputs is supported in session windows in output mode append only",
+    "MP-PROCESSOR": "processors with {detail} are not supported",
     "MP-KEY-TYPE": "the key {detail} has a type that cannot be a key",
     "MP-INPUT-TYPE": "{detail} has a type that is not supported",
     "MP-KEYS": "it has more key columns than the supported 64 ({detail})",

@@ -6,6 +6,7 @@ from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import subquery
 from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.processor import ProcessorReading
 
 _FILES = frozenset({"parquet", "orc", "json", "csv", "text", "avro", "xml", "binaryfile", "delta"})
 _KEEPING = _FILES | {"kafka", "rate", "rate-micro-batch"}
@@ -21,6 +22,11 @@ def needs_sync(decision: Decision) -> str | None:
     A source that drops what Spark has committed, a plan that is not deterministic, or a batch table that may change
     below a Millpond operator would give other rows when a batch is replayed.
     """
+    if any(isinstance(operator.reading, ProcessorReading) for operator in decision.ours):
+        return (
+            "a processor of the user may do something else when rows come in another order"
+            " (if it does not mind, set spark.millpond.commit.mode=async)"
+        )
     return _search(decision.root, below=False)
 
 
