@@ -63,10 +63,6 @@ class _Complaint:
         self._run = run
         self._told = -math.inf
 
-    def processing(self, processor: UserProcessor) -> Pipe:
-        """The same pipe with a processor of the user beside it."""
-        return Pipe(self.task, self.coverage, figures=self.figures, processor=processor)
-
     def __call__(self, said: str) -> None:
         if time.monotonic() - self._told < _COMPLAINT_SECONDS:
             return
@@ -107,6 +103,10 @@ class Pipe:
     def calling(self, functions: UserFunctions) -> Pipe:
         """The same pipe with functions of the user at its end."""
         return Pipe(self.task, self.coverage, figures=self.figures, functions=functions)
+
+    def processing(self, processor: UserProcessor) -> Pipe:
+        """The same pipe with a processor of the user beside it."""
+        return Pipe(self.task, self.coverage, figures=self.figures, processor=processor)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send everything to the partition's slot, then yield what it answers.
