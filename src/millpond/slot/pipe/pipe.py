@@ -18,12 +18,13 @@ from millpond.slot.batch.rows import first_hash
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.pipe.worker import promptly, settle
-from millpond.slot.process.protocol import Connection, Done, Kind, PeerGone, PeerSilent, Run
+from millpond.slot.process.protocol import Call, Connection, Done, Kind, PeerGone, PeerSilent, Run
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
+    from millpond.slot.pipe.processors.processor import Running, UserProcessor
     from millpond.slot.pipe.user_functions import UserFunctions
 
 log = logging.getLogger("millpond")
@@ -81,6 +82,7 @@ class Pipe:
         coverage: accumulator (of `Coverage`) that learns which partitions have run in which batch.
         figures: whether the output has one more column, `millpond.metrics.FIGURE_COLUMN`, and rows that carry it.
         functions: the user's, which make the output from what the slot gives; None where that is the output.
+        processor: the user's, which the slot calls; None where it calls none.
     """
 
     def __init__(
@@ -90,15 +92,21 @@ class Pipe:
         *,
         figures: bool = False,
         functions: UserFunctions | None = None,
+        processor: UserProcessor | None = None,
     ) -> None:
         self.task = task
         self.coverage = coverage
         self.figures = figures
         self.functions = functions
+        self.processor = processor
 
     def calling(self, functions: UserFunctions) -> Pipe:
         """The same pipe with functions of the user at its end."""
         return Pipe(self.task, self.coverage, figures=self.figures, functions=functions)
+
+    def processing(self, processor: UserProcessor) -> Pipe:
+        """The same pipe with a processor of the user beside it."""
+        return Pipe(self.task, self.coverage, figures=self.figures, processor=processor)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send everything to the partition's slot, then yield what it answers.
@@ -163,8 +171,12 @@ class Pipe:
             connection.send_batch(following)
         connection.send_end()
         schema: pa.Schema | None = None
+        running: Running | None = None
         while True:
             kind, payload = connection.receive()
+            if isinstance(payload, Call):
+                running = self._called(connection, payload, running, run)
+                continue
             if kind is Kind.BATCH:
                 for shown in self._shown(payload, run):
                     schema = shown.schema
@@ -176,6 +188,18 @@ class Pipe:
                     self.coverage.add([PartitionDone(run.task.operator, payload.batch, run.partition, payload.metrics)])
                 return
 
+    def _called(self, connection: Connection, call: Call, running: Running | None, run: Run) -> Running:
+        """Let the user's processor be called; the same one in all of a batch."""
+        from millpond.slot.pipe.processors.conversation import answer
+
+        assert self.processor is not None
+        running = running or self.processor.start()
+        answer(connection, call, running, self._place(self.processor.title, run))
+        return running
+
+    def _place(self, title: str, run: Run) -> str:
+        return f"operator {self.task.operator} ({title}), partition {run.partition}, batch {run.batch}"
+
     def _shown(self, batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
         """The output made of a batch of the slot's."""
         if self.functions is None:
@@ -185,8 +209,8 @@ class Pipe:
             yield from self.functions(batch)
         except Exception as error:
             error.add_note(
-                f"This function was called by Millpond for operator {self.task.operator} ({self.functions.title}), "
-                f"partition {run.partition}, batch {run.batch}. The state is not harmed: mend the function and restart."
+                f"This function was called by Millpond for {self._place(self.functions.title, run)}. "
+                "The state is not harmed: mend the function and restart."
             )
             raise
 

@@ -1,0 +1,223 @@
+"""What goes in and comes out of a processor that sees pandas frames: as Spark's own worker makes and takes them.
+
+Spark makes a frame of a key's rows from Python's values, one by one, so that pandas chooses the types anew. Here all
+rows of a call become one frame, of which each key has a slice, where the types cannot depend on the slice.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.errors import PySparkValueError
+from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
+from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructField, StructType
+
+from millpond.slot.pipe.processors.rows import TOGETHER, Typed
+
+_ANY = (1 << 31) - 1  # as Spark says that there is no limit
+
+
+class Frames:
+    """The input as pandas frames.
+
+    Args:
+        columns: of the input. keys: how many of them, the first ones, make up the key.
+        values: positions of those that are in a frame.
+        conf: Spark's `RunnerConf`.
+    """
+
+    def __init__(self, columns: StructType, keys: int, values: Sequence[int], conf: Any) -> None:
+        self._typed = Typed(columns, conf.timezone)
+        self._columns = columns
+        self._keys = keys
+        self._values = list(values)
+        self._conf = conf
+        self._names = pd.Index(_named(columns.names))
+        self._most: int = conf.arrow_max_records_per_batch if conf.arrow_max_records_per_batch > 0 else _ANY
+        self._indexes: dict[int, pd.RangeIndex] = {}
+
+    def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
+        """Each key and its frames."""
+        typed = self._typed(batch.columns)
+        series = ArrowBatchTransformer.to_pandas(
+            typed, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
+        )
+        ends = list(accumulate(counts, initial=0))
+        firsts = [one.iloc[ends[:-1]].tolist() for one in series[: self._keys]]
+        told = zip(*firsts, strict=True) if firsts else iter([()] * len(counts))
+        most = self._chunk(typed)
+        frame = self._whole(series)
+        cut = self._chosen(series) if frame is None else self._sliced(frame)
+        for key, (start, stop) in zip(told, pairwise(ends), strict=True):
+            yield key, (cut(at, min(at + most, stop)) for at in range(start, stop, most))
+
+    def _chunk(self, batch: pa.RecordBatch) -> int:
+        """How many rows a frame has at most."""
+        limit = self._conf.arrow_max_bytes_per_batch
+        if limit >= _ANY or not batch.nbytes:
+            return self._most
+        fitting: int = -(-limit * batch.num_rows // batch.nbytes)
+        return max(1, min(self._most, fitting))
+
+    def _whole(self, series: list[pd.Series]) -> pd.DataFrame | None:
+        """All rows as one frame, of which slices have the types that they would have by themselves; else None."""
+        made = {}
+        for at in self._values:
+            one = series[at]
+            if one.dtype == object and not isinstance(self._columns[at].dataType, BooleanType | NullType):
+                made[at] = one
+            elif one.dtype.kind in "ifb" and isinstance(one.dtype, np.dtype):
+                made[at] = one.astype({"i": np.int64, "f": np.float64, "b": np.bool_}[one.dtype.kind])
+            elif one.dtype == "datetime64[ns]":
+                made[at] = one
+            else:
+                return None
+        frame = pd.DataFrame(made, copy=True)  # a copy: the user may change it in place
+        frame.columns = self._names[self._values]
+        return frame if made else None
+
+    def _sliced(self, frame: pd.DataFrame) -> Callable[[int, int], pd.DataFrame]:
+        manager = frame._mgr
+
+        def cut(start: int, stop: int) -> pd.DataFrame:
+            part = manager.get_slice(slice(start, stop), axis=1)
+            part.axes[1] = self._index(stop - start)
+            return pd.DataFrame._from_mgr(part, part.axes)
+
+        return cut
+
+    def _chosen(self, series: list[pd.Series]) -> Callable[[int, int], pd.DataFrame]:
+        rows = pd.concat(series, axis=1)
+
+        def cut(start: int, stop: int) -> pd.DataFrame:
+            frame = pd.DataFrame(list(rows.iloc[start:stop].itertuples(index=False)))
+            return frame.iloc[:, self._values]
+
+        return cut
+
+    def _index(self, length: int) -> pd.RangeIndex:
+        if length not in self._indexes:
+            self._indexes[length] = pd.RangeIndex(length)
+        return self._indexes[length]
+
+
+def _named(columns: list[str]) -> tuple[str, ...]:
+    """The names that columns have in the end: Spark makes named tuples of rows, where not every name can be."""
+    made: Any = namedtuple  # under its own name, static checks ask for names that are known beforehand
+    names: tuple[str, ...] = made("Pandas", columns, rename=True)._fields
+    return names
+
+
+class _Part(NamedTuple):
+    """A frame as it was when it was given out."""
+
+    names: pd.Index
+    columns: list[Any]
+    key: Any
+
+    def same(self, other: _Part) -> bool:
+        """Whether another one has the same columns, of the same types."""
+        mine, others = ([column.dtype for column in part.columns] for part in (self, other))
+        return mine == others and bool(self.names.equals(other.names))
+
+
+class FrameResults:
+    """Frames that a processor gives out, until there are enough rows.
+
+    Args:
+        shown: the output. conf: Spark's `RunnerConf`.
+    """
+
+    def __init__(self, shown: StructType, conf: Any) -> None:
+        self._schema = StructType([StructField("_0", shown)])
+        self._nested = any(isinstance(one.dataType, ArrayType | MapType | StructType) for one in shown.fields)
+        self._conf = conf
+        self._parts: list[_Part | pa.RecordBatch] = []
+        self._rows = 0
+
+    def take(self, results: Iterator[Any], key: Any) -> bool:
+        """Take frames of a key; returns whether there are enough for now, and maybe more."""
+        for frame in results:
+            if not isinstance(frame, pd.DataFrame):
+                raise PySparkValueError(
+                    "Invalid return type. Please make sure that the UDF returns a "
+                    "pandas.DataFrame when the specified return type is StructType."
+                )
+            if self._nested or not frame.shape[1]:
+                self._parts.append(self._batch(frame, cast=True))
+            else:  # the user may change the frame before the next one
+                columns = [frame._get_column_array(at).copy() for at in range(frame.shape[1])]
+                self._parts.append(_Part(frame.columns, columns, key))
+            self._rows += len(frame)
+            if self.enough:
+                return True
+        return False
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough rows for now."""
+        return self._rows >= TOGETHER or len(self._parts) >= TOGETHER
+
+    def taken(self, blame: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
+        """All rows so far. What is wrong with them is raised after `blame` was told the key."""
+        parts = self._parts
+        self._parts, self._rows = [], 0
+        for some in _alike(parts):
+            if isinstance(some[0], _Part):
+                yield from self._together(some, blame)
+            else:
+                yield from some
+
+    def _together(self, parts: list[Any], blame: Callable[[Any], None]) -> list[pa.RecordBatch]:
+        if len(parts) > 1:
+            with suppress(Exception):  # one by one, types may be found that do not fit them all
+                return [self._batch(_frame(parts), cast=False)]
+        made = []
+        for part in parts:
+            blame(part.key)
+            made.append(self._batch(_frame([part]), cast=True))
+        return made
+
+    def _batch(self, frame: pd.DataFrame, cast: bool) -> pa.RecordBatch:
+        """As Spark takes a frame; `cast`: where a column has another type, by a type found for all of it."""
+        conf = self._conf
+        converted = PandasToArrowConversion.convert(
+            [frame],
+            self._schema,
+            timezone=conf.timezone,
+            safecheck=conf.safecheck,
+            arrow_cast=cast,
+            assign_cols_by_name=conf.assign_cols_by_name,
+            int_to_decimal_coercion_enabled=conf.int_to_decimal_coercion_enabled,
+        )
+        return pa.RecordBatch.from_struct_array(converted.column(0))
+
+
+def _alike(parts: list[_Part | pa.RecordBatch]) -> Iterator[list[Any]]:
+    """Runs of frames that have the same columns, of the same types; other parts by themselves."""
+    run: list[Any] = []
+    for part in parts:
+        if run and not (isinstance(part, _Part) and isinstance(run[-1], _Part) and part.same(run[-1])):
+            yield run
+            run = []
+        run.append(part)
+    if run:
+        yield run
+
+
+def _frame(parts: list[_Part]) -> pd.DataFrame:
+    """Frames of the same columns as one."""
+    columns = {}
+    for at, column in enumerate(zip(*(part.columns for part in parts), strict=True)):
+        first = column[0]
+        columns[at] = np.concatenate(column) if isinstance(first, np.ndarray) else type(first)._concat_same_type(column)
+    whole = pd.DataFrame(columns, copy=False)
+    whole.columns = parts[0].names
+    return whole

@@ -1,0 +1,181 @@
+"""The handle by which a user's processor asks for its state variables and sets its timers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState as State
+from pyspark.sql.types import StructType
+
+from millpond.errors import UsageError
+from millpond.slot.pipe.processors.state import refusals
+from millpond.slot.pipe.processors.state.parts import HeldList, HeldMap
+from millpond.slot.pipe.processors.state.refusals import refused
+from millpond.slot.pipe.processors.state.timers import Timers
+from millpond.slot.pipe.processors.state.variables import HeldValue, Place
+from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, TimeMode
+
+_MODES: Mapping[TimeMode, str] = {"none": "NoTime", "processing": "ProcessingTime", "event": "EventTime"}
+_CALLED = {"value": "Value", "list": "List", "map": "Map"}
+_HELD: Mapping[str, Any] = {"value": HeldValue, "list": HeldList, "map": HeldMap}
+
+
+class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
+    """What may be asked of a handle when, as in Spark; what is done then, is for others to say.
+
+    Attributes:
+        state: how far the processor is.
+    """
+
+    def __init__(self, mode: TimeMode, state: State) -> None:
+        self.state = state
+        self._mode = mode
+        self._initial = state
+        self._variables: dict[str, tuple[str, Any]] = {}
+
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> Any:
+        """A variable with one value for each key; `ttlDurationMs` after it is written, it is gone."""
+        return self._declared("value", stateName, schema, "", ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> Any:
+        """A variable with a list for each key; `ttlDurationMs` after it is written, an element is gone."""
+        return self._declared("list", stateName, schema, "", ttlDurationMs)
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> Any:
+        """A variable with a map for each key; `ttlDurationMs` after it is written, an entry is gone."""
+        return self._declared("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Let the processor be called at a time, in milliseconds."""
+        time = _milliseconds(expiryTimestampMs)
+        self._check_timers("register timer", "register_timer")
+        self._register(time)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Let it not be called at a time, in milliseconds."""
+        time = _milliseconds(expiryTimestampMs)
+        self._check_timers("deleting timer", "delete_timer")
+        self._delete(time)
+
+    def listTimers(self) -> Iterator[int]:
+        """The times at which it is to be called for the key, when the first is asked for."""
+        self._check_timers("listing timers", "list_timers")
+        yield from self._times()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Let a variable of earlier runs be deleted."""
+        self._check_state("deleting state", "delete_if_exists")
+
+    def _declared(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl: int | None) -> Any:
+        doing = f"initializing {kind} state"
+        if self._variables.get(name, ("",))[0] == kind:
+            raise refused(doing, f"{_CALLED[kind]} state {name} already exists")
+        self._check_state(doing, f"get_{kind}_state")
+        if name in self._variables:
+            raise refused(doing, refusals.defined_twice(name))
+        ttl_ms = 0 if ttl is None else _milliseconds(ttl)
+        if ttl_ms and self._mode != "processing":
+            raise refused(doing, refusals.ttl_needs_processing_time(name, _MODES[self._mode]))
+        if ttl_ms < 0:
+            raise refused(doing, refusals.ttl_not_positive(name))
+        made = self._made(kind, name, value, key, ttl_ms)
+        self._variables[name] = (kind, made)
+        return made
+
+    def _check_state(self, doing: str, operation: str) -> None:
+        if self.state is not self._initial:
+            raise refused(doing, refusals.wrong_handle_state(operation, self.state.name))
+
+    def _check_timers(self, doing: str, operation: str) -> None:
+        if self._mode == "none":
+            raise refused(doing, refusals.wrong_time_mode(operation, _MODES[self._mode]))
+        if self.state not in (State.INITIALIZED, State.DATA_PROCESSED):
+            raise refused(doing, refusals.wrong_handle_state(operation, self.state.name))
+
+    def _made(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
+        raise NotImplementedError
+
+    def _register(self, time: int) -> None:
+        raise NotImplementedError
+
+    def _delete(self, time: int) -> None:
+        raise NotImplementedError
+
+    def _times(self) -> list[int]:
+        raise NotImplementedError
+
+
+class Handle(CheckedHandle):
+    """The handle of a processor that runs: over the state that calls send.
+
+    Args:
+        spec: the operator. now: the time of the batch, in milliseconds.
+
+    Attributes:
+        place: where the processor is. timers: of the keys of the call.
+    """
+
+    def __init__(self, spec: ProcessorSpec, now: int) -> None:
+        super().__init__(spec.time_mode, State.CREATED)
+        self.place = Place()
+        self.timers = Timers()
+        self._timed = spec.timed
+        self._known = {one.name: one for one in spec.variables}
+        self._now = now
+
+    def begin(self, tables: Mapping[str, pa.RecordBatch]) -> None:
+        """A call begins: this is what its keys have."""
+        for _, held in self._variables.values():
+            held.begin(tables[held.variable.table].column("value"))
+        if self._timed:
+            self.timers.begin(tables[TIMERS].column("value"))
+
+    def changes(self) -> dict[str, pa.RecordBatch]:
+        """What the call has changed, by tables; the call is over."""
+        made = {held.variable.table: held.changes() for _, held in self._variables.values()}
+        if self._timed:
+            made[TIMERS] = self.timers.changes()
+        return {name: changes.table() for name, changes in made.items() if changes.at}
+
+    def _made(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
+        variable = self._known.get(name)
+        if variable is None or (variable.kind, variable.ttl_ms) != (kind, ttl_ms):
+            raise UsageError(
+                f"The processor asks for a {kind} state {name!r} that it did not ask for when the query was started.",
+                action="Let init ask for the same variables each time.",
+            )
+        held = _HELD[kind](variable, self.place, self._now)
+        held.require(value, key)
+        return held
+
+    def _register(self, time: int) -> None:
+        self.timers.add(self._at("register timer"), time)
+
+    def _delete(self, time: int) -> None:
+        self.timers.remove(self._at("deleting timer"), time)
+
+    def _times(self) -> list[int]:
+        return self.timers.listed(self._at("listing timers"))
+
+    def _at(self, doing: str) -> int:
+        if self.place.at is None:
+            table = "$procTimers" if self._mode == "processing" else "$eventTimers"
+            raise refused(doing, refusals.no_key(f"{table}_keyToTimestamp"))
+        return int(self.place.at)
+
+
+def _milliseconds(value: Any) -> int:
+    time = operator.index(value)
+    if not -(1 << 63) <= time < 1 << 63:
+        raise ValueError(f"Value out of range: {time}")
+    return time

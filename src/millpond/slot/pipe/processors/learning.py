@@ -1,0 +1,131 @@
+"""What a user's processor keeps: learnt on the driver, as Spark does, by letting it ask for its state variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessor, ValueState
+from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState as State
+from pyspark.sql.types import StructType
+
+from millpond.errors import UsageError
+from millpond.slot.pipe.processors.handle import CheckedHandle
+from millpond.slot.pipe.processors.state.refusals import refused, wrong_handle_state
+from millpond.slot.pipe.processors.state.schemas import spark_type, text
+from millpond.spec.kinds.processor import TimeMode, Variable
+from millpond.spec.types import parse_type
+
+_VALUE = {
+    "exists": "checking value state exists",
+    "get": "getting value state",
+    "update": "updating value state",
+    "clear": "clearing value state",
+}
+_LIST = {
+    "exists": "checking value state exists",
+    "get": "getting list state",
+    "put": "updating value state",
+    "appendValue": "updating value state",
+    "appendList": "updating value state",
+    "clear": "clearing value state",
+}
+_MAP = {
+    "exists": "checking map state exists",
+    "getValue": "getting value",
+    "containsKey": "checking if map state contains key",
+    "updateValue": "updating map state value",
+    "iterator": "getting map state",
+    "keys": "getting map state",
+    "values": "getting map state",
+    "removeKey": "removing key from map state",
+    "clear": "clearing map state",
+}
+_KINDS: dict[str, tuple[type, dict[str, str]]] = {
+    "value": (ValueState, _VALUE),
+    "list": (ListState, _LIST),
+    "map": (MapState, _MAP),
+}
+
+
+class LearningHandle(CheckedHandle):
+    """The handle that a processor has on the driver: variables can be asked for, but not used.
+
+    Attributes:
+        variables: what was asked for, in order.
+        purged: names of variables that are to be deleted where earlier runs had them.
+    """
+
+    def __init__(self, mode: TimeMode) -> None:
+        super().__init__(mode, State.PRE_INIT)
+        self.variables: list[Variable] = []
+        self.purged: list[str] = []
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Let a variable of earlier runs be deleted."""
+        super().deleteIfExists(stateName)
+        self.purged.append(stateName)
+
+    def _made(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
+        self.variables.append(Variable(name, kind, _written(value), _written(key) if kind == "map" else "", ttl_ms))
+        return _unusable(kind, name)
+
+
+def learn(processor: StatefulProcessor, time_mode: TimeMode) -> tuple[Variable, ...]:
+    """The state variables that a processor asks for; a copy of it is initialized and closed.
+
+    Raises:
+        PySparkRuntimeError: it does what Spark refuses.
+        UsageError: a variable is to be deleted and kept.
+    """
+    return tuple(learned(processor, time_mode).variables)
+
+
+def learned(processor: StatefulProcessor, time_mode: TimeMode) -> LearningHandle:
+    """The handle that a copy of a processor has had on the driver: it knows what is kept, and what is to be deleted.
+
+    Raises:
+        PySparkRuntimeError: the processor does what Spark refuses.
+        UsageError: a variable is to be deleted and kept.
+    """
+    serializer = CPickleSerializer()
+    copy = serializer.loads(serializer.dumps(processor))
+    handle = LearningHandle(time_mode)
+    copy.init(handle)
+    copy.close()
+    for name in {one.name for one in handle.variables} & set(handle.purged):
+        raise UsageError(
+            f"The processor deletes the state variable {name!r} and asks for it.",
+            action="Give the new variable another name.",
+        )
+    return handle
+
+
+def _written(schema: StructType | str) -> str:
+    """The type of a variable as text: a struct."""
+    if not isinstance(schema, str):
+        return text(schema)
+    try:
+        dtype = parse_type(f"struct<{schema}>")
+    except UsageError as error:
+        raise refused("parsing string schema", str(error)) from None
+    try:
+        return text(spark_type(dtype))
+    except KeyError:
+        return f"struct<{schema}>"  # of a type that is refused later on
+
+
+def _unusable(kind: str, name: str) -> Any:
+    """A variable that has no state behind it yet."""
+    base, operations = _KINDS[kind]
+
+    def failing(operation: str, doing: str) -> Callable[..., Any]:
+        def fail(*_: Any) -> Any:
+            raise refused(doing, wrong_handle_state(f"{name}.{operation}", State.PRE_INIT.name))
+
+        return fail
+
+    methods = {operation: failing(operation, doing) for operation, doing in operations.items()}
+    made: Any = type(f"Unusable{base.__name__}", (base,), methods)
+    return made.__new__(made)

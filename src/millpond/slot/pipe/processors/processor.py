@@ -1,0 +1,186 @@
+"""A user's stateful processor, called beside the pipe, in Spark's Python worker.
+
+A slot sends keys, their rows, and what their state variables have, some thousands of keys at a time; the processor's
+functions are called for one key after the other, as Spark calls them, and what they changed goes back. They run where
+Spark runs Python functions, not in the slot: one that fails, or takes its process down, takes no state with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState as State
+from pyspark.sql.types import StructType
+from pyspark.util import fail_on_stopiteration
+
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS
+from millpond.slot.pipe.processors.frames import FrameResults, Frames
+from millpond.slot.pipe.processors.handle import Handle
+from millpond.slot.pipe.processors.rows import RowResults, Rows
+from millpond.slot.pipe.processors.state.columns import stored
+from millpond.slot.pipe.processors.state.values import Form
+from millpond.slot.process.protocol import Call
+from millpond.spec.kinds.processor import ProcessorSpec
+from millpond.spec.types import DataType, parse_type
+
+
+@dataclass(frozen=True)
+class UserProcessor:
+    """What is called with the keys that a slot sends.
+
+    Attributes:
+        title: the operator's, for messages.
+        command: the function that Spark would call, with its result type, as Spark pickles them; it has the processor.
+        pandas: whether the processor sees pandas frames, not rows.
+        columns: of the input, the key's first.
+        key_columns: how many these are.
+        values: positions of the columns that are in a pandas frame.
+        shown: the output.
+        spec: the operator.
+        conf: the settings that Spark's Python worker obeys.
+    """
+
+    title: str
+    command: bytes
+    pandas: bool
+    columns: StructType
+    key_columns: int
+    values: tuple[int, ...]
+    shown: StructType
+    spec: ProcessorSpec
+    conf: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> Running:
+        """A processor for one partition and batch, made anew as Spark does it for every task."""
+        return Running(self)
+
+
+class Running:
+    """A processor at work, for one partition and batch.
+
+    Args:
+        processor: what it is.
+
+    Attributes:
+        key: that which it is called for, if it is.
+    """
+
+    def __init__(self, processor: UserProcessor) -> None:
+        from pyspark.worker import RunnerConf
+
+        self.key: Any = None
+        self._spec = processor.spec
+        self._schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in processor.spec.outputs])
+        self._processor = _loaded(processor.command)
+        self._handle: Handle | None = None
+        conf = RunnerConf(processor.conf)
+        columns, keys = processor.columns, processor.key_columns
+        self._key = Form(DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields)))
+        self._input: Rows | Frames
+        self._results: RowResults | FrameResults
+        if processor.pandas:
+            self._input = Frames(columns, keys, processor.values, conf)
+            self._results = FrameResults(processor.shown, conf)
+        else:
+            self._input = Rows(columns, keys, conf.timezone)
+            self._results = RowResults(processor.shown)
+
+    def call(self, call: Call, tables: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Call the processor for some keys; what it gives out.
+
+        Raises whatever the user's functions raise.
+        """
+        handle = self._handle or self._initialized(call.processing)
+        times = TimerValues(call.processing, call.watermark) if self._spec.timed else TimerValues(-1, -1)
+        if call.phase == "rows":
+            handle.begin(tables)
+            yield from self._with_rows(handle, times, tables)
+        elif call.phase == "timers":
+            handle.state = State.DATA_PROCESSED
+            handle.begin(tables)
+            yield from self._with_timers(handle, times, tables)
+        else:
+            handle.state = State.TIMER_PROCESSED
+            fail_on_stopiteration(self._processor.close)()
+            handle.state = State.CLOSED
+        yield from self._taken()
+        self.key = handle.place.at = None
+
+    def changes(self) -> dict[str, pa.RecordBatch]:
+        """What the last call has changed, by tables (see `operators.processors.calls`)."""
+        return self._handle.changes() if self._handle and self._handle.state is not State.CLOSED else {}
+
+    def _initialized(self, now: int) -> Handle:
+        self._handle = Handle(self._spec, now)
+        fail_on_stopiteration(self._processor.init)(self._handle)
+        self._handle.state = State.INITIALIZED
+        return self._handle
+
+    def _with_rows(
+        self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        keys, counts = _keys(tables)
+        place, results = handle.place, self._results
+        call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
+        for at, (key, rows) in enumerate(self._input.groups(keys, counts, tables[ROWS])):
+            place.at = at
+            self.key = key
+            given = iter(call(key, rows, times))
+            while take(given, key):
+                yield from self._taken()
+            if results.enough:
+                yield from self._taken()
+
+    def _with_timers(
+        self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        keys, counts = _keys(tables)
+        call = fail_on_stopiteration(self._processor.handleExpiredTimer)
+        due = iter(tables[DUE].column("time").to_pylist())
+        told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
+        for at, (key, count) in enumerate(zip(map(self._key.row, told), counts, strict=True)):
+            handle.place.at = at
+            self.key = key
+            for _ in range(count):
+                time = next(due)
+                given = iter(call(key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(time)))
+                while self._results.take(given, key):
+                    yield from self._taken()
+                handle.timers.remove(at, time)
+            if self._results.enough:
+                yield from self._taken()
+
+    def _taken(self) -> Iterator[pa.RecordBatch]:
+        """All output so far."""
+        key = self.key
+        for batch in self._results.taken(self._blame):
+            columns = [
+                column if column.type == wanted.type else column.cast(wanted.type)
+                for column, wanted in zip(batch.columns, self._schema, strict=True)
+            ]
+            if batch.num_rows:
+                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        self.key = key
+
+    def _blame(self, key: Any) -> None:
+        self.key = key
+
+
+def _keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
+    """The columns of the keys, and how many rows each key has."""
+    keys = tables[KEYS]
+    at = keys.schema.get_field_index(COUNT)
+    return keys.columns[:at], keys.column(at).to_pylist()
+
+
+def _loaded(command: bytes) -> StatefulProcessor:
+    """The processor that a function of Spark's is bound to."""
+    from pyspark.worker_util import read_command
+
+    function, _ = read_command(CPickleSerializer(), command)
+    return function.__self__._stateful_processor

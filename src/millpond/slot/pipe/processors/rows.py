@@ -1,0 +1,133 @@
+"""What goes in and comes out of a processor that sees rows: as Spark's own worker makes and takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import Row, StructType
+
+from millpond.slot.pipe.processors.state.columns import listed
+
+TOGETHER = 10_000
+"""Rows of results that travel together."""
+
+_BLOCK = 10_000  # rows that become Python's objects at a time
+
+
+class Typed:
+    """Columns of the input with the types that Spark gives to Python: times have the session's time zone."""
+
+    def __init__(self, columns: StructType, zone: str | None) -> None:
+        self._schema = to_arrow_schema(columns, timezone=zone)
+
+    def __call__(self, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
+        """The columns, of which there may be fewer."""
+        fields = list(self._schema)[: len(arrays)]
+        cast = [
+            array if array.type == field.type else array.cast(field.type)
+            for array, field in zip(arrays, fields, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(cast, schema=pa.schema(fields))
+
+
+class Rows:
+    """The input as rows.
+
+    Args:
+        columns: of the input. keys: how many of them, the first ones, make up the key. zone: the session's time zone.
+    """
+
+    def __init__(self, columns: StructType, keys: int, zone: str | None) -> None:
+        self._typed = Typed(columns, zone)
+        self._keys = keys
+        self._row = _maker(Row(*columns.names))
+
+    def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
+        """Each key and its rows, which have to be used, if at all, before the next one is asked for."""
+        told = zip(*map(listed, self._typed(keys).columns), strict=True) if keys else iter([()] * len(counts))
+        stream = _tuples(self._typed(batch.columns))
+        row = self._row
+        for key, count in zip(told, counts, strict=True):
+            rows = islice(stream, count)
+            yield key, map(row, rows)
+            for _ in rows:  # what the user has not used
+                pass
+
+
+def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    for start in range(0, batch.num_rows, _BLOCK):
+        yield from zip(*map(listed, batch.slice(start, _BLOCK).columns), strict=True)
+
+
+def _maker(names: Row) -> Callable[[tuple[Any, ...]], Row]:
+    new = tuple.__new__
+
+    def made(values: tuple[Any, ...]) -> Row:
+        row: Row = new(Row, values)
+        row.__fields__ = names
+        return row
+
+    return made
+
+
+class RowResults:
+    """Rows that a processor gives out, until there are enough of them.
+
+    Args:
+        shown: the output.
+    """
+
+    def __init__(self, shown: StructType) -> None:
+        self._schema = to_arrow_schema(shown, timezone="UTC")
+        self._nested = any(pa.types.is_nested(kind) for kind in self._schema.types)
+        self._rows: list[Any] = []
+        self._owners: list[tuple[int, Any]] = []  # how many rows there are after each key, and the key
+
+    def take(self, results: Iterator[Any], key: Any) -> bool:
+        """Take rows of a key; returns whether there are enough for now, and maybe more."""
+        before = len(self._rows)
+        if self._nested:  # the user may change a list that is in a row before the next row
+            results = (row.asDict(True) for row in results)
+        self._rows.extend(islice(results, TOGETHER))
+        after = len(self._rows)
+        if after > before:
+            self._owners.append((after, key))
+        return after - before >= TOGETHER
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough rows for now."""
+        return len(self._rows) >= TOGETHER
+
+    def taken(self, blame: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
+        """All rows so far. What is wrong with them is raised after `blame` was told the key."""
+        rows, owners = self._rows, self._owners
+        self._rows, self._owners = [], []
+        if not rows:
+            return
+        try:
+            made = [self._batch(rows)]
+        except Exception:
+            made = []
+            start = 0
+            for stop, key in owners:
+                blame(key)
+                made.append(self._batch(rows[start:stop]))
+                start = stop
+        yield from made
+
+    def _batch(self, rows: list[Any]) -> pa.RecordBatch:
+        if self._nested:
+            return pa.RecordBatch.from_pylist(rows, schema=self._schema)
+        names = [getattr(row, "__fields__", None) for row in rows]
+        first = names[0]
+        if first is None or {len(first)} != set(map(len, rows)) or names.count(first) < len(names):
+            return pa.RecordBatch.from_pylist([row.asDict(True) for row in rows], schema=self._schema)
+        columns = dict(zip(first, zip(*rows, strict=True), strict=True))
+        missing = (None,) * len(rows)
+        arrays = [pa.array(columns.get(one.name, missing), one.type) for one in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

@@ -1,0 +1,101 @@
+"""Columns of state between Arrow and Python, a column at a time.
+
+What stands between the two is what Spark keeps: whole numbers for dates and times, tuples for structs, lists of pairs
+for maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def listed(array: pa.Array) -> list[Any]:
+    """The values of a column that is not nested, as `to_pylist` gives them, with NumPy where it has them."""
+    kind = array.type
+    if array.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        return list(array.to_numpy(zero_copy_only=False).tolist())
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_decimal(kind):
+        return list(array.to_numpy(zero_copy_only=False).tolist())
+    return list(array.to_pylist())
+
+
+def stored(array: pa.Array) -> list[Any]:
+    """The values of a column as Spark keeps them."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        values: list[Any] = list(zip(*map(stored, array.flatten()), strict=True)) or [()] * len(array)
+    elif pa.types.is_map(kind):
+        values = _parts(array, lambda start, stop: list(_pairs(array, start, stop)))
+    elif pa.types.is_list(kind):
+        values = _parts(array, lambda start, stop: stored(array.values.slice(start, stop - start)))
+    elif pa.types.is_date(kind):
+        return listed(array.view(pa.int32()))
+    elif pa.types.is_timestamp(kind):
+        return listed(array.view(pa.int64()))
+    else:
+        return listed(array)
+    for at in nulls(array):
+        values[at] = None
+    return values
+
+
+def nulls(array: pa.Array) -> list[int]:
+    """Positions of nulls."""
+    if not array.null_count:
+        return []
+    return list(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist())
+
+
+def bounds(array: pa.ListArray | pa.MapArray) -> list[int]:
+    """Where the parts of each list lie in all parts, and where the last one ends."""
+    return list(array.offsets.to_numpy().tolist())
+
+
+def _parts(array: pa.Array, read: Any) -> list[Any]:
+    places = bounds(array)
+    first = places[0]
+    parts = read(first, places[-1])
+    return [parts[start - first : stop - first] for start, stop in pairwise(places)]
+
+
+def _pairs(array: pa.MapArray, start: int, stop: int) -> Any:
+    keys, items = (stored(part.slice(start, stop - start)) for part in (array.keys, array.items))
+    return zip(keys, items, strict=True)
+
+
+def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of values as Spark keeps them."""
+    if pa.types.is_struct(kind):
+        lost = [value is None for value in values] if None in values else None
+        nothing = (None,) * kind.num_fields
+        fields = (
+            zip(*(nothing if value is None else value for value in values), strict=True)
+            if lost
+            else zip(*values, strict=True)
+        )
+        columns: Sequence[Any] = list(fields) or [()] * kind.num_fields
+        arrays = [built(column, one.type) for column, one in zip(columns, kind, strict=True)]
+        if not arrays:
+            return pa.array([None if value is None else {} for value in values], kind)
+        return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=None if lost is None else pa.array(lost))
+    if pa.types.is_map(kind) or pa.types.is_list(kind):
+        lost = [value is None for value in values] if None in values else None
+        whole = [value or () for value in values] if lost else values
+        places = pa.array(list(accumulate(map(len, whole), initial=0)), pa.int32())
+        parts = list(chain.from_iterable(whole))
+        mask = None if lost is None else pa.array(lost)
+        if pa.types.is_map(kind):
+            keys, items = zip(*parts, strict=True) if parts else ((), ())
+            arrays = [built(keys, kind.key_type), built(items, kind.item_type)]
+            return pa.MapArray.from_arrays(places, *arrays, type=kind, mask=mask)
+        return pa.ListArray.from_arrays(places, built(parts, kind.value_type), type=kind, mask=mask)
+    if pa.types.is_date(kind):
+        return pa.array(values, pa.int32()).view(kind)
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.int64()).view(kind)
+    return pa.array(values, kind)

@@ -1,0 +1,180 @@
+"""State variables as the user's processor has them: they work on what a call sent, and remember what they changed.
+
+A variable reads its column of the call when it is first used in it. What has expired is left out as it is read, since
+all that a batch does happens at one time; and what a batch writes expires at one time too.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ValueState
+
+from millpond.slot.pipe.processors.state.columns import built, stored
+from millpond.slot.pipe.processors.state.refusals import no_key, refused
+from millpond.slot.pipe.processors.state.values import Form, Refused
+from millpond.spec.kinds.processor import NEVER_EXPIRES, Variable
+from millpond.spec.types import parse_type
+
+
+class Place:
+    """Where the processor is.
+
+    Attributes:
+        at: the position in the call of the key that it is called for; None if it is called for none.
+    """
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at: Any = None
+
+
+class Changes(NamedTuple):
+    """What a variable has changed in a call.
+
+    Attributes:
+        at: positions of the keys, in order.
+        values: all that each key has now, null for nothing.
+        expiries: when the first part of that expires, for each key, in milliseconds.
+    """
+
+    at: list[int]
+    values: pa.Array
+    expiries: Sequence[int]
+
+    def table(self) -> pa.RecordBatch:
+        """As the slot takes it."""
+        columns = [pa.array(self.at, pa.int64()), self.values, pa.array(self.expiries, pa.int64())]
+        return pa.RecordBatch.from_arrays(columns, ["at", "value", "expiry"])
+
+
+class Held:
+    """What the state variables of all kinds have in common.
+
+    Args:
+        variable: what it is. place: where the processor is.
+        now: the time of the batch, by which parts expire, in milliseconds.
+    """
+
+    def _hold(self, variable: Variable, place: Place, now: int) -> None:
+        self.variable = variable
+        self._stateName = variable.name
+        self._place = place
+        self._now = now
+        self._lives = bool(variable.ttl_ms)
+        self._expiry = now + variable.ttl_ms if variable.ttl_ms else NEVER_EXPIRES
+        self._form = Form(parse_type(variable.value))
+        self._kept = self._form.kept
+        self._sent: pa.Array | None = None
+        self._changed: set[int] = set()
+
+    def require(self, value: Any, key: Any) -> None:
+        """Take note of what may not be null, by the types as the user gives them."""
+        self._form.require(value)
+        self._kept = self._form.kept
+
+    def begin(self, sent: pa.Array) -> None:
+        """A call begins: this is what its keys have."""
+        self._sent = sent
+        self._changed = set()
+
+    @abstractmethod
+    def changes(self) -> Changes:
+        """What the call has changed; the call is over."""
+
+    def _at(self, doing: str) -> int:
+        at: int | None = self._place.at
+        if at is None or self._sent is None:
+            raise refused(doing, no_key(self.variable.name))
+        return at
+
+    def _taken(self, value: Any, doing: str) -> tuple[Any, ...]:
+        """What is kept of a value that the user gives."""
+        if self._kept(value):
+            return value  # type: ignore[no-any-return]
+        try:
+            return self._form.taken(value)
+        except Refused as error:
+            raise refused(doing, str(error)) from None
+
+
+class HeldValue(Held, ValueState):  # type: ignore[misc]
+    """A variable with one value for each key."""
+
+    def __init__(self, variable: Variable, place: Place, now: int) -> None:
+        self._hold(variable, place, now)
+        self._values: Any = None  # the values of all keys of the call; None until it is used in it
+
+    def begin(self, sent: pa.Array) -> None:
+        """A call begins: this is what its keys have."""
+        super().begin(sent)
+        self._values = None
+
+    def exists(self) -> bool:
+        """Whether the key has a value."""
+        try:
+            return self._values[self._place.at] is not None
+        except TypeError:
+            return self._read("checking value state exists") is not None
+
+    def get(self) -> tuple[Any, ...] | None:
+        """The value of the key, if it has one."""
+        try:
+            value = self._values[self._place.at]
+        except TypeError:
+            value = self._read("getting value state")
+        if value is None or self._form.plain:
+            return value  # type: ignore[no-any-return]
+        return self._form.shown(value)
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        """Give the key a value."""
+        at = self._place.at
+        if not self._kept(newValue):
+            newValue = self._taken(newValue, "updating value state")
+        try:
+            self._values[at] = newValue
+        except TypeError:
+            self._read("updating value state")
+            self._values[at] = newValue
+        self._changed.add(at)
+
+    def clear(self) -> None:
+        """Take the key's value away."""
+        if self._read("clearing value state") is not None:
+            self._values[self._place.at] = None
+            self._changed.add(self._place.at)
+
+    def _read(self, doing: str) -> Any:
+        at = self._at(doing)
+        if self._values is None:
+            self._values = self._whole(self._sent)
+        return self._values[at]
+
+    def _whole(self, sent: Any) -> list[Any]:
+        if sent.null_count == len(sent):
+            return [None] * len(sent)
+        if not self._lives:
+            return stored(sent)
+        values, expiries = map(stored, sent.flatten())
+        return [
+            None if expiry is None or expiry <= self._now else value
+            for value, expiry in zip(values, expiries, strict=True)
+        ]
+
+    def changes(self) -> Changes:
+        """What the call has changed; the call is over."""
+        at = sorted(self._changed)
+        values = [self._values[one] for one in at]
+        array = built(values, self._form.arrow)
+        expiries = [self._expiry] * len(at)
+        if self._lives:
+            mask = pa.array([value is None for value in values], pa.bool_())
+            fields = [pa.field("value", array.type), pa.field("expiry", pa.int64())]
+            array = pa.StructArray.from_arrays([array, pa.array(expiries, pa.int64())], fields=fields, mask=mask)
+            expiries = [NEVER_EXPIRES if value is None else self._expiry for value in values]
+        return Changes(at, array, expiries)
