@@ -28,12 +28,12 @@ class Frames:
     """The input as pandas frames.
 
     Args:
-        columns: of the input. keys: how many of them, the first ones, make up the key.
+        columns: of the input. keys: positions of those that make up the key.
         values: positions of those that are in a frame.
         conf: Spark's `RunnerConf`.
     """
 
-    def __init__(self, columns: StructType, keys: int, values: Sequence[int], conf: Any) -> None:
+    def __init__(self, columns: StructType, keys: Sequence[int], values: Sequence[int], conf: Any) -> None:
         self._typed = Typed(columns, conf.timezone)
         self._columns = columns
         self._keys = keys
@@ -50,7 +50,7 @@ class Frames:
             typed, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
         )
         ends = list(accumulate(counts, initial=0))
-        firsts = [one.iloc[ends[:-1]].tolist() for one in series[: self._keys]]
+        firsts = [series[at].iloc[ends[:-1]].tolist() for at in self._keys]
         told = zip(*firsts, strict=True) if firsts else iter([()] * len(counts))
         most = self._chunk(typed)
         frame = self._whole(series)

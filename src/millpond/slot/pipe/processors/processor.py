@@ -37,8 +37,7 @@ class UserProcessor:
         title: the operator's, for messages.
         command: the function that Spark would call, with its result type, as Spark pickles them; it has the processor.
         pandas: whether the processor sees pandas frames, not rows.
-        columns: of the input, the key's first.
-        key_columns: how many these are.
+        columns: of the input, those of the key among them.
         values: positions of the columns that are in a pandas frame.
         shown: the output.
         spec: the operator.
@@ -49,7 +48,6 @@ class UserProcessor:
     command: bytes
     pandas: bool
     columns: StructType
-    key_columns: int
     values: tuple[int, ...]
     shown: StructType
     spec: ProcessorSpec
@@ -79,7 +77,7 @@ class Running:
         self._processor = _loaded(processor.command)
         self._handle: Handle | None = None
         conf = RunnerConf(processor.conf)
-        columns, keys = processor.columns, processor.key_columns
+        columns, keys = processor.columns, self._spec.keys
         self._key = Form(DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields)))
         self._input: Rows | Frames
         self._results: RowResults | FrameResults

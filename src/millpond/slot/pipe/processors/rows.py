@@ -24,9 +24,9 @@ class Typed:
     def __init__(self, columns: StructType, zone: str | None) -> None:
         self._schema = to_arrow_schema(columns, timezone=zone)
 
-    def __call__(self, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-        """The columns, of which there may be fewer."""
-        fields = list(self._schema)[: len(arrays)]
+    def __call__(self, arrays: Sequence[pa.Array], places: Sequence[int] | None = None) -> pa.RecordBatch:
+        """All columns, or those at some places."""
+        fields = list(self._schema) if places is None else [self._schema.field(at) for at in places]
         cast = [
             array if array.type == field.type else array.cast(field.type)
             for array, field in zip(arrays, fields, strict=True)
@@ -38,17 +38,19 @@ class Rows:
     """The input as rows.
 
     Args:
-        columns: of the input. keys: how many of them, the first ones, make up the key. zone: the session's time zone.
+        columns: of the input. keys: positions of those that make up the key. zone: the session's time zone.
     """
 
-    def __init__(self, columns: StructType, keys: int, zone: str | None) -> None:
+    def __init__(self, columns: StructType, keys: Sequence[int], zone: str | None) -> None:
         self._typed = Typed(columns, zone)
         self._keys = keys
         self._row = _maker(Row(*columns.names))
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
         """Each key and its rows, which have to be used, if at all, before the next one is asked for."""
-        told = zip(*map(listed, self._typed(keys).columns), strict=True) if keys else iter([()] * len(counts))
+        told = (
+            zip(*map(listed, self._typed(keys, self._keys).columns), strict=True) if keys else iter([()] * len(counts))
+        )
         stream = _tuples(self._typed(batch.columns))
         row = self._row
         for key, count in zip(told, counts, strict=True):
