@@ -92,25 +92,31 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     return None
 
 
-def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None) -> DataFrame:
+def read_state(
+    spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None, variable: str | None = None
+) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
     A `window` that the query groups by is shown as one timestamp, when it begins. Windows that slide are kept as the
     panes that several of them share: there it is when a pane begins. Session windows have start and end.
+
+    Of a processor (`transformWithState`) one variable is read: a row for each key, with its value, its list, or its map
+    as a list of entries. With a time to live each part has its `expiry`, and what has expired may still be there.
 
     Args:
         spark: a classic session.
         checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
         operator: which of the query's operators, as `explain` numbers them.
         version: the state after batch `version - 1`; the newest durable one by default.
+        variable: of a processor, the name of a state variable, or `timers`: the times at which they are due.
 
     Raises:
-        UsageError: there is no such state, operator or version; the message says what there is.
+        UsageError: there is no such state, operator, version or variable; the message says what there is.
         StateDamagedError: the version is not whole, and some of its commits are damaged.
     """
     from millpond.query.state import read_state as read
 
-    return read(spark, checkpoint, operator, version)
+    return read(spark, checkpoint, operator, version, variable)
 
 
 def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: str = "append") -> Import:

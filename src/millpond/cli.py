@@ -94,15 +94,18 @@ def show_state(
     version: Version = None,
     partition: Annotated[int | None, typer.Option(help="Only this partition.")] = None,
     rows: Annotated[int, typer.Option(help="How many rows to print.")] = 20,
+    variable: Annotated[str | None, typer.Option(help="Of a processor, the state variable, or timers.")] = None,
 ) -> None:
     """Print rows of an operator's state."""
     from millpond.slot.reading.reader import StateReader
 
     reader = StateReader(location)
     chosen = reader.choose(version)
+    reader.manifest(operator, 0, chosen)  # says so if there is no such operator
+    name, _ = reader.operators_at(chosen)[operator].part(variable)
     table, left = None, rows
     for number in range(reader.partitions_at(chosen)) if partition is None else [partition]:
-        for batch in reader.read(operator, number, chosen):
+        for batch in reader.read(operator, number, chosen, name):
             table = table or Table(*batch.schema.names, title=f"operator {operator}, version {chosen}")
             for row in batch.slice(0, left).to_pylist():
                 table.add_row(*("null" if value is None else str(value) for value in row.values()))

@@ -20,23 +20,28 @@ from millpond.slot.reading.reader import StateReader
 class _PartitionReader:
     """Turns partition numbers into the rows of those partitions, as they were in one run, whatever begins meanwhile."""
 
-    def __init__(self, location: str, generation: int, operator: int, version: int) -> None:
+    def __init__(self, location: str, generation: int, operator: int, version: int, table: str) -> None:
         self.location = location
         self.generation = generation
         self.operator = operator
         self.version = version
+        self.table = table
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reader = StateReader(self.location, self.generation)
         for batch in batches:
             for partition in batch.column(0).to_pylist():
-                yield from reader.read(self.operator, partition, self.version)
+                yield from reader.read(self.operator, partition, self.version, self.table)
 
 
-def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None) -> DataFrame:
+def read_state(
+    spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None, variable: str | None = None
+) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
-    Windows are shown by when they begin (see `Spec.state_fields`).
+    Windows are shown by when they begin (see `Spec.state_fields`). Of a processor (`transformWithState`) one variable
+    is read: a row for each key, with its value, its list, its map as a list of entries, or, as `timers`, the times of
+    its timers; with a time to live, each part has its `expiry`, and those that have expired may still be there.
 
     Args:
         spark: a classic session.
@@ -45,9 +50,10 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
         version: the state after batch `version - 1`; the newest durable one by default. Older ones can be read
             as long as they are kept (`spark.millpond.state.retain`), also where the query was started again since
             then, with another number of partitions, or changed.
+        variable: of a processor, its name.
 
     Raises:
-        UsageError: there is no such state, operator or version; the message says what there is.
+        UsageError: there is no such state, operator, version or variable; the message says what there is.
         StateDamagedError: the version is not whole, and some of its commits are damaged.
     """
     check_spark(spark)
@@ -60,12 +66,12 @@ def read_state(spark: SparkSession, checkpoint: str, operator: int = 0, version:
             file=reader.files.url,
         )
     chosen = reader.choose(version)
-    fields = reader.operators_at(chosen)[operator].spec.state_fields
+    table, fields = reader.operators_at(chosen)[operator].part(variable)
     schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
     partitions = reader.partitions_at(chosen)
     numbers = spark.range(0, partitions, 1, partitions)
     generation = reader.generation_of(chosen)
-    return map_in_arrow(numbers, _PartitionReader(location, generation, operator, chosen), schema)
+    return map_in_arrow(numbers, _PartitionReader(location, generation, operator, chosen, table), schema)
 
 
 def _qualified(spark: SparkSession, checkpoint: str) -> str:

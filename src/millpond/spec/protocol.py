@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import msgspec
@@ -48,6 +49,15 @@ class Spec(msgspec.Struct, frozen=True):
     @abstractmethod
     def state_fields(self) -> tuple[Field, ...]:
         """The columns of the main table's rows as a user reads them: the key, and what the state says of it."""
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """What of the state a user asks for by name, and its tables; empty where the state is read as one."""
+        return {}
+
+    def shown(self, table: str) -> tuple[Field, ...]:
+        """The columns of a table's rows as a user reads them."""
+        return self.state_fields
 
     @property
     @abstractmethod

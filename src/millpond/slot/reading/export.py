@@ -1,6 +1,7 @@
 """State as Parquet files, for whoever has no Millpond: read without Spark, written in pieces.
 
     TARGET/operator-0/part-00000.parquet    one file for each partition
+    TARGET/operator-1/count/part-00000.parquet    of a processor, for each of its variables
     TARGET/_SUCCESS                         written last; without it, the export was interrupted
 
 Memory holds one row group. A file is made on the local disk and goes to the target as a whole.
@@ -14,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +24,7 @@ from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, open_filesystem
 from millpond.files.backends.patience import put_own
 from millpond.slot.reading.reader import StateOperator, StateReader
+from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 
 SUCCESS = "_SUCCESS"
@@ -67,7 +70,8 @@ def export_state(location: str, target: str, version: int | None = None, operato
     there = reader.operators_at(chosen)
     operators = there if operator is None else [there[operator]]
     partitions = reader.partitions_at(chosen)
-    schemas = [_schema(one) for one in operators]
+    parts = [(one, name, *one.part(name)) for one in operators for name in (one.spec.parts or (None,))]
+    schemas = [_schema(one, fields) for one, _, _, fields in parts]
     files = open_filesystem(target)
     if files.list(""):
         raise _taken(files)
@@ -76,18 +80,19 @@ def export_state(location: str, target: str, version: int | None = None, operato
     except AlreadyExistsError:
         raise _taken(files) from None
     rows = 0
-    for one, schema in zip(operators, schemas, strict=True):
+    for (one, name, table, _), schema in zip(parts, schemas, strict=True):
+        folder = f"operator-{one.index}" + (f"/{quote(name, safe='')}" if name else "")
         for partition in range(partitions):
             with _scratch() as file:
-                rows += _write(reader.read(one.index, partition, chosen), schema, file)
-                _send(file, files, f"operator-{one.index}/part-{partition:05d}.parquet")
+                rows += _write(reader.read(one.index, partition, chosen, table), schema, file)
+                _send(file, files, f"{folder}/part-{partition:05d}.parquet")
     files.put(SUCCESS, [b""])
     files.delete(STARTED)
-    return Export(files.url, chosen, len(operators) * partitions, rows)
+    return Export(files.url, chosen, len(parts) * partitions, rows)
 
 
-def _schema(operator: StateOperator) -> pa.Schema:
-    schema = pa.schema([(field.name, parse_type(field.type).arrow) for field in operator.spec.state_fields])
+def _schema(operator: StateOperator, fields: Sequence[Field]) -> pa.Schema:
+    schema = pa.schema([(field.name, parse_type(field.type).arrow) for field in fields])
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:

@@ -24,6 +24,7 @@ from millpond.operators.kinds.registry import read_rows, state_tables
 from millpond.operators.protocol import MAIN
 from millpond.slot.reading.tables import rows_of_table
 from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.operators import Field
 from millpond.time_slices import base_name
 
 _GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
@@ -45,6 +46,24 @@ class StateOperator:
     title: str
     spec: OperatorSpec
     tables: tuple[str, ...]
+
+    def part(self, variable: str | None) -> tuple[str, tuple[Field, ...]]:
+        """The table that is read for the operator's state, or for one variable of it, and its columns.
+
+        Raises:
+            UsageError: there is no such variable, or there are several.
+        """
+        parts = self.spec.parts
+        if variable is None and not parts:
+            return MAIN, self.spec.state_fields
+        if variable is None or variable not in parts:
+            what = "has state variables" if variable is None else f"has no state variable {variable!r}"
+            raise UsageError(
+                f"The operator {self.title!r} {what}.",
+                action=f"Name one: {', '.join(parts)}." if parts else "Name none.",
+                operator=str(self.index),
+            )
+        return parts[variable], self.spec.shown(parts[variable])
 
 
 @dataclass(frozen=True)

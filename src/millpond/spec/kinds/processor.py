@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
+from urllib.parse import quote
 
 import msgspec
 
@@ -44,8 +46,8 @@ class Variable(msgspec.Struct, frozen=True):
 
     @property
     def table(self) -> str:
-        """The name of the table that holds it."""
-        return VARIABLE + self.name
+        """The name of the table that holds it, of plain letters."""
+        return VARIABLE + quote(self.name, safe="")
 
     @property
     def stored(self) -> str:
@@ -109,10 +111,19 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         """The key; what a table has beside it, `shown` says."""
         return self.key_fields
 
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The variables, and the timers."""
+        timers = {TIMERS: TIMERS} if self.timed else {}
+        return timers | {one.name: one.table for one in self.variables}
+
     def shown(self, table: str) -> tuple[Field, ...]:
-        """The columns of a table's rows as a user reads them: the key, and what it has there."""
-        stored = next((one.stored for one in self.variables if one.table == table), "array<bigint>")
-        return (*self.key_fields, Field("value", stored))
+        """The columns of a table's rows as a user reads them: the key, and what it has there, called as that is."""
+        name, stored = next(((v.name, v.stored) for v in self.variables if v.table == table), (TIMERS, "array<bigint>"))
+        taken = {field.name for field in self.key_fields}
+        while name in taken:
+            name += "_state"
+        return (*self.key_fields, Field(name, stored))
 
     @property
     def keeps_columns(self) -> bool:
