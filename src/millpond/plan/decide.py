@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 
+import msgspec
 from pyspark.sql import DataFrame
 
 from millpond.errors import UnsupportedError, UsageError
@@ -25,12 +26,13 @@ from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_o
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.join import read_join
 from millpond.plan.reading.map_groups import MAPS, read_map_groups
-from millpond.plan.reading.processor import PROCESSORS, read_processor
+from millpond.plan.reading.processor import EMITTED_TIME, PROCESSORS, read_processor
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
 from millpond.spec.functions import FUNCTIONS, SESSION_DISTINCT, WHOLE_WINDOWS, is_distinct
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import EventTime, Field, Pattern
@@ -158,6 +160,8 @@ class _Decider:
                 operator = operator.left(unsupported.reason)
         if operator is not None and operator.spec is None:
             children = tuple(leave_updating(child) for child in children)
+        if node.kind == EMITTED_TIME:
+            children = tuple(_emitting_time(node, child) for child in children)
         return Decided(node, children, operator)
 
     def _operator(self, node: Node, limits: Limits) -> Operator | None:
@@ -296,6 +300,18 @@ class _Decider:
             raise Unsupported(Reason("MP-EVENT-TIME", names))
         delay = int(marked[0].metadata[WATERMARK_DELAY])
         return reading, WithinSpec(spec.columns, spec.keys, spec.time, delay)
+
+
+def _emitting_time(node: Node, below: Decided) -> Decided:
+    """A processor told which of its columns is the event time by which operators above it close."""
+    operator = below.operator
+    if operator is None or not isinstance(operator.spec, ProcessorSpec):
+        return below
+    if operator.spec.time_mode != "event":  # no watermark passes it, natively
+        return replace(below, operator=operator.left(Reason("MP-PROCESSOR", "an event time in another time mode")))
+    column = node.expression("eventTime").expr_id
+    at = next(number for number, one in enumerate(below.node.output) if one.expr_id == column)
+    return replace(below, operator=replace(operator, spec=msgspec.structs.replace(operator.spec, emitted=at)))
 
 
 def _check_travels(attribute: Expression) -> None:

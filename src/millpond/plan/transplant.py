@@ -25,7 +25,7 @@ from millpond.plan.reading.functions import piped_type
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
 from millpond.plan.reading.map_groups import MAPS
-from millpond.plan.reading.processor import ProcessorReading
+from millpond.plan.reading.processor import EMITTED_TIME, ProcessorReading
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named
 from millpond.slot.pipe.pipe import Pipe
 from millpond.spec.operators import OP
@@ -82,12 +82,17 @@ class _Surgeon:
         self._kinds: set[int] = set()  # identities of the columns that say what kind of change a row is
 
     def visit(self, decided: Decided) -> Node:
+        if decided.node.kind == EMITTED_TIME and _runs_here(decided.children[0]):
+            (processor,) = decided.children  # whose columns they are, one of them marked
+            assert processor.operator is not None
+            below = self.visit(processor.children[0])
+            return self._replace(processor.node, processor.operator, below, decided.node)
         children = [self.visit(child) for child in decided.children]
         operator = decided.operator
         if operator is not None and operator.spec is not None:
             if isinstance(operator.reading, JoinReading):
                 return self._replace_join(decided.node, operator, operator.reading, children)
-            return self._replace(decided.node, operator, children[0])
+            return self._replace(decided.node, operator, children[0], decided.node)
         if all(new is old.node for new, old in zip(children, decided.children, strict=True)):
             return decided.node
         node = self.catalyst.with_children(decided.node, children)
@@ -101,7 +106,7 @@ class _Surgeon:
         """The column by which a node's rows say what kind of change they are."""
         return next((column for column in node.output if column.expr_id in self._kinds), None)
 
-    def _replace(self, node: Node, operator: Operator, child: Node) -> Node:
+    def _replace(self, node: Node, operator: Operator, child: Node, shown_as: Node) -> Node:
         reading = operator.reading
         assert isinstance(reading, Reading)
         if node.kind in MAPS:  # what it groups by is projected right below it
@@ -149,7 +154,7 @@ class _Surgeon:
         if changes:
             kinds = [self.catalyst.alias(piped.output[-1], OP.name)]
             self._kinds.add(kinds[0].expr_id)
-        return self._reattach(node, reading, piped, kinds)
+        return self._reattach(node, reading, piped, kinds, shown_as.output)
 
     def _replace_join(self, node: Node, operator: Operator, reading: JoinReading, children: list[Node]) -> Node:
         both = [
@@ -220,15 +225,17 @@ class _Surgeon:
     def _exchange(self, sent: DataFrame, watching: DataFrame | None) -> DataFrame:
         return exchanged(self.catalyst, sent, self.partitions, self.catalyst.streaming_rows, watching)
 
-    def _reattach(self, node: Node, reading: Reading, piped: Node, more: list[Expression]) -> Node:
+    def _reattach(
+        self, node: Node, reading: Reading, piped: Node, more: list[Expression], output: list[Expression]
+    ) -> Node:
         """Put the node's results, computed from the pipe's output, under their old names and identities.
 
-        `more` are columns to come after them.
+        `more` are columns to come after them, `output` the columns that are expected.
         """
         if node.kind != "Aggregate":
             if node.kind == "Window":
                 return self.catalyst.project(self._window_results(node, reading, piped) + more, piped)
-            pairs = zip(piped.output, node.output, strict=False)
+            pairs = zip(piped.output, output, strict=False)
             results = [self._stand_in(self._as(new, old), old) for new, old in pairs]
             return self.catalyst.project(results + more, piped)
         groupings = [grouping for _, grouping in reading.results(node.list("groupingExpressions"))]
@@ -268,6 +275,10 @@ class _Surgeon:
         if new.type != old.type:
             new = self.catalyst.fitted(new, old)
         return new if old.nullable else self.catalyst.not_null(new)
+
+
+def _runs_here(decided: Decided) -> bool:
+    return decided.operator is not None and decided.operator.spec is not None
 
 
 def exchanged(

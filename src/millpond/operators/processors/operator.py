@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.errors import UsageError
-from millpond.layout import HashRange, Rows
+from millpond.layout import NEVER, HashRange, Rows
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
 from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller
@@ -55,6 +55,8 @@ class ProcessorOperator:
         self._make_table = make_table
         self._memory = memory
         self._variables = {name: Stored(name, one, make_table) for name, one in variables(spec).items()}
+        idle = {one.table for one in spec.variables if one.idle}
+        self._asked_for = {name: one for name, one in self._variables.items() if name not in idle}
         self._others = tuple(field for at, field in enumerate(spec.columns) if at not in spec.keys)
         self._times = Times()
         self._input: Input | None = None
@@ -148,7 +150,7 @@ class ProcessorOperator:
             tables[ROWS] = pa.RecordBatch.from_arrays(self._in_order(group.rows), names=self._names)
         else:
             tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
-        for name, one in self._variables.items():
+        for name, one in self._asked_for.items():
             assert keys is not None
             values = one.read(keys.rows(one.variable))
             if phase == "timers" and name == TIMERS:
@@ -179,7 +181,21 @@ class ProcessorOperator:
             )
         watermark = self._times.closed if self.spec.marked else _NO_WATERMARK
         times = (self._times.processing, watermark) if self.spec.timed else (-1, -1)
-        return dict(self.caller(phase, times, tables, self._shown.add))  # type: ignore[arg-type]
+        return dict(self.caller(phase, times, tables, self._take))  # type: ignore[arg-type]
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        """Take rows that the user's code gave out."""
+        at = self.spec.emitted
+        if at is not None:
+            field = self.spec.outputs[at]
+            earliest = int(times_of(batch.column(at), parse_type(field.type)).min(initial=NEVER))
+            if earliest <= self._times.late * 1000:
+                raise UsageError(
+                    f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] The processor gave out a row whose event time "
+                    f"{field.name} is {earliest // 1000} ms, and the watermark was {self._times.late} ms.",
+                    action="Give out rows later than the watermark of the batch before, or without an event time.",
+                )
+        self._shown.add(batch)
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """What the user's code gave out."""

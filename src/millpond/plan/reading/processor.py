@@ -16,13 +16,16 @@ from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
 from millpond.plan.catalyst.python import broadcasts, callable_here, command, worker_settings
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.slot.pipe.processors.learning import learn
+from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import ProcessorSpec, TimeMode
 from millpond.spec.operators import EventTime, Field
 
 PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
 """Nodes that call a processor of the user → how to call them."""
+
+EMITTED_TIME = "UpdateEventTimeWatermarkColumn"
+"""The node above a processor that says which of its columns is the event time (`eventTimeColumnName`)."""
 
 _TIME_MODES: dict[str, TimeMode] = {"NoTime": "none", "ProcessingTime": "processing", "EventTime": "event"}
 
@@ -78,15 +81,17 @@ def read_processor(catalyst: Catalyst, node: Node, output_mode: str) -> tuple[Pr
         if marked:
             reading.time = EventTime(ids.index(marked[0].expr_id))
     names: set[str] = set()
+    kept = learned(processor, time_mode)
     spec = ProcessorSpec(
         columns=tuple(column.field for column in reading.inputs),
         keys=keys,
         outputs=tuple(Field(unique(one.name, names), one.type) for one in node.output),
-        variables=learn(processor, time_mode),
+        variables=tuple(kept.variables),
         time_mode=time_mode,
         output_mode=mode,
         time=reading.time,
         marked=any(one.kind == "EventTimeWatermark" for one in node.walk()),
+        purged=tuple(kept.purged),
     )
     if spec.unsupported is not None:
         raise Unsupported(Reason(spec.unsupported, processor_title(node)))

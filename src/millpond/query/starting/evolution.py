@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, compare, plain
+from millpond.conf import OnChangedState
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
 from millpond.spec.functions import is_distinct
+from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
@@ -48,7 +50,9 @@ class _RefusedError(Exception):
 
 
 def named(spec: OperatorSpec, before: PinnedOperator) -> OperatorSpec:
-    """A spec, its functions named as in what is pinned, if it has as many."""
+    """A spec, its functions named as in what is pinned, if it has as many, and with variables that are only kept."""
+    if isinstance(spec, ProcessorSpec) and before.spec.get("type") == plain(spec)["type"]:
+        return spec.keeping(msgspec.convert(before.spec, ProcessorSpec).variables)
     calls = before.spec.get("calls") or []
     return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec
 
@@ -57,19 +61,21 @@ def repinned(operator: PinnedOperator, spec: OperatorSpec, fields: int) -> Pinne
     """What is pinned of an operator once its functions are named; `fields`: how many names there have been."""
     calls = [{**one, "field": call.field} for one, call in zip(operator.spec.get("calls", ()), spec.calls, strict=True)]
     named_spec = {**operator.spec, "calls": calls} if calls else operator.spec
+    if isinstance(spec, ProcessorSpec):
+        named_spec = {**operator.spec, "variables": [plain(one) for one in spec.lasting_variables]}
     tables = {name: plain(table.schema) for name, table in state_tables(spec).items()}
     return msgspec.structs.replace(operator, spec=named_spec, tables=tables, fields=fields)
 
 
 def evolved(
-    before: PinnedQuery, shape: int, now: PinnedQuery, specs: Sequence[OperatorSpec], *, in_place: bool = False
+    before: PinnedQuery, shape: int, now: PinnedQuery, specs: Sequence[OperatorSpec], changed: OnChangedState
 ) -> Evolved | list[str]:
     """What a changed query is to be pinned as, or why the state cannot follow, a line for each reason.
 
     Args:
         before: the query that made the state. shape: its number.
         now: the query as it is. specs: of its operators.
-        in_place: whether functions are known by their places, and may only be called with something else.
+        changed: which changes of functions are followed (`spark.millpond.onChangedState`).
     """
     if len(before.operators) != len(now.operators):
         return compare(before, now)
@@ -78,12 +84,12 @@ def evolved(
     said: list[str] = []
     for old, new, spec in zip(before.operators, now.operators, specs, strict=True):
         try:
-            operator, told = (_keep if in_place else _follow)(old, new, spec)
+            operator, told = _HOW[changed](old, new, spec)
         except _RefusedError as refused:
             lines.append(f"{new.name}: {refused}")
             continue
         pinned.append(operator)
-        as_before.append(_but_texts(old, operator, spec) if in_place else _but_functions(old, new, spec))
+        as_before.append(_BUT[changed](old, operator if changed == "keep" else new, spec))
         said += [f"{new.name}: {line}" for line in told]
     if lines:
         return lines
@@ -91,8 +97,43 @@ def evolved(
     return lines or Evolved(msgspec.structs.replace(now, operators=tuple(pinned), parent=shape), tuple(said))
 
 
+def _varied(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
+    """One operator whose functions are those that it had; of a processor, variables come and go, as in Spark."""
+    made = repinned(new, named(spec, old), old.fields)
+    if not isinstance(spec, ProcessorSpec) or old.spec.get("type") != new.spec.get("type"):
+        return made, []
+    before, now = ({one["name"]: one for one in each.spec["variables"]} for each in (old, made))
+    for name in before.keys() & now.keys():
+        if before[name]["kind"] != now[name]["kind"]:
+            raise _RefusedError(
+                f"the state variable {name} was a {before[name]['kind']}, and is a {now[name]['kind']} now"
+            )
+        if before[name] != now[name]:
+            raise _RefusedError(
+                f"the state variable {name} was {_variable(before[name])}, and is {_variable(now[name])} now"
+            )
+    told = [f"the state variable {name} is new" for name in now if name not in before]
+    return made, told + [f"the state variable {name} is deleted" for name in before if name not in now]
+
+
+def _variable(plain_: Mapping[str, Any]) -> str:
+    """A variable's type, for people."""
+    key = f"{plain_['key']} → " if plain_["key"] else ""
+    return f"of {key}{plain_['value']}" + (", with a time to live" if plain_["ttl_ms"] else "")
+
+
+def _but_variables(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
+    """An operator with the variables that it had, if it is a processor, so that all else can be compared."""
+    if not isinstance(spec, ProcessorSpec) or old.spec.get("type") != new.spec.get("type"):
+        return repinned(new, named(spec, old), old.fields)
+    as_before = {**new.spec, "variables": old.spec["variables"]}
+    return msgspec.structs.replace(new, spec=as_before, functions=old.functions, fields=old.fields, tables=old.tables)
+
+
 def _but_texts(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
     """An operator whose functions are called as they were, where that may change and nothing else has."""
+    if isinstance(spec, ProcessorSpec):
+        return _but_variables(old, new, spec)
     same = spec.follows and new.spec == old.spec
     return msgspec.structs.replace(new, functions=old.functions) if same else new
 
@@ -101,6 +142,8 @@ def _but_functions(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec)
     """An operator with the functions that it had, if they may change, so that all else can be compared."""
     if old.spec.get("type") != new.spec.get("type"):
         return new
+    if isinstance(spec, ProcessorSpec):
+        return _but_variables(old, new, spec)
     if not spec.follows:
         return msgspec.structs.replace(new, fields=old.fields)
     kept: dict[str, Any] = {name: old.spec[name] for name in ("calls", "inputs") if name in old.spec}
@@ -113,6 +156,8 @@ def _but_functions(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec)
 
 def _keep(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
     """One operator whose functions are those that it had, whatever they are called with."""
+    if isinstance(spec, ProcessorSpec):
+        return _varied(old, new, spec)
     kept = repinned(new, named(spec, old), old.fields)
     if old.functions == new.functions or not spec.follows or len(old.functions) != len(new.functions):
         return kept, []
@@ -129,6 +174,8 @@ def _keep(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple
 
 def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
     """One operator with its functions named, and what happens to them."""
+    if isinstance(spec, ProcessorSpec):
+        return _varied(old, new, spec)
     kept = repinned(new, named(spec, old), old.fields)
     texts_moved = old.functions != new.functions
     same = kept.spec.get("calls") == old.spec.get("calls") and kept.spec.get("inputs") == old.spec.get("inputs")
@@ -282,3 +329,15 @@ def _with_fields(spec: OperatorSpec, fields: Sequence[int | None]) -> OperatorSp
         return spec
     calls = tuple(msgspec.structs.replace(call, field=one) for call, one in zip(spec.calls, fields, strict=True))
     return msgspec.structs.replace(spec, calls=calls)
+
+
+_HOW: Mapping[OnChangedState, Callable[..., tuple[PinnedOperator, list[str]]]] = {
+    "error": _varied,
+    "keep": _keep,
+    "evolve": _follow,
+}
+_BUT: Mapping[OnChangedState, Callable[..., PinnedOperator]] = {
+    "error": _but_variables,
+    "keep": _but_texts,
+    "evolve": _but_functions,
+}

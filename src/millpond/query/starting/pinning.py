@@ -34,6 +34,7 @@ from millpond.plan.reading.decision import Decision
 from millpond.query.ledger.ledger import Ledger, is_rolled_back
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.query.starting.evolution import evolved, named, repinned
+from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.words import counted
 
@@ -140,7 +141,7 @@ def settle(
             )
         return pinned
     before = read_shape(files, made_by)
-    found = evolved(before, made_by, pinned.query, specs, in_place=changed == "keep")
+    found = evolved(before, made_by, pinned.query, specs, changed)
     if isinstance(found, list):
         raise differing(found, files.locate(shape_name(made_by)))
     if msgspec.structs.replace(found.query, parent=before.parent) == before:
@@ -175,12 +176,9 @@ def _pin(
         unmoved = all(old.functions == new.functions for old, new in zip(before.operators, operators, strict=True))
         if (changed != "evolve" or unmoved) and not compare(before, as_named):
             return shape, before
-        if changed != "error":
+        if changed != "error" or any(spec.parts for spec in specs):
             # What the newest run was changed to may not have got anywhere: `settle` knows by which the state was made.
-            tries = [
-                evolved(one, number, query, specs, in_place=changed == "keep")
-                for number, one in read_shapes(files, shape).items()
-            ]
+            tries = [evolved(one, number, query, specs, changed) for number, one in read_shapes(files, shape).items()]
             if isinstance(tries[0], list) and all(isinstance(found, list) for found in tries):
                 raise differing(tries[0], files.locate(shape_name(shape)))
             return None, query
@@ -211,6 +209,8 @@ def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
     What happens on overflow may, how far sessions reach, and by what rows are late where no state closes. Whether sums
     are those of `try_sum` may not: these keep more.
     """
+    if spec["type"] == "processor":
+        return _lasting_processor(spec)
     spec.pop("gap", None)
     if spec.pop("passed", None) is not None and spec["time"] and spec["time"]["column"] not in spec["keys"]:
         spec["time"] = None
@@ -218,3 +218,21 @@ def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
         if call["options"].get("eval_mode") != "try":
             call["options"].pop("eval_mode", None)
     return spec
+
+
+def _lasting_processor(spec: dict[str, Any]) -> dict[str, Any]:
+    """What of a processor must not change: its key, its modes, and of its variables what they are made of.
+
+    What else it sees, and what it gives out, is its own affair, as in Spark.
+    """
+    keys = [spec["columns"][at] for at in spec["keys"]]
+    lasting = msgspec.convert(spec, ProcessorSpec).lasting_variables
+    return {
+        "type": spec["type"],
+        "columns": keys,
+        "keys": list(range(len(keys))),
+        "outputs": [],
+        "variables": [plain(one) for one in lasting],
+        "time_mode": spec["time_mode"],
+        "output_mode": spec["output_mode"],
+    }

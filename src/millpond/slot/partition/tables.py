@@ -97,7 +97,7 @@ class Tables:
             writers=means.writers,
             elsewhere=self._query.remote,
             axis=axis,
-            earlier=[tables[base_name(wanted.name)] for tables in self._earlier.values()],
+            earlier=[tables[name] for tables in self._earlier.values() if (name := base_name(wanted.name)) in tables],
         )
         return self._loads(wanted.name, table)
 
@@ -169,6 +169,8 @@ class Tables:
         """Apply the deltas behind the tables' files."""
         checkpoint = self._query.checkpoint
         for name, state in self._states.items():
+            if base_name(name) not in self._shapes:
+                continue  # a variable of a processor that is deleted
             table = self._loaded.get(name)
             if table is None:
                 assert name in self._opened  # it reads its deltas where they lie

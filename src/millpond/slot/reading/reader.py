@@ -132,7 +132,8 @@ class StateReader:
         found, at = {}, shape
         while True:
             tables = self._shapes[at].operators[operator].tables
-            found[at] = msgspec.convert(tables[table], TableSchema)
+            if table in tables:
+                found[at] = msgspec.convert(tables[table], TableSchema)
             if not at:
                 return found
             at = self._shapes[at].parent

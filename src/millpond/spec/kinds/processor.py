@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -36,6 +36,7 @@ class Variable(msgspec.Struct, frozen=True):
         value: the type of a value, of an element, or of a map's value: a struct, as DDL.
         key: the type of a map's keys: a struct, as DDL.
         ttl_ms: how long after it was written a value, an element or an entry lives; 0 for ever.
+        idle: whether the processor does not ask for it any more: it is kept, for a processor that will.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Variable(msgspec.Struct, frozen=True):
     value: str
     key: str = ""
     ttl_ms: int = 0
+    idle: bool = False
 
     @property
     def table(self) -> str:
@@ -74,6 +76,9 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         time: the column whose event time says which rows are late; only in time mode `event`.
         marked: whether there is a watermark, which the processor is told.
         lag_ms: how far the watermark that reaches the operator lags behind the query's.
+        purged: names of variables of earlier runs that are to be deleted.
+        emitted: position among the outputs of the event time of rows, by which operators above close; none if there is
+            none. No row may be late there.
     """
 
     columns: tuple[Field, ...]
@@ -85,6 +90,23 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     time: EventTime | None = None
     marked: bool = False
     lag_ms: int = 0
+    purged: tuple[str, ...] = ()
+    emitted: int | None = None
+
+    def keeping(self, before: Sequence[Variable]) -> Self:
+        """The same with what earlier runs have kept, and it does not ask for, in the order of their names."""
+        left_out = {*self.purged, *(one.name for one in self.variables)}
+        idle = (msgspec.structs.replace(one, idle=True) for one in before if one.name not in left_out)
+        variables = sorted([*self.variables, *idle], key=lambda one: one.name)
+        return msgspec.structs.replace(self, variables=tuple(variables))
+
+    @property
+    def lasting_variables(self) -> list[Variable]:
+        """What of the variables must not change as long as they are kept; a time to live may, if there is one."""
+        return [
+            msgspec.structs.replace(one, ttl_ms=min(one.ttl_ms, 1), idle=False)
+            for one in sorted(self.variables, key=lambda one: one.name)
+        ]
 
     @property
     def timed(self) -> bool:
@@ -187,7 +209,9 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     def functions(self) -> tuple[str, ...]:
         """The state variables."""
         return tuple(
-            f"{one.name}: {one.kind}" + (f", {one.ttl_ms} ms to live" if one.ttl_ms else "") for one in self.variables
+            f"{one.name}: {one.kind}" + (f", {one.ttl_ms} ms to live" if one.ttl_ms else "")
+            for one in self.variables
+            if not one.idle
         )
 
     @property
