@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from pyspark.errors import PySparkRuntimeError
 
 _CANNOT = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID"
@@ -62,10 +64,10 @@ def wrong_length(expected: int, actual: int) -> str:
     return f"[STRUCT_ARRAY_LENGTH_MISMATCH] {said} {numbers} SQLSTATE: 2201E"
 
 
-def decimal_too_long(precision: int, most: int) -> str:
+def decimal_too_long(value: Decimal, rounded: Decimal, precision: int, scale: int) -> str:
     """A decimal has more digits than its type."""
-    said = f"Decimal precision {precision} exceeds max precision {most}."
-    return f"[DECIMAL_PRECISION_EXCEEDS_MAX_PRECISION] {said} SQLSTATE: 22003"
+    said = f"The {rounded} rounded half up from {value} cannot be represented as Decimal({precision}, {scale})."
+    return f"[NUMERIC_VALUE_OUT_OF_RANGE.WITHOUT_SUGGESTION]  {said} SQLSTATE: 22003"
 
 
 def null_in_map_key() -> str:

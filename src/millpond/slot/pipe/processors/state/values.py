@@ -233,10 +233,9 @@ def _decimal(dtype: DataType) -> Convert:
         try:
             scaled = value.quantize(unit, context=_EXACT)
         except InvalidOperation:
-            raise Refused(decimal_too_long(max(0, value.adjusted()) + 1 + dtype.scale, dtype.precision)) from None
-        digits = len(scaled.as_tuple().digits)
-        if digits > dtype.precision:
-            raise Refused(decimal_too_long(digits, dtype.precision))
+            raise Refused(decimal_too_long(value, value, dtype.precision, dtype.scale)) from None
+        if len(scaled.as_tuple().digits) > dtype.precision:
+            raise Refused(decimal_too_long(value, scaled, dtype.precision, dtype.scale))
         return scaled
 
     return make
@@ -288,8 +287,6 @@ def _shown(dtype: DataType) -> Convert | None:
     if dtype.name in ("date", "timestamp", "timestamp_ntz"):
         made: Convert = spark_type(dtype).fromInternal
         return made
-    if dtype.name == "binary":
-        return bytearray
     if dtype.name == "struct":
         return Form(dtype).row
     if dtype.name == "array":

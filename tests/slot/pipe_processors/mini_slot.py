@@ -1,0 +1,169 @@
+"""A slot as small as can be: it keeps what processors change, and hands it to them again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
+from pyspark.sql.types import StructType
+
+from millpond.slot.pipe.processors.learning import learn
+from millpond.slot.pipe.processors.processor import Running, UserProcessor
+from millpond.slot.pipe.processors.state.schemas import spark_type, text
+from millpond.slot.process.protocol import Call
+from millpond.spec.kinds.processor import NEVER_EXPIRES, TIMERS, ProcessorSpec, TimeMode
+from millpond.spec.operators import Field
+from millpond.spec.types import parse_type
+
+_scripts: dict[int, dict[str, Callable[..., Any]]] = {}
+_numbers = itertools.count()
+
+
+class Scripted(StatefulProcessor):
+    """A processor made of functions that stay where they are when it is pickled; each is given the processor first."""
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        self.number = next(_numbers)
+        _scripts[self.number] = functions
+
+    def _run(self, name: str, *arguments: Any) -> Any:
+        function = _scripts[self.number].get(name)
+        return iter([]) if function is None else function(self, *arguments)
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self._run("init", handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return self._run("rows", key, rows, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        return self._run("timer", key, timerValues, expiredTimerInfo)
+
+    def close(self) -> None:
+        self._run("close")
+
+
+def struct(ddl: str) -> StructType:
+    made = spark_type(parse_type(f"struct<{ddl}>"))
+    assert isinstance(made, StructType)
+    return made
+
+
+def fields(ddl: str) -> tuple[Field, ...]:
+    return tuple(Field(one.name, text(one.dataType)) for one in struct(ddl).fields)
+
+
+def user_processor(
+    processor: StatefulProcessor,
+    *,
+    columns: str = "k string, v bigint",
+    keys: int = 1,
+    shown: str = "k string, n bigint",
+    mode: TimeMode = "none",
+    pandas: bool = False,
+    **conf: str,
+) -> UserProcessor:
+    spec = ProcessorSpec(
+        columns=fields(columns),
+        keys=tuple(range(keys)),
+        outputs=fields(shown),
+        variables=learn(processor, mode),
+        time_mode=mode,
+        output_mode="update",
+    )
+    names = {"none": "None", "processing": "ProcessingTime", "event": "EventTime"}
+    function = TransformWithStateInPandasUdfUtils(processor, names[mode]).transformWithStateUDF
+    settings = {"spark.sql.session.timeZone": "UTC"} | {
+        f"spark.sql.{name.replace('_', '.')}": value for name, value in conf.items()
+    }
+    values = tuple(range(keys, len(spec.columns)))
+    command = cloudpickle.dumps((function, struct(shown)))
+    return UserProcessor("a title", command, pandas, struct(columns), keys, values, struct(shown), spec, settings)
+
+
+class MiniSlot:
+    """Runs batches over state that it keeps; `together`: how many keys a call has."""
+
+    def __init__(self, user: UserProcessor, together: int = 3) -> None:
+        self.user = user
+        self.together = together
+        self.types = {one.table: parse_type(one.stored).arrow for one in user.spec.variables}
+        if user.spec.timed:
+            self.types[TIMERS] = parse_type("array<bigint>").arrow
+        self.state: dict[str, dict[tuple[Any, ...], pa.Array]] = {name: {} for name in self.types}
+        self.expiries: dict[str, dict[tuple[Any, ...], int]] = {name: {} for name in self.types}
+
+    def of(self, table: str) -> dict[tuple[Any, ...], Any]:
+        return {key: value.to_pylist()[0] for key, value in self.state[table].items()}
+
+    def batch(
+        self, rows: Iterable[tuple[Any, ...]], processing: int = -1, watermark: int = -1, close: bool = True
+    ) -> list[dict[str, Any]]:
+        """What a batch gives out: rows, then timers, then the end."""
+        running = self.user.start()
+        count = len(self.user.spec.keys)
+        groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        for row in rows:
+            groups.setdefault(row[:count], []).append(row)
+        shown = list(self._calls(running, "rows", groups, processing, watermark))
+        if self.user.spec.timed:
+            limit = processing if self.user.spec.time_mode == "processing" else watermark
+            due = {key: [t for t in times if t <= limit] for key, times in self.of(TIMERS).items()}
+            shown += self._calls(
+                running, "timers", {key: times for key, times in due.items() if times}, processing, watermark
+            )
+        if close:
+            shown += self._call(running, Call("end", processing, watermark, []), {})
+        return shown
+
+    def _calls(self, running: Running, phase: Any, groups: Any, *times: int) -> Iterator[dict[str, Any]]:
+        keys = list(groups)
+        for start in range(0, len(keys), self.together):
+            some = keys[start : start + self.together]
+            columns = {one.name: one for one in self.user.spec.columns}
+            names = [one.name for one in self.user.spec.key_fields]
+            arrays = [
+                pa.array([key[at] for key in some], parse_type(columns[name].type).arrow)
+                for at, name in enumerate(names)
+            ]
+            tables = {"keys": pa.record_batch([*arrays, pa.array([len(groups[k]) for k in some])], [*names, "count"])}
+            parts = [part for key in some for part in groups[key]]
+            if phase == "rows":
+                lists = zip(*parts, strict=True)
+                wanted = [parse_type(one.type).arrow for one in columns.values()]
+                tables["rows"] = pa.record_batch(list(map(pa.array, lists, wanted)), list(columns))
+            else:
+                tables["due"] = pa.record_batch([pa.array(parts, pa.int64())], ["time"])
+            for table, kind in self.types.items():
+                held = [self.state[table].get(key, pa.nulls(1, kind)) for key in some]
+                tables[table] = pa.record_batch([pa.concat_arrays(held)], ["value"])
+            yield from self._call(running, Call(phase, *times, list(tables)), tables, some)
+
+    def _call(self, running: Running, call: Call, tables: Any, keys: Any = ()) -> Iterator[dict[str, Any]]:
+        schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in self.user.spec.outputs])
+        for batch in running.call(call, tables):
+            assert batch.schema == schema
+            assert batch.num_rows
+            batch.validate(full=True)
+            yield from batch.to_pylist()
+        for table, changed in running.changes().items():
+            changed.validate(full=True)
+            assert changed.schema.names == ["at", "value", "expiry"]
+            at, expiries = changed.column("at").to_pylist(), changed.column("expiry").to_pylist()
+            assert at == sorted(set(at))
+            for number, (one, expiry) in enumerate(zip(at, expiries, strict=True)):
+                value = changed.column("value").slice(number, 1)
+                assert value.type == self.types[table]
+                if value.null_count:
+                    self.state[table].pop(keys[one], None)
+                    assert expiry == NEVER_EXPIRES
+                else:
+                    assert not pa.types.is_list(value.type) or value.to_pylist()[0]
+                    self.state[table][keys[one]] = value
+                self.expiries[table][keys[one]] = expiry

@@ -1,0 +1,230 @@
+"""What may be asked of a handle, and when; timers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql.types import LongType, Row, StringType, StructType
+
+from millpond.errors import UsageError
+from millpond.slot.pipe.processors.learning import learn, learned
+from millpond.spec.kinds.processor import NEVER_EXPIRES, TIMERS, Variable
+from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, user_processor
+
+HANDLE_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
+TIME_MODE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE"
+
+
+# timers --------------------------------------------------------------------------------------------------------
+
+
+def test_timers_fire_once_and_are_gone() -> None:
+    seen: list[Any] = []
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        for row in rows:
+            self.handle.registerTimer(row.v)
+            self.handle.registerTimer(row.v)
+        yield from ()
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Row]:
+        assert type(key) is Row
+        assert info.getExpiryTimeInMs() in list(self.handle.listTimers())
+        seen.append((key.k, info.getExpiryTimeInMs(), times.getCurrentProcessingTimeInMs()))
+        yield Row(k=key.k, n=info.getExpiryTimeInMs())
+
+    slot = MiniSlot(user_processor(Scripted(rows=rows, timer=timer), mode="processing"))
+    assert slot.batch([("a", 50), ("a", 20), ("b", 30)], 25) == [{"k": "a", "n": 20}]
+    assert slot.of(TIMERS) == {("a",): [50], ("b",): [30]}
+    assert slot.expiries[TIMERS] == {("a",): 50, ("b",): 30}
+    assert slot.batch([], 60) == [{"k": "a", "n": 50}, {"k": "b", "n": 30}]
+    assert slot.state[TIMERS] == {}
+    assert slot.expiries[TIMERS] == {("a",): NEVER_EXPIRES, ("b",): NEVER_EXPIRES}
+    assert seen == [("a", 20, 25), ("a", 50, 60), ("b", 30, 60)]
+
+
+def test_what_a_handler_does_to_timers() -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        for row in rows:
+            self.handle.registerTimer(row.v)
+        yield from ()
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Row]:
+        time = info.getExpiryTimeInMs()
+        if time == 10:
+            self.handle.deleteTimer(20)  # fires all the same
+            self.handle.deleteTimer(99)  # there is none
+            self.handle.registerTimer(10)  # is there, and goes after this
+            self.handle.registerTimer(15)  # is due, but in the next batch
+        yield Row(k=key.k, n=time)
+
+    slot = MiniSlot(user_processor(Scripted(rows=rows, timer=timer), mode="event"))
+    assert [one["n"] for one in slot.batch([("a", 10), ("a", 20)], 0, 20)] == [10, 20]
+    assert slot.of(TIMERS) == {("a",): [15]}
+    assert [one["n"] for one in slot.batch([], 0, 20)] == [15]
+
+
+def test_timers_are_listed_in_the_order_of_sparks_bytes() -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        for row in rows:
+            self.handle.registerTimer(row.v)
+        listed = self.handle.listTimers()
+        first = next(listed)
+        self.handle.deleteTimer(1)
+        yield Row(k=str([first, *listed]), n=0)
+
+    slot = MiniSlot(user_processor(Scripted(rows=rows), mode="processing"))
+    assert slot.batch([("a", 1), ("a", 256), ("a", -1), ("a", 513)], -5)[0]["k"] == "[256, 1, 513, -1]"
+    assert slot.of(TIMERS) == {("a",): [-1, 256, 513]}
+
+
+@pytest.mark.parametrize("time", [1.5, "1", None])
+def test_times_are_whole_numbers(time: Any) -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> None:
+        self.handle.registerTimer(time)
+
+    with pytest.raises(TypeError):
+        MiniSlot(user_processor(Scripted(rows=rows), mode="processing")).batch([("a", 1)], 0)
+
+
+def test_timers_of_keys_of_all_kinds() -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        self.handle.registerTimer(1)
+        yield from ()
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Row]:
+        yield Row(k=repr(key), n=None)
+
+    columns = "k string, t timestamp_ntz, b binary, v bigint"
+    user = user_processor(Scripted(rows=rows, timer=timer), columns=columns, keys=3, mode="processing")
+    assert MiniSlot(user).batch([(None, 0, b"x", 1)], 1) == [
+        {"k": "Row(k=None, t=datetime.datetime(1970, 1, 1, 0, 0), b=b'x')", "n": None}
+    ]
+
+
+# what is refused -----------------------------------------------------------------------------------------------
+
+
+def refused(match: str, **functions: Any) -> None:
+    mode = functions.pop("mode", "none")
+    slot = MiniSlot(user_processor(Scripted(), mode=mode))
+    slot = MiniSlot(user_processor(Scripted(**functions), mode=mode))
+    with pytest.raises(PySparkRuntimeError, match=match):
+        slot.batch([("a", 1)], 0, 0)
+
+
+def test_timers_need_a_time_mode() -> None:
+    for doing, operation, call in [
+        ("register timer", "register_timer", lambda handle: handle.registerTimer(1)),
+        ("deleting timer", "delete_timer", lambda handle: handle.deleteTimer(1)),
+        ("listing timers", "list_timers", lambda handle: list(handle.listTimers())),
+    ]:
+        match = f"Error {doing}: .{TIME_MODE}. .*operation={operation} with invalid timeMode=NoTime SQLSTATE: 42802"
+        refused(match, rows=lambda self, key, rows, times, call=call: call(self.handle))
+
+
+def test_timers_need_a_key() -> None:
+    refused(
+        f"{HANDLE_STATE}.*register_timer with invalid handle state=TIMER_PROCESSED",
+        mode="event",
+        close=_unless_learning(lambda self: self.handle.registerTimer(1)),
+    )
+
+
+def _unless_learning(function: Any) -> Any:
+    def close(self: Any) -> None:
+        if self.handle.state.name != "PRE_INIT":
+            function(self)
+
+    return close
+
+
+def test_variables_are_asked_for_in_init() -> None:
+    refused(
+        f"Error initializing list state: .{HANDLE_STATE}. .*get_list_state with invalid handle state=INITIALIZED",
+        rows=lambda self, key, rows, times: self.handle.getListState("x", "a bigint"),
+    )
+    refused(
+        f"Error deleting state: .{HANDLE_STATE}. .*delete_if_exists with invalid handle state=TIMER_PROCESSED",
+        close=_unless_learning(lambda self: self.handle.deleteIfExists("x")),
+    )
+    refused(
+        f"{HANDLE_STATE}.*get_map_state with invalid handle state=DATA_PROCESSED",
+        mode="processing",
+        rows=lambda self, key, rows, times: self.handle.registerTimer(0) or [],
+        timer=lambda self, key, times, info: self.handle.getMapState("x", "a bigint", "a bigint"),
+    )
+
+
+# on the driver -------------------------------------------------------------------------------------------------
+
+
+def test_variables_are_learnt() -> None:
+    said: list[str] = []
+
+    def init(self: Any, handle: Any) -> None:
+        handle.getValueState("v", "a INT, `b c` STRING NOT NULL")
+        handle.getListState("l", StructType().add("x", LongType()).add("y", StructType().add("z z", StringType())), 5)
+        handle.getMapState("m", "k string", "v: array<decimal(5,2)>, w map<string,timestamp>", ttlDurationMs=0)
+        handle.deleteIfExists("old")
+        self.kept = True
+
+    processor = Scripted(init=init, close=lambda self: said.append("closed"))
+    assert learn(processor, "processing") == (
+        Variable("v", "value", "struct<a:int,`b c`:string>"),
+        Variable("l", "list", "struct<x:bigint,y:struct<`z z`:string>>", ttl_ms=5),
+        Variable("m", "map", "struct<v:array<decimal(5,2)>,w:map<string,timestamp>>", key="struct<k:string>"),
+    )
+    assert said == ["closed"]
+    assert not hasattr(processor, "kept")
+    assert learned(processor, "processing").purged == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("init", "match"),
+    [
+        (
+            lambda h: [h.getValueState("x", "a int"), h.getValueState("x", "a int")],
+            "Error initializing value state: Value state x already exists",
+        ),
+        (
+            lambda h: [h.getValueState("x", "a int"), h.getListState("x", "a int")],
+            "Error initializing list state: .STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED. .* name x has",
+        ),
+        (
+            lambda h: h.getListState("x", "a int", -1),
+            "Error initializing list state: .STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE. .*on state=x",
+        ),
+        (lambda h: h.getValueState("x", "a int<"), "Error parsing string schema: "),
+        (
+            lambda h: h.getValueState("x", "a int").get(),
+            f"Error getting value state: .{HANDLE_STATE}. .*operation=x.get with invalid handle state=PRE_INIT",
+        ),
+        (lambda h: h.getListState("x", "a int").appendValue((1,)), "operation=x.appendValue"),
+        (lambda h: h.getMapState("x", "a int", "a int").getValue((1,)), "Error getting value: .*operation=x.getValue"),
+        (lambda h: h.registerTimer(1), f"{HANDLE_STATE}.*register_timer with invalid handle state=PRE_INIT"),
+    ],
+)
+def test_misuse_on_the_driver(init: Any, match: str) -> None:
+    with pytest.raises(PySparkRuntimeError, match=match):
+        learn(Scripted(init=lambda self, handle: init(handle)), "processing")
+
+
+@pytest.mark.parametrize(("mode", "name"), [("none", "NoTime"), ("event", "EventTime")])
+def test_a_time_to_live_needs_processing_time(mode: Any, name: str) -> None:
+    processor = Scripted(init=lambda self, handle: handle.getMapState("x", "a int", "a int", 5))
+    match = f"STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL. Cannot use TTL for state=x in timeMode={name},"
+    with pytest.raises(PySparkRuntimeError, match=match):
+        learn(processor, mode)
+
+
+def test_a_variable_that_is_deleted_and_kept() -> None:
+    def init(self: Any, handle: Any) -> None:
+        handle.deleteIfExists("x")
+        handle.getValueState("x", "a int")
+
+    with pytest.raises(UsageError, match="deletes the state variable 'x'"):
+        learn(Scripted(init=init), "none")
