@@ -67,11 +67,15 @@ class Both(StatefulProcessor):
 
 
 def shown(value: Any) -> str:
-    """A value as code, with the types of all its parts; iterators as the list of what they give."""
-    if isinstance(value, Iterator):
-        value = list(value)
-    if isinstance(value, tuple) and type(value) is tuple:
+    """A value as code, with the types of all its parts; maps in the order of their keys, iterators as lists."""
+    if isinstance(value, Row) and hasattr(value, "__fields__"):
+        return f"Row({', '.join(f'{name}={shown(part)}' for name, part in zip(value.__fields__, value, strict=True))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{shown(key)}: {shown(part)}' for key, part in value.items()))}}}"
+    if isinstance(value, tuple):
         return f"({', '.join(map(shown, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, list | Iterator):
+        return f"[{', '.join(map(shown, value))}]"
     return repr(value)
 
 
@@ -92,7 +96,7 @@ class Script(Both):
     """Evaluates the expressions that rows bring (`do`, in the order of `n`) over its state and tells what they give.
 
     Besides the state variables, expressions name `handle`, `key`, `times`, `row`, and timers in seconds from the start:
-    `register`, `delete`, `timers()`.
+    `register`, `delete`, `timers()` (sorted: Spark lists them in no order that means anything).
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class Script(Both):
             "handle": handle,
             "register": lambda second: handle.registerTimer(START_MS + int(second * 1000)),
             "delete": lambda second: handle.deleteTimer(START_MS + int(second * 1000)),
-            "timers": lambda: [seconds(at) for at in handle.listTimers()],
+            "timers": lambda: sorted(map(seconds, handle.listTimers())),
         }
         for name, (kind, *arguments) in self.variables.items():
             self.scope[name] = getattr(handle, f"get{kind}State")(name, *arguments)

@@ -141,13 +141,12 @@ TYPES = {
     "d": ("date", ["dt.date(1, 1, 1)", "dt.date(9999, 12, 31)", "dt.date(1969, 12, 31)"]),
     "ts": ("timestamp", ["dt.datetime(2024, 3, 31, 1, 30, 0, 5, dt.UTC)", "dt.datetime(1950, 1, 1)"]),
     "tsn": ("timestamp_ntz", ["dt.datetime(2024, 3, 31, 2, 30, 0, 5)", "dt.datetime(1950, 1, 1)"]),
-    "span": ("interval day to second", ["dt.timedelta(-1, 5, 7)"]),
     "a": ("array<int>", ["[]", "[1, None, 3]"]),
     "texts": ("array<array<string>>", ["[None, [], ['x', None, '']]"]),
     "m": ("map<string, double>", ["{}", "{'b': 1.5, 'a': None}"]),
     "st": ("struct<x: int, y: struct<z: string, w: array<date>>>", ["(1, ('z', [dt.date(2024, 2, 29), None]))"]),
     "rows": ("array<struct<k: string, v: decimal(5, 1)>>", ["[Row(k='k', v=Decimal('1.5')), (None, None), None]"]),
-    "deep": ("map<struct<a: int>, array<map<string, bigint>>>", ["{Row(a=1): [{'x': 2**40}, None, {}], Row(a=2): None}"]),
+    "deep": ("map<string, array<map<string, bigint>>>", ["{'b': [{'x': 2**40}, None, {}], '': None}"]),
 }
 
 
@@ -178,11 +177,8 @@ def test_types(spark: SparkSession, tmp_path: Path, api: str) -> None:
     query = over(variables, api)
     conf = {"spark.sql.session.timeZone": "Europe/Berlin"}
     found, _ = compare(spark, tmp_path, [Turn(query, [script(*lines)], conf=conf), Turn(query, again, conf=conf)])
-    for what in ("Decimal('12345678901234567890.1234567891')", "datetime.timedelta(days=-1, seconds=5, microseconds=7)"):
-        assert what in spoken(found, "key 0")[1][0]
+    assert "Decimal('12345678901234567890.1234567891')" in spoken(found, "key 0")[1][0]
     assert len(spoken(found, "same")[2]) == 4
-    print(*[line for some in spoken(found, "same")[:1] for line in some[1::2]], sep="\n")
-    assert 0
 
 
 SILENT = {
@@ -194,7 +190,7 @@ SILENT = {
     "tinyint int double binary array<int> array<string>": [
         "b'bytes'", "(1, 'b')", "dt.date(2024, 2, 29)", "dt.datetime(2024, 2, 29, 12)", "object",
     ],
-    "date timestamp timestamp_ntz struct<a:int,b:string> interval_day_to_second": [
+    "date timestamp timestamp_ntz struct<a:int,b:string>": [
         "None", "7", "1.5", "'2024-01-01'", "dt.date(2024, 2, 29)", "dt.datetime(2024, 2, 29, 12, 30, 1, 5)",
         "dt.datetime(2024, 2, 29, 12, 30, tzinfo=dt.UTC)", "pd.Timestamp(2024, 1, 1)", "pd.Timedelta(days=1)",
         "dt.timedelta(1, 2)", "[1, 2]", "(1, 'b')", "{'a': 1}", "Row(a=1, b='x')", "Row(b='x', a=1)", "(None, 7)",
@@ -209,7 +205,7 @@ def test_silent_conversions(spark: SparkSession, tmp_path: Path, api: str) -> No
     for kinds, odd in SILENT.items():
         for kind in kinds.split():
             name = f"v{len(variables)}"
-            variables[name] = ("Value", f"x {kind.replace('_', ' ') if 'interval' in kind else kind}")
+            variables[name] = ("Value", f"x {kind}")
             lines += [(kind, f"{name}.update(({one},)), {name}.get()") for one in odd]
     query = over(variables, api)
     found, _ = compare(spark, tmp_path, [Turn(query, [script(*lines)])])
