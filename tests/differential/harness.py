@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,9 @@ PARTITIONS = ("2", "3", "3", "1", "4")
 
 Batches = dict[int, list[tuple[Any, ...]]]
 """Output rows by batch id."""
+
+PROCESSORS_RUN = "MILLPOND_TWS_OFF" not in os.environ
+"""Whether Millpond runs users' processors, so that queries with them compare anything."""
 
 
 def stream(spark: SparkSession, folder: Path, ddl: str = DDL) -> DataFrame:
@@ -147,6 +151,16 @@ def compare(
         assert schemas == natively.result()
     assert_equal(actual, expected)
     return actual
+
+
+def on_millpond(df: DataFrame, mode: str, engine: str = "millpond") -> None:
+    """Check which engine runs all operators of a query, and let none stay on Spark that should not."""
+    if not PROCESSORS_RUN:
+        return
+    df.sparkSession.conf.set("spark.millpond.onUnsupported", "error" if engine == "millpond" else "spark")
+    operators = millpond.explain(df, mode, as_dict=True)["operators"]
+    assert operators
+    assert {operator["engine"] for operator in operators} == {engine}, operators
 
 
 def assert_equal(actual: Batches, expected: Batches) -> None:

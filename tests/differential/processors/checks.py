@@ -1,0 +1,135 @@
+"""A query with a processor, run by Spark and by Millpond, perhaps with another processor after each restart."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.differential.data import write
+from tests.differential.harness import PROCESSORS_RUN, PARTITIONS, Batches, assert_equal, on_millpond, run, stream
+from tests.differential.processors.processors import START, Both
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32()), ("ts", pa.timestamp("us", tz="UTC")), ("do", pa.string())])
+DDL = "k string, n int, ts timestamp, do string"
+APIS = ("rows", "pandas")
+
+Query = Callable[[DataFrame], DataFrame]
+ONCE = {"once": True}
+"""One batch a run: what goes by the clock never ends by itself."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One run of a query, over batches that are new.
+
+    Attributes:
+        query: builds it.
+        tables: the batches.
+        fails: a pattern that the error has which ends the run.
+        mode: the output mode. trigger: as given to the writer.
+        conf: settings of the session.
+    """
+
+    query: Query
+    tables: Sequence[pa.Table]
+    fails: str = ""
+    mode: str = "update"
+    trigger: dict[str, Any] = field(default_factory=lambda: {"availableNow": True})
+    conf: dict[str, str] = field(default_factory=dict)
+
+
+def script(*lines: tuple[Any, ...]) -> pa.Table:
+    """A batch of rows: key, expression and, if it matters, the event time in seconds from the start."""
+    times = [START + dt.timedelta(seconds=line[2] if len(line) > 2 else 0) for line in lines]
+    columns = [[line[0] for line in lines], list(range(len(lines))), times, [line[1] for line in lines]]
+    return pa.table([pa.array(column, one.type) for column, one in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+
+
+def transformed(
+    df: DataFrame,
+    processor: Both,
+    mode: str = "update",
+    time: str = "none",
+    by: Sequence[Any] = ("k",),
+    ddl: str = "",
+    **more: Any,
+) -> DataFrame:
+    """A frame's groups, given to a processor through the API that it is for."""
+    groups = df.groupBy(*by)
+    call = groups.transformWithStateInPandas if processor.pandas else groups.transformWithState
+    return call(processor, ddl or processor.ddl, mode, time, **more)
+
+
+def compare(
+    spark: SparkSession, folder: Path, turns: Sequence[Turn], ddl: str = DDL, ours_on: str = "millpond"
+) -> tuple[Batches, list[str]]:
+    """Run both engines, turn by turn, and compare the rows of all batches and whether runs fail, and how.
+
+    Args:
+        spark: the session.
+        folder: an empty one.
+        turns: the runs.
+        ddl: columns of the input.
+        ours_on: the engine that `millpond.explain` has to name for the processors.
+
+    Returns:
+        The rows of each batch, and Spark's errors.
+    """
+    native, ours = spark.newSession(), spark.newSession()
+    found: tuple[Batches, Batches] = ({}, {})
+    errors: list[str] = []
+    number = 0
+    for at, turn in enumerate(turns):
+        for session in (native, ours):
+            session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+            for name, value in turn.conf.items():
+                session.conf.set(name, value)
+        ours.conf.set("spark.millpond.partitions", PARTITIONS[at % len(PARTITIONS)])
+        for table in turn.tables:
+            write(folder / "in", number, table)
+            number += 1
+        on_millpond(turn.query(stream(ours, folder / "in", ddl)), turn.mode, ours_on)
+
+        def one(millpond: bool, turn: Turn = turn) -> str:
+            df = turn.query(stream((native, ours)[millpond], folder / "in", ddl))
+            place = folder / ("ours" if millpond else "native")
+            try:
+                run(df, turn.mode, place, ours=millpond, into=found[millpond], trigger=turn.trigger)
+            except StreamingQueryException as error:
+                return str(error)
+            return ""
+
+        if not PROCESSORS_RUN:
+            error = one(False)
+            found[1].update(found[0])
+            outcomes = (error, error)
+        else:
+          with ThreadPoolExecutor(1) as beside:
+            natively = beside.submit(one, False)
+            outcomes = one(True), natively.result()
+        for engine, error in zip(("millpond", "spark"), outcomes, strict=True):
+            assert bool(error) == bool(turn.fails), f"run {at} on {engine}: {error or 'no error'}"
+            assert re.search(turn.fails, error), f"run {at} on {engine}: {error}"
+        errors.append(outcomes[1])
+    assert_equal(found[1], found[0])
+    return found[1], errors
+
+
+def spoken(found: Batches, key: str) -> list[list[str]]:
+    """What a script told of a key, batch by batch."""
+    return [[row[2] for row in sorted(rows, key=lambda r: (r[1] < 0, r[1:])) if row[0] == key] for _, rows in sorted(found.items())]
+
+
+def values(found: Batches) -> list[list[tuple[Any, ...]]]:
+    """All rows, batch by batch, in order."""
+    return [sorted(rows, key=repr) for _, rows in sorted(found.items())]

@@ -1,0 +1,172 @@
+"""Processors as users write them. Spark's workers import this module: it needs no pytest and no session."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+START = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
+START_MS = int(START.timestamp() * 1000)
+KNOWN = {"Decimal": Decimal, "Row": Row, "dt": dt, "inf": float("inf"), "nan": float("nan"), "np": np, "pd": pd}
+"""What expressions may name, beside the state."""
+
+Variables = Mapping[str, tuple[Any, ...]]
+"""By name: `Value`, `List` or `Map`, and the arguments that its getter takes after the name."""
+
+
+class Both(StatefulProcessor):
+    """A processor of either API: `answer` and `due` read rows one by one and yield tuples, pandas or not."""
+
+    columns: tuple[str, ...] = ("k", "n", "said")
+    ddl = "k string, n int, said string"
+    pandas = False
+
+    def using(self, api: str) -> Self:
+        """The same processor for an API, `rows` or `pandas`."""
+        self.pandas = api == "pandas"
+        return self
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        return iter(())
+
+    def due(self, key: Any, times: Any, at: int) -> Iterator[tuple[Any, ...]]:
+        return iter(())
+
+    def first(self, key: Any, row: Any, times: Any) -> None:
+        """One row of the initial state."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        return self.given(self.answer(key, self.each(rows), timerValues))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        return self.given(self.due(key, timerValues, expiredTimerInfo.getExpiryTimeInMs()))
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        for row in self.each([initialState]):
+            self.first(key, row, timerValues)
+
+    def each(self, rows: Iterable[Any]) -> Iterable[Any]:
+        return (row for frame in rows for row in frame.itertuples(index=False)) if self.pandas else rows
+
+    def given(self, answers: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        if not self.pandas:
+            shape = Row(*self.columns)
+            yield from (shape(*answer) for answer in answers)
+        elif rows := list(answers):
+            yield pd.DataFrame(rows, columns=list(self.columns))
+
+
+def shown(value: Any) -> str:
+    """A value as code, with the types of all its parts; maps in the order of their keys, iterators as lists."""
+    if isinstance(value, Row) and hasattr(value, "__fields__"):
+        return f"Row({', '.join(f'{name}={shown(part)}' for name, part in zip(value.__fields__, value, strict=True))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{shown(key)}: {shown(part)}' for key, part in value.items()))}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(shown, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, list | Iterator):
+        return f"[{', '.join(map(shown, value))}]"
+    return repr(value)
+
+
+def outcome(run: Callable[[], Any]) -> str:
+    """What a call gives, or its error."""
+    try:
+        return shown(run())
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def seconds(at_ms: int) -> float:
+    """A time as seconds since the start of all tests' event time."""
+    return (at_ms - START_MS) / 1000
+
+
+class Script(Both):
+    """Evaluates the expressions that rows bring (`do`, in the order of `n`) over its state and tells what they give.
+
+    Besides the state variables, expressions name `handle`, `key`, `times`, `row`, and timers in seconds from the start:
+    `register`, `delete`, `timers()` (sorted: Spark lists them in no order that means anything).
+    """
+
+    def __init__(
+        self, variables: Variables, due: str = "at", first: str = "None", close: str = "", init: str = ""
+    ) -> None:
+        self.variables = dict(variables)
+        self.at_due, self.at_first, self.at_close, self.at_init = due, first, close, init
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.scope: dict[str, Any] = {
+            **KNOWN,
+            "handle": handle,
+            "register": lambda second: handle.registerTimer(START_MS + int(second * 1000)),
+            "delete": lambda second: handle.deleteTimer(START_MS + int(second * 1000)),
+            "timers": lambda: sorted(map(seconds, handle.listTimers())),
+        }
+        for name, (kind, *arguments) in self.variables.items():
+            self.scope[name] = getattr(handle, f"get{kind}State")(name, *arguments)
+        if self.at_init:
+            eval(self.at_init, self.scope)
+
+    def evaluate(self, expression: str, **names: Any) -> Any:
+        self.scope.update(names)
+        return eval(expression, self.scope)
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        for row in sorted(rows, key=lambda row: row.n):
+            yield text(key), row.n, outcome(lambda row=row: self.evaluate(row.do, key=key, row=row, times=times))
+
+    def due(self, key: Any, times: Any, at: int) -> Iterator[tuple[Any, ...]]:
+        at = seconds(at)
+        said = outcome(lambda: self.evaluate(self.at_due, key=key, times=times, at=at))
+        yield text(key), -1, f"due {at:g}: {said}"
+
+    def first(self, key: Any, row: Any, times: Any) -> None:
+        self.evaluate(self.at_first, key=key, row=row, times=times)
+
+    def close(self) -> None:
+        if self.at_close:
+            eval(self.at_close, self.scope)
+
+
+class Strict(Script):
+    """A script whose errors are the query's."""
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        for row in sorted(rows, key=lambda row: row.n):
+            yield text(key), row.n, shown(self.evaluate(row.do, key=key, row=row, times=times))
+
+    def due(self, key: Any, times: Any, at: int) -> Iterator[tuple[Any, ...]]:
+        yield text(key), -1, shown(self.evaluate(self.at_due, key=key, times=times, at=seconds(at)))
+
+
+def text(key: Any) -> str:
+    """A key of several columns as one text."""
+    return "|".join(map(str, key))
+
+
+class Count(Both):
+    """Counts the rows of each key, over all batches and in the batch, and tells what the key is."""
+
+    columns = ("said", "total", "now")
+    ddl = "said string, total bigint, now int"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "n bigint")
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        now = sum(1 for _ in rows)
+        before = self.total.get()
+        total = now + (before[0] if before else 0)
+        self.total.update((total,))
+        yield shown(key), total, now
