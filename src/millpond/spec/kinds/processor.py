@@ -163,8 +163,8 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
 
     @property
     def closes(self) -> bool:
-        """Whether the watermark makes timers due, so that batches without rows have something to do."""
-        return self.time_mode == "event" and self.output_mode != "complete"
+        """Whether batches without rows follow a watermark that has moved: as in Spark, also where there are no timers."""
+        return self.marked and not self.ticks and self.output_mode != "complete"
 
     @property
     def ticks(self) -> bool:
