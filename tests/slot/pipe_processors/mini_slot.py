@@ -143,7 +143,7 @@ class MiniSlot:
             for table, kind in self.types.items():
                 held = [self.state[table].get(key, pa.nulls(1, kind)) for key in some]
                 tables[table] = pa.record_batch([pa.concat_arrays(held)], ["value"])
-            yield from self._call(running, Call(phase, *times, list(tables)), tables, some)
+            yield from self._call(running, Call(phase, times[0], times[1], list(tables)), tables, some)
 
     def _call(self, running: Running, call: Call, tables: Any, keys: Any = ()) -> Iterator[dict[str, Any]]:
         schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in self.user.spec.outputs])

@@ -66,11 +66,11 @@ def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 def _maker(names: Row) -> Callable[[tuple[Any, ...]], Row]:
-    new = tuple.__new__
+    new, assign = tuple.__new__, object.__setattr__  # Spark's own are written in Python
 
     def made(values: tuple[Any, ...]) -> Row:
         row: Row = new(Row, values)
-        row.__fields__ = names
+        assign(row, "__fields__", names)
         return row
 
     return made

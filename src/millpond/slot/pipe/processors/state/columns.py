@@ -72,14 +72,10 @@ def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """A column of values as Spark keeps them."""
     if pa.types.is_struct(kind):
         lost = [value is None for value in values] if None in values else None
-        nothing = (None,) * kind.num_fields
-        fields = (
-            zip(*(nothing if value is None else value for value in values), strict=True)
-            if lost
-            else zip(*values, strict=True)
-        )
-        columns: Sequence[Any] = list(fields) or [()] * kind.num_fields
-        arrays = [built(column, one.type) for column, one in zip(columns, kind, strict=True)]
+        count = kind.num_fields
+        nothing = (None,) * count
+        flat = list(chain.from_iterable([value or nothing for value in values] if lost else values))
+        arrays = [built(flat[at::count], one.type) for at, one in enumerate(kind)]
         if not arrays:
             return pa.array([None if value is None else {} for value in values], kind)
         return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=None if lost is None else pa.array(lost))
@@ -90,8 +86,8 @@ def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         parts = list(chain.from_iterable(whole))
         mask = None if lost is None else pa.array(lost)
         if pa.types.is_map(kind):
-            keys, items = zip(*parts, strict=True) if parts else ((), ())
-            arrays = [built(keys, kind.key_type), built(items, kind.item_type)]
+            flat = list(chain.from_iterable(parts))
+            arrays = [built(flat[0::2], kind.key_type), built(flat[1::2], kind.item_type)]
             return pa.MapArray.from_arrays(places, *arrays, type=kind, mask=mask)
         return pa.ListArray.from_arrays(places, built(parts, kind.value_type), type=kind, mask=mask)
     if pa.types.is_date(kind):

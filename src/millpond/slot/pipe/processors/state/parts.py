@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import insort
 from collections.abc import Callable, Iterator
-from itertools import accumulate, compress, pairwise, repeat
+from itertools import accumulate, chain, compress, pairwise, repeat
 from typing import Any
 
 import pyarrow as pa
@@ -308,7 +308,7 @@ class HeldMap(_HeldParts, MapState):  # type: ignore[misc]
         cells = [self._cells[one] for one in at]
         for cell in cells:
             cell.arrange(self._key.ordering)
-        entries = [entry for cell in cells for entry in cell.values()]
-        keys, values, expiries = zip(*entries, strict=True) if entries else ((), (), ())
+        flat = list(chain.from_iterable(entry for cell in cells for entry in cell.values()))
+        keys, values, expiries = flat[0::3], flat[1::3], flat[2::3]
         parts = {"key": built(keys, self._key.arrow), "value": built(values, self._form.arrow)}
-        return self._changes(at, list(map(len, cells)), parts, list(expiries))
+        return self._changes(at, list(map(len, cells)), parts, expiries)

@@ -66,7 +66,7 @@ class Held:
         self._place = place
         self._now = now
         self._lives = bool(variable.ttl_ms)
-        self._expiry = now + variable.ttl_ms if variable.ttl_ms else NEVER_EXPIRES
+        self._expiry = min(now + variable.ttl_ms, NEVER_EXPIRES) if variable.ttl_ms else NEVER_EXPIRES
         self._form = Form(parse_type(variable.value))
         self._kept = self._form.kept
         self._sent: pa.Array | None = None
