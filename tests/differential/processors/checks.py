@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from millpond.errors import MillpondError
 from tests.differential.data import write
 from tests.differential.harness import PROCESSORS_RUN, PARTITIONS, Batches, assert_equal, on_millpond, run, stream
 from tests.differential.processors.processors import START, Both
@@ -105,7 +106,7 @@ def compare(
             place = folder / ("ours" if millpond else "native")
             try:
                 run(df, turn.mode, place, ours=millpond, into=found[millpond], trigger=turn.trigger)
-            except StreamingQueryException as error:
+            except (AnalysisException, MillpondError, StreamingQueryException) as error:
                 return str(error)
             return ""
 

@@ -1,89 +1,126 @@
-"""What users do wrong, and the error that they see, on the driver or in a worker."""
+"""What users do wrong, and the errors that they see."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.differential.processors.checks import APIS, Turn, compare, script, transformed
-from tests.differential.processors.processors import Strict, Variables
+from tests.differential.processors.checks import APIS, ONCE, Turn, compare, script, spoken, transformed
+from tests.differential.processors.processors import Script, Strict, Variables
 
-ONE: Variables = {"v": ("Value", "n int"), "l": ("List", "n int"), "m": ("Map", "k int", "n int")}
-
-CASES: dict[str, dict] = {
-    "twice": {"init": "handle.getValueState('v', 'n int')"},
-    "twice with another type": {"init": "handle.getListState('v', 'n int')"},
-    "twice but for case": {"init": "handle.getListState('V', 'n int')"},
-    "value ttl in mode none": {"init": "handle.getValueState('x', 'n int', 1000)"},
-    "ttl in event time": {"init": "handle.getMapState('x', 'k int', 'n int', 1000)", "time": "eventTime"},
-    "ttl 0": {"init": "handle.getListState('x', 'n int', 0)", "time": "processingTime"},
-    "ttl -1": {"init": "handle.getListState('x', 'n int', -1)", "time": "processingTime"},
-    "ttl 0 in mode none": {"init": "handle.getListState('x', 'n int', 0)"},
-    "no such type": {"init": "handle.getValueState('x', 'n nonsense')"},
-    "no struct": {"init": "handle.getValueState('x', 'int')"},
-    "not a schema": {"init": "handle.getValueState('x', 5)"},
-    "no name": {"init": "handle.getValueState('', 'n int')"},
-    "odd name": {"init": "handle.getValueState('a b/ü', 'n int')"},
-    "reserved name": {"init": "handle.getValueState('$x', 'n int')"},
-    "default name": {"init": "handle.getValueState('default', 'n int')"},
-    "same field twice": {"init": "handle.getValueState('x', 'n int, n int')"},
-    "not null": {"init": "handle.getValueState('x', 'n int not null')"},
-    "interval": {"init": "handle.getValueState('x', 'n interval day to second')"},
-    "no fields": {"init": "handle.getValueState('x', __import__('pyspark.sql.types').sql.types.StructType([]))"},
-    "map with a key of maps": {"init": "handle.getMapState('x', 'n map<string, int>', 'n int')"},
-    "state in init": {"init": "v.update((1,))"},
-    "get in init": {"init": "v.get()"},
-    "timer in init": {"init": "register(1)", "time": "eventTime"},
-    "timer in mode none": {"do": "register(1)"},
-    "delete in mode none": {"do": "delete(1)"},
-    "list in mode none": {"do": "timers()"},
-    "made late": {"do": "handle.getValueState('x', 'n int')"},
-    "made late, twice": {"do": "handle.getValueState('v', 'n int')"},
-    "deleted late": {"do": "handle.deleteIfExists('v')"},
-    "too few fields": {"do": "v.update(())"},
-    "too many fields": {"do": "v.update((1, 2))"},
-    "too many fields in a list": {"do": "l.put([(1,), (1, 2)])"},
-    "None": {"do": "v.update(None)"},
-    "empty put": {"do": "l.put([])"},
-    "empty append": {"do": "l.appendList([])"},
-    "put of None": {"do": "l.put([(1,), None])"},
-    "map value too short": {"do": "m.updateValue((1,), ())"},
-    "map key too short": {"do": "m.getValue(())"},
-    "decimal too large": {"do": "d.update((Decimal('123456.789'),))"},
-    "timer of text": {"do": "handle.registerTimer('soon')", "time": "eventTime"},
-    "timer too late": {"do": "handle.registerTimer(2**63)", "time": "eventTime"},
-    "state in close": {"close": "v.get()"},
-    "update in close": {"close": "v.update((1,))"},
-    "timer in close": {"close": "register(1)", "time": "eventTime"},
-    "made in a timer": {"do": "register(-1)", "due": "handle.getValueState('x', 'n int')", "time": "eventTime"},
-    "error in init": {"init": "1 / 0"},
-    "error": {"do": "1 / 0"},
-    "error in a timer": {"do": "register(-1)", "due": "{}['missing']", "time": "eventTime"},
-    "error in close": {"close": "nothing"},
-    "exit": {"do": "__import__('sys').exit(3)"},
-    "system exit in init": {"init": "__import__('sys').exit(3)"},
-    "killed": {"do": "__import__('os')._exit(3)"},
+VARIABLES: Variables = {
+    "v": ("Value", "n int"),
+    "l": ("List", "n int"),
+    "m": ("Map", "k int", "n int"),
+    "d": ("Value", "x decimal(5, 2)"),
 }
+LENGTH = "[STRUCT_ARRAY_LENGTH_MISMATCH] Input row doesn't have expected number of values required by the schema."
+EMPTY = (
+    "[ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE] Illegal value provided to the State Store "
+    "Cannot write empty list values to State Store for StateName l."
+)
+TTL = "[STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL] Cannot use TTL for state=x in timeMode={}, use TimeMode"
+INVALID_MODE = "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE]"
+INVALID_STATE = (
+    "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] "
+    "Failed to perform stateful processor operation={} with invalid handle state={}."
+)
+RUNTIME = "PySparkRuntimeError"
+
+# What is done, where, in which time mode; the class of the error and what it says.
+IN_WORKERS: dict[str, tuple[str, str, str, str, str]] = {
+    "timer in mode none": ("do", "register(1)", "none", RUNTIME, INVALID_MODE),
+    "delete in mode none": ("do", "delete(1)", "none", RUNTIME, INVALID_MODE),
+    "ttl in mode none": ("init", "handle.getValueState('x', 'n int', 9)", "none", RUNTIME, TTL.format("NoTime")),
+    "ttl of events": ("init", "handle.getMapState('x', 'k int', 'n int', 9)", "eventTime", RUNTIME, TTL.format("EventTime")),
+    "negative ttl": (
+        "init",
+        "handle.getListState('x', 'n int', -1)",
+        "processingTime",
+        RUNTIME,
+        "[STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE] TTL duration must be greater than zero",
+    ),
+    "no name": ("init", "handle.getValueState('', 'n int')", "none", RUNTIME, "INVALID_NAME] Failed to perform column family"),
+    "reserved name": ("init", "handle.getValueState('$x', 'n int')", "none", RUNTIME, "RESERVED_CHARS] Failed to create column"),
+    "made late": ("do", "handle.getValueState('x', 'n int')", "none", RUNTIME, INVALID_STATE.format("get_value_state", "INITIALIZED")),
+    "made late, twice": ("do", "handle.getValueState('v', 'n int')", "none", RUNTIME, "Value state v already exists"),
+    "made in a timer": (
+        "due",
+        "handle.getMapState('x', 'k int', 'n int')",
+        "eventTime",
+        RUNTIME,
+        INVALID_STATE.format("get_map_state", "DATA_PROCESSED"),
+    ),
+    "deleted late": ("do", "handle.deleteIfExists('v')", "none", RUNTIME, INVALID_STATE.format("delete_if_exists", "INITIALIZED")),
+    "too few fields": ("do", "v.update(())", "none", RUNTIME, f"{LENGTH} 1 fields are required while 0 values are provided."),
+    "too many in a list": ("do", "l.put([(1,), (1, 2)])", "none", RUNTIME, f"{LENGTH} 1 fields are required while 2 values"),
+    "short value of a map": ("do", "m.updateValue((1,), ())", "none", RUNTIME, LENGTH),
+    "short key of a map": ("do", "m.getValue(())", "none", RUNTIME, LENGTH),
+    "empty put": ("do", "l.put([])", "none", RUNTIME, EMPTY),
+    "empty append": ("do", "l.appendList([])", "none", RUNTIME, EMPTY),
+    "large decimal": ("do", "d.update((Decimal('123456.789'),))", "none", RUNTIME, "[NUMERIC_VALUE_OUT_OF_RANGE"),
+    "no value": ("do", "v.update(None)", "none", "TypeError", "'NoneType' object is not iterable"),
+    "timer at no time": ("do", "handle.registerTimer('soon')", "eventTime", "TypeError", "'str' object cannot be"),
+    "timer too late": ("do", "handle.registerTimer(2**63)", "eventTime", "ValueError", "Value out of range: 9223372036854775808"),
+    "error": ("do", "1 / 0", "none", "ZeroDivisionError", "division by zero"),
+    "error in a timer": ("due", "{}['missing']", "eventTime", "KeyError", "'missing'"),
+    "exit": ("do", "__import__('sys').exit(3)", "none", "SystemExit", "3"),
+}  # fmt: skip
 
 
-def told(error: str) -> list[str]:
-    return [line for line in error.splitlines() if re.match(r"^([\w.]+\.)?\w*(Error|Exception|Exit)\b", line)]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", IN_WORKERS)
 def test_errors(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    case = dict(CASES[name])
-    time, do = case.pop("time", "none"), case.pop("do", "1")
-    variables = {**ONE, "d": ("Value", "x decimal(5, 2)")}
+    where, what, time, kind, text = IN_WORKERS[name]
+    api = APIS[len(name) % 2]
 
     def query(df: DataFrame) -> DataFrame:
-        return transformed(df.withWatermark("ts", "1 second"), Strict(variables, **case), time=time)
+        processor = Strict(VARIABLES, **({where: what} if where != "do" else {})).using(api)
+        return transformed(df.withWatermark("ts", "1 second"), processor, time=time)
 
-    try:
-        found, errors = compare(spark, tmp_path, [Turn(query, [script(("a", do))], fails=".")])
-        print("FOUND", name, "::", told(errors[0]) or errors[0].splitlines()[0][:1000])
-    except AssertionError as error:
-        print("FOUND", name, "NOT FAILED", str(error)[:200])
+    do = {"do": what, "due": "handle.registerTimer(0)"}.get(where, "v.update((1,))")
+    fails = rf"(?m)^([\w.]+\.)?{kind}: .*{re.escape(text)}"
+    compare(spark, tmp_path, [Turn(query, [script(("a", do))], fails=fails, trigger=ONCE)])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"init": "handle.getValueState('v', 'n int')"},
+        {"init": "handle.getListState('v', 'n int')"},
+        {"init": "handle.getValueState('x', 'n nonsense')"},
+        {"init": "handle.getValueState('x', 'n int, n int')"},
+        {"init": "v.update((1,))"},
+        {"init": "1 / 0"},
+        {"close": "v.get()"},
+        {"close": "register(1)"},
+    ],
+    ids=lambda wrong: next(iter(wrong.values())),
+)
+def test_errors_before_the_first_row(spark: SparkSession, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """On the driver, where `init` and `close` run too; Spark does not say what was wrong."""
+
+    def query(df: DataFrame) -> DataFrame:
+        return transformed(df.withWatermark("ts", "1 second"), Strict(VARIABLES, **wrong), time="eventTime")
+
+    compare(spark, tmp_path, [Turn(query, [script(("a", "1"))], fails=".", trigger=ONCE)])
+
+
+def test_what_is_no_misuse(spark: SparkSession, tmp_path: Path) -> None:
+    """Odd names, names that differ in case, a time to live of 0 in any mode, fields that are not null."""
+    odd: Variables = {
+        "v": ("Value", "n int", 0),
+        "V": ("List", "n int not null", 0),
+        "a b/ü`$": ("Map", "k int", "n int", 0),
+    }
+    do = "v.update((1,)), V.appendValue((2,)), globals()['a b/ü`$'].updateValue((3,), (4,))"
+    told = "v.get(), V.get(), globals()['a b/ü`$'].iterator()"
+
+    def query(df: DataFrame) -> DataFrame:
+        return transformed(df, Script(odd))
+
+    found, _ = compare(spark, tmp_path, [Turn(query, [script(("a", do))]), Turn(query, [script(("a", told))])])
+    assert spoken(found, "a")[1] == ["((1,), [(2,)], [((3,), (4,))])"]
