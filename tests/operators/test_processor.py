@@ -19,7 +19,7 @@ OUT = fields("k string; n int")
 
 
 def shape(*variables: Variable, time_mode: Any = "none", **more: Any) -> ProcessorSpec:
-    return ProcessorSpec(fields("k string; v int; t timestamp"), (0,), OUT, variables, time_mode, "update", **more)
+    return ProcessorSpec(fields("v int; k string; t timestamp"), (1,), OUT, variables, time_mode, "update", **more)
 
 
 def rows_of(*pairs: tuple[str | None, int]) -> list[Row]:

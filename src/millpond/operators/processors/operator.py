@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 _TIME = Field("time", "bigint")
-_NO_WATERMARK = -1
 
 
 def open_processor(spec: ProcessorSpec, opening: Opening) -> ProcessorOperator:
@@ -57,7 +56,9 @@ class ProcessorOperator:
         self._variables = {name: Stored(name, one, make_table) for name, one in variables(spec).items()}
         idle = {one.table for one in spec.variables if one.idle}
         self._asked_for = {name: one for name, one in self._variables.items() if name not in idle}
-        self._others = tuple(field for at, field in enumerate(spec.columns) if at not in spec.keys)
+        others = [at for at in range(len(spec.columns)) if at not in spec.keys]
+        self._others = tuple(spec.columns[at] for at in others)
+        self._keys_first = [0, *(1 + at for at in (*spec.keys, *others))]
         self._times = Times()
         self._input: Input | None = None
         self._shown = Spool(None, memory)
@@ -102,7 +103,7 @@ class ProcessorOperator:
                 self.late_rows += int(np.count_nonzero(~on_time))
                 batch = batch.filter(pa.array(on_time))
         assert self._input is not None
-        self._input.add(batch)
+        self._input.add(batch.select(self._keys_first))
 
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
@@ -179,8 +180,7 @@ class ProcessorOperator:
             raise UsageError(
                 "Nobody is there to call the processor.", action="Run the query with millpond.writeStream."
             )
-        watermark = self._times.closed if self.spec.marked else _NO_WATERMARK
-        times = (self._times.processing, watermark) if self.spec.timed else (-1, -1)
+        times = (self._times.processing, self._times.closed) if self.spec.timed else (-1, -1)
         return dict(self.caller(phase, times, tables, self._take))  # type: ignore[arg-type]
 
     def _take(self, batch: pa.RecordBatch) -> None:

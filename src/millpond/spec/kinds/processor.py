@@ -74,7 +74,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         time_mode: what its timers and times to live go by.
         output_mode: `append`, `update` or `complete`.
         time: the column whose event time says which rows are late; only in time mode `event`.
-        marked: whether there is a watermark, which the processor is told.
+        marked: whether there is a watermark.
         lag_ms: how far the watermark that reaches the operator lags behind the query's.
         purged: names of variables of earlier runs that are to be deleted.
         emitted: position among the outputs of the event time of rows, by which operators above close; none if there is
