@@ -91,7 +91,7 @@ def state(rig: Rig, table: str) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for rows in rig.operator.tables[table].scan():  # type: ignore[attr-defined]
         for batch in read_rows(rig.spec, table, rows):
-            found |= {row["k"]: row["value"] for row in batch.to_pylist()}
+            found |= dict(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
     return found
 
 

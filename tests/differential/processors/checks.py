@@ -99,7 +99,8 @@ def compare(
         for table in turn.tables:
             write(folder / "in", number, table)
             number += 1
-        on_millpond(turn.query(stream(ours, folder / "in", ddl)), turn.mode, ours_on)
+        if not turn.fails:
+            on_millpond(turn.query(stream(ours, folder / "in", ddl)), turn.mode, ours_on)
 
         def one(millpond: bool, turn: Turn = turn) -> str:
             df = turn.query(stream((native, ours)[millpond], folder / "in", ddl))
@@ -108,6 +109,10 @@ def compare(
                 run(df, turn.mode, place, ours=millpond, into=found[millpond], trigger=turn.trigger)
             except (AnalysisException, MillpondError, StreamingQueryException) as error:
                 return str(error)
+            except Exception as error:  # what a processor does wrong on the driver, Millpond tells at the start
+                if not millpond:
+                    raise
+                return f"{type(error).__name__}: {error}"
             return ""
 
         if not PROCESSORS_RUN:

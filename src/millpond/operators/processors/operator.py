@@ -24,7 +24,7 @@ from millpond.operators.processors.tables import variables
 from millpond.operators.protocol import MakeTable, Times
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
 from millpond.spec.operators import Field
-from millpond.spec.types import parse_type
+from millpond.spec.types import holds_floats, parse_type
 from millpond.stores.memory.spool import Spool
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ class ProcessorOperator:
         self._variables = {name: Stored(name, one, make_table) for name, one in variables(spec).items()}
         idle = {one.table for one in spec.variables if one.idle}
         self._asked_for = {name: one for name, one in self._variables.items() if name not in idle}
-        others = [at for at in range(len(spec.columns)) if at not in spec.keys]
+        # Keys with floats travel twice: as they are grouped, and as they are.
+        self._floats = floats = {at for at in spec.keys if holds_floats(parse_type(spec.columns[at].type))}
+        others = [at for at in range(len(spec.columns)) if at not in spec.keys or at in floats]
+        self._places = {at: number for number, at in enumerate((*spec.keys, *others))}
         self._others = tuple(spec.columns[at] for at in others)
         self._keys_first = [0, *(1 + at for at in (*spec.keys, *others))]
         self._times = Times()
@@ -144,9 +147,8 @@ class ProcessorOperator:
         some = next(iter(self._variables.values()), None)
         keys = None if some is None else Keys.of(group.hashes, group.keys, some.variable)
         names = [field.name for field in self.spec.key_fields]
-        tables = {
-            KEYS: pa.RecordBatch.from_arrays([*group.keys, pa.array(group.counts)], names=[*names, COUNT]),
-        }
+        told = self._as_they_came(group) if phase == "rows" else group.keys
+        tables = {KEYS: pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])}
         if phase == "rows":
             tables[ROWS] = pa.RecordBatch.from_arrays(self._in_order(group.rows), names=self._names)
         else:
@@ -169,11 +171,16 @@ class ProcessorOperator:
         return [field.name for field in self.spec.columns]
 
     def _in_order(self, columns: list[pa.Array]) -> list[pa.Array]:
-        """Columns, keys first, in the order of the spec."""
-        count = len(self.spec.keys)
-        others = iter(columns[count:])
-        places = {at: number for number, at in enumerate(self.spec.keys)}
-        return [columns[places[at]] if at in places else next(others) for at in range(len(self.spec.columns))]
+        """The columns that were kept, in the order of the spec."""
+        return [columns[self._places[at]] for at in range(len(self.spec.columns))]
+
+    def _as_they_came(self, group: Group) -> list[pa.Array]:
+        """The keys as the first row of each has them."""
+        firsts = pa.array(np.cumsum(group.counts) - group.counts)
+        return [
+            group.rows[self._places[at]].take(firsts) if at in self._floats else key
+            for at, key in zip(self.spec.keys, group.keys, strict=True)
+        ]
 
     def _ask(self, phase: str, tables: dict[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
         if self.caller is None:

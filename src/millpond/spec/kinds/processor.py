@@ -163,7 +163,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
 
     @property
     def closes(self) -> bool:
-        """Whether batches without rows follow a watermark that has moved: as in Spark, also where there are no timers."""
+        """Whether batches without rows follow a watermark that has moved: as in Spark, also without timers."""
         return self.marked and not self.ticks and self.output_mode != "complete"
 
     @property
