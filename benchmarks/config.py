@@ -8,8 +8,26 @@ import msgspec
 
 ENGINES = ("millpond", "spark", "flink-rocksdb", "flink-forst", "events")
 """`events` runs no engine: it makes the events, with the columns that Millpond's operators ask for."""
-WORKLOADS = ("rmw", "read_write", "sliding", "session", "nexmark")
-KEYS = {"read_write": 10_000_000, "sliding": 1_000_000, "session": 1_000_000}
+WORKLOADS = (
+    "rmw",
+    "read_write",
+    "sliding",
+    "session",
+    "nexmark",
+    "processor",
+    "processor_frames",
+    "processor_silent",
+    "processor_timers",
+)
+KEYS = {
+    "read_write": 10_000_000,
+    "sliding": 1_000_000,
+    "session": 1_000_000,
+    "processor": 1_000_000,
+    "processor_frames": 1_000_000,
+    "processor_silent": 1_000_000,
+    "processor_timers": 1_000_000,
+}
 """How many keys a workload has by default; the others have five million."""
 
 

@@ -7,9 +7,12 @@ from the same event numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.config import RunConfig
+from benchmarks.processors import counting, counting_frames, reminding
 from millpond.workloads.draws import bits_sql, draw_sql, letters
 from millpond.workloads.nexmark import NexmarkConfig
 from millpond.workloads.nexmark_spark import WATERMARK, numbers
@@ -115,7 +118,12 @@ def session(source: DataFrame) -> DataFrame:
     return source.groupBy(f.session_window("time", "10 seconds"), "key").count()
 
 
-_TIMED = {"sliding": sliding, "session": session}
+_TIMED = {"sliding": sliding, "session": session, "processor_timers": reminding}
+_PROCESSORS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "processor": counting,
+    "processor_frames": counting_frames,
+    "processor_silent": partial(counting_frames, silent=True),
+}
 
 
 def nexmark(spark: SparkSession, config: RunConfig) -> DataFrame:
@@ -128,7 +136,7 @@ def output_mode(config: RunConfig) -> str:
     """The output mode in which the workload's query runs."""
     if config.workload == "nexmark":
         return QUERIES[config.query].mode
-    return "append" if config.workload in _TIMED else "update"
+    return "append" if config.workload in ("sliding", "session") else "update"
 
 
 def event_time(config: RunConfig) -> bool:
@@ -142,6 +150,8 @@ def build(spark: SparkSession, config: RunConfig) -> DataFrame:
         return nexmark(spark, config)
     if config.workload in _TIMED:
         return _TIMED[config.workload](timed_source(spark, config))
+    if config.workload in _PROCESSORS:
+        return _PROCESSORS[config.workload](rmw_source(spark, config))
     if config.workload == "rmw":
         return rmw(rmw_source(spark, config))
     return read_write(read_write_source(spark, config))

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.layout import Ints
+from millpond.layout import HashRange, Ints
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
+from millpond.operators.hash_ranges import key_groups
 from millpond.operators.protocol import MakeTable
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import keyed
@@ -51,6 +52,11 @@ class Input:
         self._make_table = make_table
         self._table = make_table("input", self._stored.layout.schema, self._stored.initial, kind="spool")
 
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self._table.rows
+
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows: the column `__hash`, then keys and others."""
         for portion in portions(batch, self._table.portion, self._table.ahead):
@@ -59,10 +65,10 @@ class Input:
     def groups(self) -> Iterator[Group]:
         """All rows, in the order of their keys' hashes."""
         for rows in gradually([self._table.readable()], self._stored.layout, max(1, self._table.portion // 2)):
-            yield from self._grouped(self._stored.decode(rows))
+            yield from self._grouped(self._stored.decode(rows), key_groups(rows))
 
-    def _grouped(self, batch: pa.RecordBatch) -> Iterator[Group]:
-        numbers = self._numbers(batch)
+    def _grouped(self, batch: pa.RecordBatch, range_: HashRange) -> Iterator[Group]:
+        numbers = self._numbers(batch, range_)
         if (np.diff(numbers) < 0).any():  # rows of different keys with one hash
             order = np.argsort(numbers, kind="stable")
             batch, numbers = batch.take(pa.array(order)), numbers[order]
@@ -80,11 +86,12 @@ class Input:
             yield Group(hashes_of(heads), keys, ends[at:until] - starts[at:until], some.columns[1:])
             at = until
 
-    def _numbers(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+    def _numbers(self, batch: pa.RecordBatch, range_: HashRange) -> NDArray[np.int64]:
         """A number for each row, the same for rows of one key, growing with the first rows of keys."""
         table = self._make_table("keys", self._distinct.layout.schema, self._distinct.initial, kind="scratch")
         try:
             table.begin(0)
+            table.narrow(range_)  # else they would crowd a part of the index
             table.expect(batch.num_rows)
             leaves = [
                 leaf

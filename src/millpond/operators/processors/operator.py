@@ -111,6 +111,8 @@ class ProcessorOperator:
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
         assert self._input is not None
+        for one in self._asked_for.values():
+            one.expect(self._input.rows)
         for group in self._input.groups():
             self._called += len(group.counts)
             self._call("rows", group)

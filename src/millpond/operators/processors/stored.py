@@ -75,6 +75,10 @@ class Stored:
         self._version = version
         self.table.begin(version)
 
+    def expect(self, keys: int) -> None:
+        """Be ready for so many more keys, which come in the order of their hashes (see `RmwTable.expect`)."""
+        self.table.expect(min(keys, self.table.ahead))
+
     def read(self, keys: Rows) -> pa.Array:
         """What each key has, null for nothing; the keys are different ones."""
         return self._values(self.table.find(keys, self._version))

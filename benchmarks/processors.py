@@ -1,0 +1,82 @@
+"""Processors of a user's own: what `transformWithState` costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+COUNTED = "key bigint, count bigint"
+AHEAD_MS = 100_000
+"""How far ahead timers are set."""
+
+
+class Counting(StatefulProcessor):  # type: ignore[misc]
+    """How often each key came so far, row by row."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Ask for the count."""
+        self.count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Count rows."""
+        held = self.count.get()
+        count = (held[0] if held else 0) + sum(1 for _ in rows)
+        self.count.update((count,))
+        yield Row(key=key[0], count=count)
+
+
+class CountingFrames(Counting):
+    """The same of pandas frames; `silent`: nothing comes out."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self.silent = silent
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Count rows."""
+        import pandas as pd
+
+        held = self.count.get()
+        count = (held[0] if held else 0) + sum(len(frame) for frame in rows)
+        self.count.update((count,))
+        if not self.silent:
+            yield pd.DataFrame({"key": key, "count": [count]})
+
+
+class Reminding(StatefulProcessor):  # type: ignore[misc]
+    """Sets a timer for each key that comes, some time ahead, and tells when it is due."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Keep the handle."""
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Set timers."""
+        for row in rows:
+            self.handle.registerTimer(int(row.time.timestamp() * 1000) + AHEAD_MS)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Tell that one was due."""
+        yield Row(key=key[0], count=expiredTimerInfo.getExpiryTimeInMs())
+
+
+def counting(source: DataFrame) -> DataFrame:
+    """Counts by rows."""
+    return source.groupBy("key").transformWithState(Counting(), COUNTED, "update", "none")
+
+
+def counting_frames(source: DataFrame, *, silent: bool = False) -> DataFrame:
+    """Counts by pandas frames."""
+    processor = CountingFrames(silent=silent)
+    return source.groupBy("key").transformWithStateInPandas(processor, COUNTED, "update", "none")
+
+
+def reminding(source: DataFrame) -> DataFrame:
+    """Timers of event time."""
+    return source.groupBy("key").transformWithState(Reminding(), COUNTED, "update", "eventTime")
