@@ -18,6 +18,7 @@ from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.kinds.join import JoinSide, JoinSpec
 from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
@@ -32,6 +33,7 @@ ALLOWED = {
     "plan/carrying.py": 8,  # what Spark keeps of each kind
     # The filter that bounds a rank lets all of its rows pass, so that it is read together with the rank's limit.
     "plan/changelog/changes.py": 1,
+    "plan/decide.py": 1,  # the node above a processor says which of its columns is the event time
 }
 """Where kinds are told apart outside their own rooms, how often, and why."""
 
@@ -40,6 +42,9 @@ WINDOW = Field("window", "struct<start:timestamp,end:timestamp>")
 COUNT = AggregateCall("count", (0,), "bigint")
 DISTINCT = AggregateCall("count", (0,), "bigint", distinct=True)
 LIST = AggregateCall("collect_list", (0,), "array<bigint>")
+NUMBER = Variable("number", "value", "struct<n:bigint>")
+TEXTS = Variable("texts", "list", "struct<s:string>", ttl_ms=1000)
+ENTRIES = Variable("entries", "map", "struct<n:bigint>", "struct<s:string>")
 SIDE = JoinSide((K, V), (-1, 0), (V,))
 
 EXAMPLES: dict[str, OperatorSpec] = {
@@ -59,6 +64,8 @@ EXAMPLES: dict[str, OperatorSpec] = {
     "rank": RankSpec((K, V), (0,), (Order(1),), "row_number", 1),
     "ranks": RankSpec((K, V), (0,), (Order(1),), "rank", 3),
     "over": OverSpec((K, V), (0,), (Order(1),), (AggregateCall("sum", (1,), "bigint"),), (2,)),
+    "processor": ProcessorSpec((V, K), (1,), (K, V), (NUMBER, TEXTS), "processing", "update"),
+    "timers": ProcessorSpec((K, T), (0,), (K,), (ENTRIES,), "event", "append", EventTime(1), marked=True, emitted=0),
 }
 
 
@@ -137,6 +144,10 @@ def test_what_is_pinned_keeps_its_names() -> None:
         ),
         "rank": ("columns", "keys", "order", "function", "limit", "retracts", "changes"),
         "over": ("columns", "keys", "order", "calls", "preceding", "retracts", "changes"),
+        "processor": (
+            *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
+            *("time", "marked", "lag_ms", "purged", "emitted"),
+        ),
     }
 
 
@@ -190,7 +201,7 @@ class TestEveryKind:
 
 def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
     taking = {name for name, spec in EXAMPLES.items() if spec.takes_updates}
-    assert taking == {"deduplicate"}
+    assert taking == {"deduplicate", "processor", "timers"}
     assert {name for name, spec in EXAMPLES.items() if spec.beyond_spark} == {"rank", "ranks", "over"}
 
 

@@ -51,6 +51,15 @@ class Spec(msgspec.Struct, frozen=True):
         """The columns of the main table's rows as a user reads them: the key, and what the state says of it."""
 
     @property
+    def lasting(self) -> Self:
+        """What of it must not change between starts."""
+        return self
+
+    def keeping(self, before: Spec) -> Self:
+        """The same, with what an earlier run has kept and it does not ask for."""
+        return self
+
+    @property
     def parts(self) -> Mapping[str, str]:
         """What of the state a user asks for by name, and its tables; empty where the state is read as one."""
         return {}

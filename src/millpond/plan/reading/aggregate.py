@@ -13,9 +13,8 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expression, Node
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.plan.reading.session import Session, constant_gap
 from millpond.plan.reading.user_functions import AGGREGATE, UserCalls
-from millpond.plan.reading.windows import Assigned, assigned
+from millpond.plan.reading.windows import Assigned, Session, assigned, constant_gap
 from millpond.spec.functions import FUNCTIONS, KEY_COLUMNS, MAX_KEY_COLUMNS, is_distinct, key_supported, key_width
 from millpond.spec.kinds.aggregate import PANE_TYPE, AggregateSpec
 from millpond.spec.kinds.session import SessionSpec

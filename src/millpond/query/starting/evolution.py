@@ -19,7 +19,6 @@ from millpond.conf import OnChangedState
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
 from millpond.spec.functions import is_distinct
-from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
@@ -31,6 +30,10 @@ _WIDENED = frozenset(
     ("sum", "avg", "min", "max", "first", "last", "any_value", "min_by", "max_by", "bit_and", "bit_or", "bit_xor")
 )
 """Functions whose state holds values of their inputs as numbers: a wider type reads them as they are."""
+
+
+_VARIABLES = "variables"
+"""What is pinned of a processor's state."""
 
 
 class Evolved(NamedTuple):
@@ -49,22 +52,33 @@ class _RefusedError(Exception):
     """The state cannot follow; the text says why."""
 
 
+def lasting(spec: OperatorSpec) -> dict[str, Any]:
+    """What of a spec must not change between starts.
+
+    What happens on overflow may, how far sessions reach, and by what rows are late where no state closes. Whether sums
+    are those of `try_sum` may not: these keep more.
+    """
+    found: dict[str, Any] = plain(spec.lasting)
+    found.pop("gap", None)
+    if found.pop("passed", None) is not None and found["time"] and found["time"]["column"] not in found["keys"]:
+        found["time"] = None
+    for call in found.get("calls", ()):
+        if call["options"].get("eval_mode") != "try":
+            call["options"].pop("eval_mode", None)
+    return found
+
+
 def named(spec: OperatorSpec, before: PinnedOperator) -> OperatorSpec:
     """A spec, its functions named as in what is pinned, if it has as many, and with variables that are only kept."""
-    if isinstance(spec, ProcessorSpec) and before.spec.get("type") == plain(spec)["type"]:
-        return spec.keeping(msgspec.convert(before.spec, ProcessorSpec).variables)
+    spec = spec.keeping(msgspec.convert(before.spec, OperatorSpec))
     calls = before.spec.get("calls") or []
     return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec
 
 
 def repinned(operator: PinnedOperator, spec: OperatorSpec, fields: int) -> PinnedOperator:
-    """What is pinned of an operator once its functions are named; `fields`: how many names there have been."""
-    calls = [{**one, "field": call.field} for one, call in zip(operator.spec.get("calls", ()), spec.calls, strict=True)]
-    named_spec = {**operator.spec, "calls": calls} if calls else operator.spec
-    if isinstance(spec, ProcessorSpec):
-        named_spec = {**operator.spec, "variables": [plain(one) for one in spec.lasting_variables]}
+    """What is pinned of an operator once functions and variables are named; `fields`: how many names there have been."""
     tables = {name: plain(table.schema) for name, table in state_tables(spec).items()}
-    return msgspec.structs.replace(operator, spec=named_spec, tables=tables, fields=fields)
+    return msgspec.structs.replace(operator, spec=lasting(spec), tables=tables, fields=fields)
 
 
 def evolved(
@@ -100,9 +114,9 @@ def evolved(
 def _varied(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
     """One operator whose functions are those that it had; of a processor, variables come and go, as in Spark."""
     made = repinned(new, named(spec, old), old.fields)
-    if not isinstance(spec, ProcessorSpec) or old.spec.get("type") != new.spec.get("type"):
+    if _VARIABLES not in new.spec or old.spec.get("type") != new.spec.get("type"):
         return made, []
-    before, now = ({one["name"]: one for one in each.spec["variables"]} for each in (old, made))
+    before, now = ({one["name"]: one for one in each.spec[_VARIABLES]} for each in (old, made))
     for name in before.keys() & now.keys():
         if before[name]["kind"] != now[name]["kind"]:
             raise _RefusedError(
@@ -124,15 +138,15 @@ def _variable(plain_: Mapping[str, Any]) -> str:
 
 def _but_variables(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
     """An operator with the variables that it had, if it is a processor, so that all else can be compared."""
-    if not isinstance(spec, ProcessorSpec) or old.spec.get("type") != new.spec.get("type"):
+    if _VARIABLES not in new.spec or old.spec.get("type") != new.spec.get("type"):
         return repinned(new, named(spec, old), old.fields)
-    as_before = {**new.spec, "variables": old.spec["variables"]}
+    as_before = {**new.spec, _VARIABLES: old.spec[_VARIABLES]}
     return msgspec.structs.replace(new, spec=as_before, functions=old.functions, fields=old.fields, tables=old.tables)
 
 
 def _but_texts(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
     """An operator whose functions are called as they were, where that may change and nothing else has."""
-    if isinstance(spec, ProcessorSpec):
+    if _VARIABLES in new.spec:
         return _but_variables(old, new, spec)
     same = spec.follows and new.spec == old.spec
     return msgspec.structs.replace(new, functions=old.functions) if same else new
@@ -142,7 +156,7 @@ def _but_functions(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec)
     """An operator with the functions that it had, if they may change, so that all else can be compared."""
     if old.spec.get("type") != new.spec.get("type"):
         return new
-    if isinstance(spec, ProcessorSpec):
+    if _VARIABLES in new.spec:
         return _but_variables(old, new, spec)
     if not spec.follows:
         return msgspec.structs.replace(new, fields=old.fields)
@@ -156,7 +170,7 @@ def _but_functions(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec)
 
 def _keep(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
     """One operator whose functions are those that it had, whatever they are called with."""
-    if isinstance(spec, ProcessorSpec):
+    if _VARIABLES in new.spec:
         return _varied(old, new, spec)
     kept = repinned(new, named(spec, old), old.fields)
     if old.functions == new.functions or not spec.follows or len(old.functions) != len(new.functions):
@@ -174,7 +188,7 @@ def _keep(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple
 
 def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
     """One operator with its functions named, and what happens to them."""
-    if isinstance(spec, ProcessorSpec):
+    if _VARIABLES in new.spec:
         return _varied(old, new, spec)
     kept = repinned(new, named(spec, old), old.fields)
     texts_moved = old.functions != new.functions

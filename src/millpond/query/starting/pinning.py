@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,8 +33,7 @@ from millpond.plan.changelog.between import pinned_between
 from millpond.plan.reading.decision import Decision
 from millpond.query.ledger.ledger import Ledger, is_rolled_back
 from millpond.query.ledger.ownership import state_of_last_run
-from millpond.query.starting.evolution import evolved, named, repinned
-from millpond.spec.kinds.processor import ProcessorSpec
+from millpond.query.starting.evolution import evolved, lasting, named, repinned
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.words import counted
 
@@ -50,7 +49,7 @@ def pinned_query(decision: Decision, key_groups: int, catalyst: Catalyst) -> Pin
     operators = tuple(
         PinnedOperator(
             name=operator.title,
-            spec=_lasting(plain(operator.spec)),
+            spec=lasting(operator.spec),
             tables={name: plain(table.schema) for name, table in state_tables(operator.spec).items()},
             functions=operator.functions,
         )
@@ -201,38 +200,3 @@ def _pin(
         )
     pin(files, query)
     return 0, query
-
-
-def _lasting(spec: dict[str, Any]) -> dict[str, Any]:
-    """What of a spec must not change between starts.
-
-    What happens on overflow may, how far sessions reach, and by what rows are late where no state closes. Whether sums
-    are those of `try_sum` may not: these keep more.
-    """
-    if spec["type"] == "processor":
-        return _lasting_processor(spec)
-    spec.pop("gap", None)
-    if spec.pop("passed", None) is not None and spec["time"] and spec["time"]["column"] not in spec["keys"]:
-        spec["time"] = None
-    for call in spec.get("calls", ()):
-        if call["options"].get("eval_mode") != "try":
-            call["options"].pop("eval_mode", None)
-    return spec
-
-
-def _lasting_processor(spec: dict[str, Any]) -> dict[str, Any]:
-    """What of a processor must not change: its key, its modes, and of its variables what they are made of.
-
-    What else it sees, and what it gives out, is its own affair, as in Spark.
-    """
-    keys = [spec["columns"][at] for at in spec["keys"]]
-    lasting = msgspec.convert(spec, ProcessorSpec).lasting_variables
-    return {
-        "type": spec["type"],
-        "columns": keys,
-        "keys": list(range(len(keys))),
-        "outputs": [],
-        "variables": [plain(one) for one in lasting],
-        "time_mode": spec["time_mode"],
-        "output_mode": spec["output_mode"],
-    }

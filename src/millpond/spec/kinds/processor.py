@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -93,20 +93,29 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     purged: tuple[str, ...] = ()
     emitted: int | None = None
 
-    def keeping(self, before: Sequence[Variable]) -> Self:
-        """The same with what earlier runs have kept, and it does not ask for, in the order of their names."""
+    def keeping(self, before: Spec) -> Self:
+        """The same, with the variables of an earlier run that it does not ask for, in the order of their names."""
         left_out = {*self.purged, *(one.name for one in self.variables)}
-        idle = (msgspec.structs.replace(one, idle=True) for one in before if one.name not in left_out)
+        earlier = before.variables if isinstance(before, ProcessorSpec) else ()
+        idle = (msgspec.structs.replace(one, idle=True) for one in earlier if one.name not in left_out)
         variables = sorted([*self.variables, *idle], key=lambda one: one.name)
         return msgspec.structs.replace(self, variables=tuple(variables))
 
     @property
-    def lasting_variables(self) -> list[Variable]:
-        """What of the variables must not change as long as they are kept; a time to live may, if there is one."""
-        return [
-            msgspec.structs.replace(one, ttl_ms=min(one.ttl_ms, 1), idle=False)
-            for one in sorted(self.variables, key=lambda one: one.name)
-        ]
+    def lasting(self) -> Self:
+        """Its key, its modes, and of its variables what they are made of, and whether they have a time to live.
+
+        What else it sees, and what it gives out, is its own affair, as in Spark.
+        """
+        variables = (msgspec.structs.replace(one, ttl_ms=min(one.ttl_ms, 1), idle=False) for one in self.variables)
+        return type(self)(
+            columns=self.key_fields,
+            keys=tuple(range(len(self.keys))),
+            outputs=(),
+            variables=tuple(sorted(variables, key=lambda one: one.name)),
+            time_mode=self.time_mode,
+            output_mode=self.output_mode,
+        )
 
     @property
     def timed(self) -> bool:
