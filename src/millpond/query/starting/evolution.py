@@ -76,7 +76,7 @@ def named(spec: OperatorSpec, before: PinnedOperator) -> OperatorSpec:
 
 
 def repinned(operator: PinnedOperator, spec: OperatorSpec, fields: int) -> PinnedOperator:
-    """What is pinned of an operator once functions and variables are named; `fields`: how many names there have been."""
+    """What is pinned of an operator with all that is named; `fields`: how many names there have been."""
     tables = {name: plain(table.schema) for name, table in state_tables(spec).items()}
     return msgspec.structs.replace(operator, spec=lasting(spec), tables=tables, fields=fields)
 
