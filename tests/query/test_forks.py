@@ -10,10 +10,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from millpond.checkpoint.forks.parents import open_state, read_parents
-from millpond.checkpoint.forks.pins import read_pins
+from millpond.checkpoint.forks.parents import Parents, open_state, read_parents
+from millpond.checkpoint.forks.pins import read_pins, unused_parents
 from millpond.checkpoint.formats.deltas import read_delta
 from millpond.checkpoint.formats.manifest import seal
 from millpond.checkpoint.generation import claim
@@ -653,3 +654,32 @@ def test_names_of_a_parent_are_read_and_not_written(tmp_path: Path, kind: str) -
         files.get("parents/0/files/y")
     assert raised.value.file == parent.locate("files/y")
     assert own.url in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "run", "same"),
+    [
+        ("s3://bucket/a/millpond", "s3a://bucket/a/millpond/", True),
+        ("s3n://bucket/a", "s3a://bucket/a", True),
+        ("s3://bucket/a", "s3://bucket/b", False),
+        ("s3://bucket/a", "gs://bucket/a", False),
+        ("file:///a", "file:///a", True),
+    ],
+)
+def test_a_fork_is_at_home_however_its_place_is_written(made: str, run: str, same: bool) -> None:
+    assert Parents(made, ()).made_at(run) is same
+
+
+def test_a_fork_that_is_run_under_another_name_of_its_place_gives_back(original: Query, tmp_path: Path) -> None:
+    new = somewhere()
+    fork(original.location, new)
+    copy = Query(new, tmp_path)
+    known = read_parents(copy.files)
+    assert known is not None
+    live = {"commits/0"}
+    assert set(unused_parents(known, copy.files, live)) == {0}
+    assert not unused_parents(msgspec.structs.replace(known, fork="s3://elsewhere/millpond"), copy.files, live)
+    at_s3 = msgspec.structs.replace(known, fork="s3://bucket/a/millpond")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copy.files, "url", "s3a://bucket/a/millpond")
+        assert set(unused_parents(at_s3, copy.files, live)) == {0}

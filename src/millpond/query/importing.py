@@ -11,6 +11,7 @@ the last one that Spark has committed. So the new checkpoint is as if Millpond h
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pyspark.sql import functions as F
 
 from millpond.checkpoint.forks.parents import NAME as PARENTS
 from millpond.checkpoint.forks.parents import Parents
-from millpond.checkpoint.formats.documents import write_document, write_own_document
+from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.generation import Base, BaseVersion, claim, write_base
 from millpond.checkpoint.pinned import NAME as QUERY
 from millpond.checkpoint.recovery import Recovery
@@ -114,7 +115,7 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     batch, planned = ledger.last("commits"), ledger.last("offsets")
     carried = _carried(spark, catalyst, decision, origin, batch)
     files = open_filesystem(join_url(place.url, "millpond"))
-    write_document(files, PARENTS, Parents(files.url, ()), create=True)
+    write_own_document(files, PARENTS, Parents(files.url, (), making=uuid.uuid4().hex))
     write_own_document(files, QUERY, pinned_query(decision, settings.key_groups, catalyst))
     task = _begin(spark, settings, decision, files, place.url, origin, batch, fingerprint(catalyst, decision))
     try:

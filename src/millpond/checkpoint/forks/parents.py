@@ -25,11 +25,22 @@ class Parents(msgspec.Struct, frozen=True):
 
     Attributes:
         fork: URL of its `millpond/` folder when it was made.
+        making: unlike that of any other, so that who makes it knows what it has written.
     """
 
     fork: str
     parents: tuple[Parent, ...]
     format: int = FORMAT
+    making: str = ""
+
+    def made_at(self, url: str) -> bool:
+        """Whether the fork was made at a URL, however Hadoop and others write that."""
+        return _place(self.fork) == _place(url)
+
+
+def _place(url: str) -> str:
+    scheme, colon, rest = url.partition(":")
+    return ("s3" if scheme in ("s3a", "s3n") else scheme) + colon + rest.rstrip("/")
 
 
 def open_state(location: str, **options: Any) -> FileSystem:

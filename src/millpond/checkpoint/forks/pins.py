@@ -83,7 +83,7 @@ def unused_parents(parents: Parents | None, files: FileSystem, live: Iterable[st
             another's.
         live: all names in manifests that are retained.
     """
-    if parents is None or parents.fork != files.url:
+    if parents is None or not parents.made_at(files.url):
         return {}
     used = {at.parent for at in map(parse_shared, live) if at is not None}
     return {number: parent for number, parent in enumerate(parents.parents) if number not in used}

@@ -130,7 +130,7 @@ def check_fork(checkpoint: str, ledger_files: FileSystem) -> None:
             action="Delete it, and fork (millpond state fork) or import (millpond.import_checkpoint) again.",
             file=ledger_files.url,
         )
-    if known.parents and known.fork != files.url and _is_copy(files, known.fork):
+    if known.parents and not known.made_at(files.url) and _is_copy(files, known.fork):
         raise StateIncompatibleError(
             f"This checkpoint is a copy of {known.fork}, a fork that shares files with {known.parents[0].location}: "
             "only the fork itself keeps them from being removed.",
