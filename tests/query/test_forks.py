@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -39,7 +41,7 @@ from millpond.query.ledger.fork import check_fork, fork
 from millpond.query.ledger.ledger import Ledger
 from tests.checkpoint.rig import Slot, slots
 from tests.interleave import Interleaved, schedules
-from tests.s3 import s3
+from tests.s3 import BUCKET, s3
 from tests.slot.conftest import GROUPED
 
 RETAIN = 3
@@ -538,9 +540,9 @@ def test_an_unfinished_fork_is_refused(original: Query, tmp_path: Path) -> None:
     open_filesystem(new).delete("metadata")
     with pytest.raises(StateIncompatibleError, match="interrupted"):
         Query(new, tmp_path)
-    with pytest.raises(UsageError, match="no ledger"):
+    with pytest.raises(StateIncompatibleError, match="interrupted"):
         fork(new, somewhere())
-    with pytest.raises(UsageError, match="something here already"):
+    with pytest.raises(UsageError, match=r"something here already: .* interrupted has left"):
         fork(original.location, new)
 
 
@@ -618,6 +620,26 @@ def test_what_cannot_be_forked_is_refused(original: Query, tmp_path: Path) -> No
     fork(original.location, new)
     names = {info.name for info in open_filesystem(new).list("s")}
     assert names == {"state/0/_metadata/metadata", "sources/0/9.compact"}
+
+
+def test_folders_that_hadoop_has_marked_are_passed_over(tmp_path: Path) -> None:
+    with s3() as bucket:
+        original = Query(f"{bucket}/query", tmp_path).go(9)
+        original.root.put("sources/0/0", [b"files"])
+        original.root.put("state/0/_metadata/metadata", [b"{}"])
+        for folder in ("", "sources/", "sources/0/", "sources/1/", "state/", "state/0/", "state/0/_metadata/"):
+            mark(f"query/{folder}")
+        mark("new/")
+        new = f"{bucket}/new"
+        assert fork(original.location, new).version == 9
+        assert {info.name for info in open_filesystem(new).list("s")} == {"sources/0/0", "state/0/_metadata/metadata"}
+        assert state(new, 9) == truth(9)
+
+
+def mark(key: str) -> None:
+    """Put an object of S3 as Hadoop does where it makes a folder: names of the file layer never end in a slash."""
+    address = f"{os.environ['AWS_ENDPOINT_URL']}/{BUCKET}/{key}"
+    urllib.request.urlopen(urllib.request.Request(address, data=b"", method="PUT")).close()
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])

@@ -38,7 +38,7 @@ from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.transplant import exchanged
 from millpond.plan.workers import map_in_arrow, named
-from millpond.query.ledger.copying import copy_folders, copy_ledger
+from millpond.query.ledger.copying import check_finished, check_free, copy_folders, copy_ledger
 from millpond.query.ledger.ledger import METADATA, Ledger
 from millpond.query.starting.checks import check_session, check_stream
 from millpond.query.starting.pinning import pinned_query
@@ -106,12 +106,7 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     original, place = open_filesystem(origin), open_filesystem(catalyst.qualified(checkpoint))
     ledger = Ledger(original)
     query = _check_original(catalyst, original, ledger)
-    if place.list(""):
-        raise UsageError(
-            "There is something here already.",
-            action="Name another place. What an import that was interrupted has left can be deleted.",
-            file=place.url,
-        )
+    check_free(place)
     batch, planned = ledger.last("commits"), ledger.last("offsets")
     carried = _carried(spark, catalyst, decision, origin, batch)
     files = open_filesystem(join_url(place.url, "millpond"))
@@ -163,6 +158,7 @@ def _check_original(catalyst: Catalyst, original: FileSystem, ledger: Ledger) ->
     query = ledger.query_id()
     committed, planned = ledger.last("commits"), ledger.last("offsets")
     if query is None or committed < 0:
+        check_finished(original)
         raise UsageError(
             "There is no query here that has committed a batch.",
             action="Give the checkpointLocation of a query that has run, or start the query with a new one.",

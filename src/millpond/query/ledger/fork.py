@@ -30,7 +30,14 @@ from millpond.files.backends.filesystem import FileSystem, MissingFileError, joi
 from millpond.files.backends.forked import with_parents
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.patience import put_own
-from millpond.query.ledger.copying import copy_folders, copy_ledger, out_of_reach
+from millpond.query.ledger.copying import (
+    check_finished,
+    check_free,
+    copy_folders,
+    copy_ledger,
+    objects_of,
+    out_of_reach,
+)
 from millpond.query.ledger.ledger import METADATA, Ledger, is_rolled_back
 from millpond.query.ledger.ownership import SOON, state_of_last_run
 from millpond.slot.reading.reader import StateReader, span
@@ -73,12 +80,7 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
     original, place = open_filesystem(checkpoint), open_filesystem(new)
     ledger = Ledger(original)
     _check_original(original, ledger)
-    if place.list(""):
-        raise UsageError(
-            "There is something here already.",
-            action="Name another place. What a fork that was interrupted has left can be deleted.",
-            file=place.url,
-        )
+    check_free(place)
     retained, committed = ledger.retained(), ledger.last("commits")  # first: what it says is durable is there then
     reader = StateReader(checkpoint)
     recovery = Recovery(reader.files)
@@ -124,12 +126,7 @@ def check_fork(checkpoint: str, ledger_files: FileSystem) -> None:
     known = read_parents(files)
     if known is None:
         return
-    if not ledger_files.exists(METADATA):
-        raise StateIncompatibleError(
-            "This checkpoint was to go on from the state of another, and its making was interrupted.",
-            action="Delete it, and fork (millpond state fork) or import (millpond.import_checkpoint) again.",
-            file=ledger_files.url,
-        )
+    check_finished(ledger_files)
     if known.parents and not known.made_at(files.url) and _is_copy(files, known.fork):
         raise StateIncompatibleError(
             f"This checkpoint is a copy of {known.fork}, a fork that shares files with {known.parents[0].location}: "
@@ -156,6 +153,7 @@ def _is_copy(files: FileSystem, other: str) -> bool:
 
 def _check_original(original: FileSystem, ledger: Ledger) -> None:
     if ledger.query_id() is None:
+        check_finished(original)
         raise UsageError(
             "There is no ledger of Spark's here, so nothing to go on from.",
             action="Give the checkpointLocation of a query that has run.",
@@ -175,7 +173,7 @@ def _check_original(original: FileSystem, ledger: Ledger) -> None:
             action="Start the query, and fork it once it runs.",
             file=original.url,
         )
-    theirs = [info.name for info in original.list("state/") if "/_metadata/" not in info.name]
+    theirs = [info.name for info in objects_of(original, "state/") if "/_metadata/" not in info.name]
     if theirs:
         raise UsageError(
             "Part of this query's state lies in Spark's own state store, which is not shared.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from millpond.checkpoint.retention.orphans import Orphans, find_orphans
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.query.ledger.copying import check_finished
 from millpond.query.ledger.ledger import Ledger
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reading.reader import StateReader
@@ -26,6 +27,7 @@ def orphans_of(checkpoint: str, *, now: float | None = None) -> tuple[FileSystem
     ledger_files = open_filesystem(checkpoint)
     ledger = Ledger(ledger_files)
     if ledger.query_id() is None:
+        check_finished(ledger_files)
         raise UsageError(
             "There is no ledger of Spark's here, which tells what may be needed.",
             action="Give the query's checkpointLocation, also if its state lies elsewhere.",
