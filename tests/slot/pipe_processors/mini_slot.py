@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
 from pyspark.sql.types import StructType
 
-from millpond.slot.pipe.processors.learning import learn
+from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import Running, UserProcessor
 from millpond.slot.pipe.processors.state.schemas import spark_type, text
 from millpond.slot.process.protocol import Call
@@ -63,17 +63,19 @@ def user_processor(
     processor: StatefulProcessor,
     *,
     columns: str = "k string, v bigint",
-    keys: int = 1,
+    keys: Sequence[int] = (0,),
+    beside: int = 0,
     shown: str = "k string, n bigint",
     mode: TimeMode = "none",
     pandas: bool = False,
     **conf: str,
 ) -> UserProcessor:
+    """A processor as the planner makes it; `beside`: how many columns, the first ones, are of the key and not data."""
     spec = ProcessorSpec(
         columns=fields(columns),
-        keys=tuple(range(keys)),
+        keys=tuple(keys),
         outputs=fields(shown),
-        variables=learn(processor, mode),
+        variables=tuple(learned(processor, mode).variables),
         time_mode=mode,
         output_mode="update",
     )
@@ -82,9 +84,9 @@ def user_processor(
     settings = {"spark.sql.session.timeZone": "UTC"} | {
         f"spark.sql.{name.replace('_', '.')}": value for name, value in conf.items()
     }
-    values = tuple(range(keys, len(spec.columns)))
+    values = tuple(range(beside, len(spec.columns)))
     command = cloudpickle.dumps((function, struct(shown)))
-    return UserProcessor("a title", command, pandas, struct(columns), keys, values, struct(shown), spec, settings)
+    return UserProcessor("a title", command, pandas, struct(columns), values, struct(shown), spec, settings)
 
 
 class MiniSlot:
@@ -107,10 +109,9 @@ class MiniSlot:
     ) -> list[dict[str, Any]]:
         """What a batch gives out: rows, then timers, then the end."""
         running = self.user.start()
-        count = len(self.user.spec.keys)
         groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
         for row in rows:
-            groups.setdefault(row[:count], []).append(row)
+            groups.setdefault(tuple(row[at] for at in self.user.spec.keys), []).append(row)
         shown = list(self._calls(running, "rows", groups, processing, watermark))
         if self.user.spec.timed:
             limit = processing if self.user.spec.time_mode == "processing" else watermark

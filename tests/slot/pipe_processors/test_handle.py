@@ -10,7 +10,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import LongType, Row, StringType, StructType
 
 from millpond.errors import UsageError
-from millpond.slot.pipe.processors.learning import learn, learned
+from millpond.slot.pipe.processors.learning import learned
 from millpond.spec.kinds.processor import NEVER_EXPIRES, TIMERS, Variable
 from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, user_processor
 
@@ -99,7 +99,7 @@ def test_timers_of_keys_of_all_kinds() -> None:
         yield Row(k=repr(key), n=None)
 
     columns = "k string, t timestamp_ntz, b binary, v bigint"
-    user = user_processor(Scripted(rows=rows, timer=timer), columns=columns, keys=3, mode="processing")
+    user = user_processor(Scripted(rows=rows, timer=timer), columns=columns, keys=(0, 1, 2), mode="processing")
     assert MiniSlot(user).batch([(None, 0, b"x", 1)], 1) == [
         {"k": "Row(k=None, t=datetime.datetime(1970, 1, 1, 0, 0), b=b'x')", "n": None}
     ]
@@ -173,14 +173,15 @@ def test_variables_are_learnt() -> None:
         self.kept = True
 
     processor = Scripted(init=init, close=lambda self: said.append("closed"))
-    assert learn(processor, "processing") == (
+    handle = learned(processor, "processing")
+    assert handle.variables == [
         Variable("v", "value", "struct<a:int,`b c`:string>"),
         Variable("l", "list", "struct<x:bigint,y:struct<`z z`:string>>", ttl_ms=5),
         Variable("m", "map", "struct<v:array<decimal(5,2)>,w:map<string,timestamp>>", key="struct<k:string>"),
-    )
+    ]
     assert said == ["closed"]
     assert not hasattr(processor, "kept")
-    assert learned(processor, "processing").purged == ["old"]
+    assert handle.purged == ["old"]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_variables_are_learnt() -> None:
 )
 def test_misuse_on_the_driver(init: Any, match: str) -> None:
     with pytest.raises(PySparkRuntimeError, match=match):
-        learn(Scripted(init=lambda self, handle: init(handle)), "processing")
+        learned(Scripted(init=lambda self, handle: init(handle)), "processing")
 
 
 @pytest.mark.parametrize(("mode", "name"), [("none", "NoTime"), ("event", "EventTime")])
@@ -218,7 +219,7 @@ def test_a_time_to_live_needs_processing_time(mode: Any, name: str) -> None:
     processor = Scripted(init=lambda self, handle: handle.getMapState("x", "a int", "a int", 5))
     match = f"STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL. Cannot use TTL for state=x in timeMode={name},"
     with pytest.raises(PySparkRuntimeError, match=match):
-        learn(processor, mode)
+        learned(processor, mode)
 
 
 def test_a_variable_that_is_deleted_and_kept() -> None:
@@ -227,4 +228,4 @@ def test_a_variable_that_is_deleted_and_kept() -> None:
         handle.getValueState("x", "a int")
 
     with pytest.raises(UsageError, match="deletes the state variable 'x'"):
-        learn(Scripted(init=init), "none")
+        learned(Scripted(init=init), "none")

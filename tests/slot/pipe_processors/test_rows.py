@@ -81,6 +81,16 @@ def test_rows_and_keys_are_what_spark_makes_of_them() -> None:
     assert tuple(empty) == (None,) * 10
 
 
+@pytest.mark.parametrize(("keys", "key"), [((1,), (2.5,)), ((2, 0), ("c", 1)), ((2, 2), ("c", "c")), ((), ())])
+def test_keys_are_any_columns(keys: Any, key: Any) -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        yield Row(k=str((key, list(rows))), n=0)
+
+    user = user_processor(Scripted(rows=rows), columns="a int, b double, c string", keys=keys)
+    shown = MiniSlot(user).batch([(1, 2.5, "c")])
+    assert shown == [{"k": str((key, [Row(a=1, b=2.5, c="c")])), "n": 0}]
+
+
 def test_a_processor_without_time_knows_no_time() -> None:
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
         yield Row(k=str(times.getCurrentProcessingTimeInMs()), n=times.getCurrentWatermarkInMs())

@@ -52,7 +52,6 @@ class Form:
 
     def __init__(self, dtype: DataType) -> None:
         self.dtype = dtype
-        self.arrow: pa.DataType = dtype.arrow
         self.plain = all(_shown(inner) is None for _, inner in dtype.fields)
         self._spark: StructType = spark_type(dtype)
         self._shown = [_shown(inner) for _, inner in dtype.fields]
@@ -91,6 +90,11 @@ class Form:
     def row(self, kept: tuple[Any, ...]) -> Row:
         """The same as a row with names."""
         return _create_row(self._spark.names, list(self.shown(kept)))
+
+    @cached_property
+    def arrow(self) -> pa.DataType:
+        """The type of a column of values."""
+        return self.dtype.arrow
 
     @cached_property
     def identity(self) -> Convert | None:
