@@ -214,6 +214,25 @@ def test_misuse_on_the_driver(init: Any, match: str) -> None:
         learned(Scripted(init=lambda self, handle: init(handle)), "processing")
 
 
+@pytest.mark.parametrize("name", ["", " a", "a\t", "default"])
+def test_names_that_the_state_store_does_not_take(name: str) -> None:
+    said = ".STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME. Failed to perform column family operation="
+    with pytest.raises(
+        PySparkRuntimeError, match=f"Error initializing map state: {said}create_col_family .*={name}. Co"
+    ):
+        learned(Scripted(init=lambda self, handle: handle.getMapState(name, "a int", "a int")), "none")
+    with pytest.raises(PySparkRuntimeError, match=f"Error deleting state: {said}remove_col_family .*={name}. Column"):
+        learned(Scripted(init=lambda self, handle: handle.deleteIfExists(name)), "none")
+
+
+def test_names_that_are_reserved() -> None:
+    said = ".STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS. .* unsupported starting character and name="
+    with pytest.raises(PySparkRuntimeError, match=f"Error initializing list state: {said}.x. SQLSTATE: 42802"):
+        learned(Scripted(init=lambda self, handle: handle.getListState("$x", "a int")), "none")
+    (variable,) = learned(Scripted(init=lambda self, handle: handle.getListState("_ x$", "a int")), "none").variables
+    assert variable.name == "_ x$"
+
+
 @pytest.mark.parametrize(("mode", "name"), [("none", "NoTime"), ("event", "EventTime")])
 def test_a_time_to_live_needs_processing_time(mode: Any, name: str) -> None:
     processor = Scripted(init=lambda self, handle: handle.getMapState("x", "a int", "a int", 5))
