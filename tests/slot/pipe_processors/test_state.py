@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import LongType, Row, StructField, StructType
 
 from millpond.errors import UsageError
-from millpond.slot.pipe.processors.state import parts
+from millpond.slot.pipe.processors.state import columns, parts
 from millpond.slot.pipe.processors.state.order import row_bytes
 from millpond.spec.kinds.processor import NEVER_EXPIRES
 from millpond.spec.types import parse_type
@@ -305,6 +306,33 @@ def test_many_keys_that_nobody_touches(monkeypatch: pytest.MonkeyPatch) -> None:
         for key, many in added.items()
         if many
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("l", lambda self: self.list.put([(n, []) for n in range(6)])),
+        ("m", lambda self: [self.map.updateValue((n,), (n, None)) for n in range(6)]),
+        ("m", lambda self: self.map.updateValue((1,), (1, list(range(6))))),
+    ],
+)
+def test_a_variable_that_has_become_too_large(monkeypatch: pytest.MonkeyPatch, kind: str, change: Step) -> None:
+    monkeypatch.setattr(columns, "_MOST", 5)
+
+    def declare(self: Any, handle: Any) -> None:
+        self.list = handle.getListState("l", "a bigint, b array<int>")
+        self.map = handle.getMapState("m", "k bigint", "a bigint, b array<int>")
+
+    run = running(declare)
+    run(lambda self: self.list.put([(n, [n]) for n in range(5)]))
+    with pytest.raises(UsageError, match=f"The state variable '{kind}' has become so large"):
+        run(change)
+
+
+def test_texts_that_are_too_long_for_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pa, "array", lambda values, kind: pa.chunked_array([values, values], kind))  # as it answers
+    with pytest.raises(columns.TooLarge):
+        columns.built(["text"], pa.string())
 
 
 # random programs -----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from millpond.errors import UsageError
 from millpond.slot.pipe.processors.state import refusals
+from millpond.slot.pipe.processors.state.columns import TooLarge
 from millpond.slot.pipe.processors.state.parts import HeldList, HeldMap
 from millpond.slot.pipe.processors.state.refusals import refused
 from millpond.slot.pipe.processors.state.timers import Timers
@@ -145,8 +146,20 @@ class Handle(CheckedHandle):
             self.timers.begin(tables[TIMERS].column("value"))
 
     def changes(self) -> dict[str, pa.RecordBatch]:
-        """What the call has changed, by tables; the call is over."""
-        made = {held.variable.table: held.changes() for _, held in self._variables.values()}
+        """What the call has changed, by tables; the call is over.
+
+        Raises:
+            UsageError: a variable has become too large.
+        """
+        made = {}
+        for name, (_, held) in self._variables.items():
+            try:
+                made[held.variable.table] = held.changes()
+            except TooLarge:
+                raise UsageError(
+                    f"The state variable {name!r} has become so large that some keys have more than 2 GB there.",
+                    action="Keep less in it for each key, or share it out among several variables.",
+                ) from None
         if self._timed:
             made[TIMERS] = self.timers.changes()
         return {name: changes.table() for name, changes in made.items() if changes.at}
