@@ -7,8 +7,10 @@ Spark runs Python functions, not in the slot: one that fails, or takes its proce
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -93,6 +95,7 @@ class Running:
     def __init__(self, processor: UserProcessor) -> None:
         from pyspark.worker import RunnerConf
 
+        _freeze()
         self.key: Any = None
         self._spec = processor.spec
         self._schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in processor.spec.outputs])
@@ -212,6 +215,13 @@ def _keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[in
     keys = tables[KEYS]
     at = keys.schema.get_field_index(COUNT)
     return keys.columns[:at], keys.column(at).to_pylist()
+
+
+@cache
+def _freeze() -> None:
+    """Spare all that the process has by now the garbage collections to which the state of many keys leads."""
+    gc.collect()
+    gc.freeze()
 
 
 def _loaded(command: bytes) -> StatefulProcessor:
