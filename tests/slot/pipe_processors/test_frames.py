@@ -67,7 +67,7 @@ def compared(types: list[str], columns: list[list[Any]], most: int = 2) -> bool:
         [pa.array(one, field.type) for one, field in zip(lists, schema, strict=True)], schema=schema
     )
     conf = RunnerConf(ZONE | {"spark.sql.execution.arrow.maxRecordsPerBatch": str(most)})
-    frames = Frames(struct(ddl), 1, tuple(range(1, len(types) + 1)), conf)
+    frames = Frames(struct(ddl), (0,), tuple(range(1, len(types) + 1)), conf)
     sliced: list[bool] = []
     chosen = frames._chosen
     frames._chosen = lambda series: sliced.append(False) or chosen(series)
@@ -141,7 +141,29 @@ def test_names_that_are_none_in_python() -> None:
 
     user = user_processor(Scripted(rows=rows), columns="`the k` string, `a b` int, class int, fine int", pandas=True)
     MiniSlot(user).batch([("a", 1, 2, 3)])
-    assert names == [["_1", "_2", "fine"]]
+    assert names == [["_0", "_1", "_2", "fine"]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "beside", "key", "names"),
+    [
+        ((2,), 0, ("c",), ["a", "b", "c"]),
+        ((2, 0), 0, ("c", 1), ["a", "b", "c"]),
+        ((0, 2, 2), 1, (1, "c", "c"), ["b", "c"]),
+        ((), 0, (), ["a", "b", "c"]),
+    ],
+)
+def test_frames_have_the_columns_of_the_data(keys: Any, beside: int, key: Any, names: list[str]) -> None:
+    seen: list[Any] = []
+
+    def rows(self: Any, key: Any, frames: Any, times: Any) -> Any:
+        seen.extend((key, frame.columns.tolist(), frame.c.tolist()) for frame in frames)
+        return []
+
+    columns = "a int, b double, c string"
+    user = user_processor(Scripted(rows=rows), columns=columns, keys=keys, beside=beside, pandas=True)
+    MiniSlot(user).batch([(1, 0.5, "c"), (1, 0.25, "c")])
+    assert seen == [(key, names, ["c", "c"])]
 
 
 def test_a_processor_that_sees_the_key_alone() -> None:
@@ -160,6 +182,29 @@ def test_frames_are_bounded_in_bytes() -> None:
         Scripted(rows=rows), columns="k bigint, v bigint", pandas=True, execution_arrow_maxBytesPerBatch="32"
     )
     assert MiniSlot(user).batch([(1, n) for n in range(5)]) == [{"k": "[2, 2, 1]", "n": 0}]
+
+
+def test_an_initial_state_comes_in_frames() -> None:
+    seen: list[Any] = []
+
+    def initial(self: Any, key: Any, frame: Any, times: Any) -> None:
+        seen.append((key, frame.to_dict("list")))
+        self.count.update((len(seen),))
+
+    user = user_processor(
+        Scripted(init=counting, rows=count, initial=initial),
+        pandas=True,
+        initial="k string, total int",
+        execution_arrow_maxRecordsPerBatch="2",
+    )
+    slot = MiniSlot(user)
+    assert slot.batch([("b", 1)], initial=[("a", 1), ("b", 2), ("a", 3), ("a", 4)]) == [{"k": "b", "n": 4}]
+    assert seen == [
+        (("a",), {"k": ["a", "a"], "total": [1, 3]}),
+        (("a",), {"k": ["a"], "total": [4]}),
+        (("b",), {"k": ["b"], "total": [2]}),
+    ]
+    assert slot.of("variable.count") == {("a",): {"n": 2}, ("b",): {"n": 4}}
 
 
 def test_timers_give_frames() -> None:

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import LongType, Row, StringType, StructType
 
 from millpond.errors import UsageError
-from millpond.slot.pipe.processors.learning import learn, learned
+from millpond.slot.pipe.processors.learning import learned
 from millpond.spec.kinds.processor import NEVER_EXPIRES, TIMERS, Variable
 from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, user_processor
 
@@ -99,7 +99,7 @@ def test_timers_of_keys_of_all_kinds() -> None:
         yield Row(k=repr(key), n=None)
 
     columns = "k string, t timestamp_ntz, b binary, v bigint"
-    user = user_processor(Scripted(rows=rows, timer=timer), columns=columns, keys=3, mode="processing")
+    user = user_processor(Scripted(rows=rows, timer=timer), columns=columns, keys=(0, 1, 2), mode="processing")
     assert MiniSlot(user).batch([(None, 0, b"x", 1)], 1) == [
         {"k": "Row(k=None, t=datetime.datetime(1970, 1, 1, 0, 0), b=b'x')", "n": None}
     ]
@@ -132,6 +132,13 @@ def test_timers_need_a_key() -> None:
         mode="event",
         close=_unless_learning(lambda self: self.handle.registerTimer(1)),
     )
+
+
+def test_with_an_initial_state_timers_need_a_key_in_the_end_too() -> None:
+    close = _unless_learning(lambda self: self.handle.registerTimer(1))
+    slot = MiniSlot(user_processor(Scripted(close=close), mode="event", initial="k string"))
+    with pytest.raises(PySparkRuntimeError, match=r"Error register timer: .INTERNAL_ERROR_TWS. Implicit key not found"):
+        slot.batch([])
 
 
 def _unless_learning(function: Any) -> Any:
@@ -173,14 +180,15 @@ def test_variables_are_learnt() -> None:
         self.kept = True
 
     processor = Scripted(init=init, close=lambda self: said.append("closed"))
-    assert learn(processor, "processing") == (
+    handle = learned(processor, "processing")
+    assert handle.variables == [
         Variable("v", "value", "struct<a:int,`b c`:string>"),
         Variable("l", "list", "struct<x:bigint,y:struct<`z z`:string>>", ttl_ms=5),
         Variable("m", "map", "struct<v:array<decimal(5,2)>,w:map<string,timestamp>>", key="struct<k:string>"),
-    )
+    ]
     assert said == ["closed"]
     assert not hasattr(processor, "kept")
-    assert learned(processor, "processing").purged == ["old"]
+    assert handle.purged == ["old"]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +218,26 @@ def test_variables_are_learnt() -> None:
 )
 def test_misuse_on_the_driver(init: Any, match: str) -> None:
     with pytest.raises(PySparkRuntimeError, match=match):
-        learn(Scripted(init=lambda self, handle: init(handle)), "processing")
+        learned(Scripted(init=lambda self, handle: init(handle)), "processing")
+
+
+@pytest.mark.parametrize("name", ["", " a", "a\t", "default"])
+def test_names_that_the_state_store_does_not_take(name: str) -> None:
+    said = ".STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME. Failed to perform column family operation="
+    with pytest.raises(
+        PySparkRuntimeError, match=f"Error initializing map state: {said}create_col_family .*={name}. C"
+    ):
+        learned(Scripted(init=lambda self, handle: handle.getMapState(name, "a int", "a int")), "none")
+    with pytest.raises(PySparkRuntimeError, match=f"Error deleting state: {said}remove_col_family .*={name}. Column"):
+        learned(Scripted(init=lambda self, handle: handle.deleteIfExists(name)), "none")
+
+
+def test_names_that_are_reserved() -> None:
+    said = ".STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS. .* unsupported starting character and name="
+    with pytest.raises(PySparkRuntimeError, match=f"Error initializing list state: {said}.x. SQLSTATE: 42802"):
+        learned(Scripted(init=lambda self, handle: handle.getListState("$x", "a int")), "none")
+    (variable,) = learned(Scripted(init=lambda self, handle: handle.getListState("_ x$", "a int")), "none").variables
+    assert variable.name == "_ x$"
 
 
 @pytest.mark.parametrize(("mode", "name"), [("none", "NoTime"), ("event", "EventTime")])
@@ -218,7 +245,7 @@ def test_a_time_to_live_needs_processing_time(mode: Any, name: str) -> None:
     processor = Scripted(init=lambda self, handle: handle.getMapState("x", "a int", "a int", 5))
     match = f"STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL. Cannot use TTL for state=x in timeMode={name},"
     with pytest.raises(PySparkRuntimeError, match=match):
-        learn(processor, mode)
+        learned(processor, mode)
 
 
 def test_a_variable_that_is_deleted_and_kept() -> None:
@@ -227,4 +254,4 @@ def test_a_variable_that_is_deleted_and_kept() -> None:
         handle.getValueState("x", "a int")
 
     with pytest.raises(UsageError, match="deletes the state variable 'x'"):
-        learn(Scripted(init=init), "none")
+        learned(Scripted(init=init), "none")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import LongType, Row, StructField, StructType
 
 from millpond.errors import UsageError
-from millpond.slot.pipe.processors.state import parts
+from millpond.slot.pipe.processors.state import columns, parts
 from millpond.slot.pipe.processors.state.order import row_bytes
 from millpond.spec.kinds.processor import NEVER_EXPIRES
 from millpond.spec.types import parse_type
@@ -307,6 +308,33 @@ def test_many_keys_that_nobody_touches(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("l", lambda self: self.list.put([(n, []) for n in range(6)])),
+        ("m", lambda self: [self.map.updateValue((n,), (n, None)) for n in range(6)]),
+        ("m", lambda self: self.map.updateValue((1,), (1, list(range(6))))),
+    ],
+)
+def test_a_variable_that_has_become_too_large(monkeypatch: pytest.MonkeyPatch, kind: str, change: Step) -> None:
+    monkeypatch.setattr(columns, "_MOST", 5)
+
+    def declare(self: Any, handle: Any) -> None:
+        self.list = handle.getListState("l", "a bigint, b array<int>")
+        self.map = handle.getMapState("m", "k bigint", "a bigint, b array<int>")
+
+    run = running(declare)
+    run(lambda self: self.list.put([(n, [n]) for n in range(5)]))
+    with pytest.raises(UsageError, match=f"The state variable '{kind}' has become so large"):
+        run(change)
+
+
+def test_texts_that_are_too_long_for_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pa, "array", lambda values, kind: pa.chunked_array([values, values], kind))  # as it answers
+    with pytest.raises(columns.TooLarge):
+        columns.built(["text"], pa.string())
+
+
 # random programs -----------------------------------------------------------------------------------------------
 
 ORDER = row_bytes(parse_type("struct<k:string,n:int>"))
@@ -398,9 +426,12 @@ class Model:
         assert sorted(processor.handle.listTimers()) == sorted(self.timers)
 
 
+firsts = st.lists(st.tuples(st.sampled_from("abcdefg"), st.lists(operation, max_size=4)), max_size=6)
+
+
 @settings(max_examples=150, deadline=None)
-@given(batches, st.sampled_from([0, 5]), st.integers(1, 4))
-def test_any_program(program: Any, ttl: int, together: int) -> None:
+@given(batches, firsts, st.sampled_from([0, 5]), st.integers(1, 4))
+def test_any_program(program: Any, initial_state: Any, ttl: int, together: int) -> None:
     models: dict[str, Model] = {}
     waiting: dict[str, list[Any]] = {}
     now = 0
@@ -420,6 +451,10 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
         model.check(self, ("a", None), now)
         yield from ()
 
+    def initial(self: Any, key: Any, row: Any, times: Any) -> None:
+        for one in initial_state[row.at][1]:
+            models.setdefault(key[0], Model()).run(self, one, now, ttl)
+
     def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Row]:
         fired.append((key.k, info.getExpiryTimeInMs()))
         models[key.k].check(self, ("a", 1), now)
@@ -428,14 +463,18 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
         yield from ()
         models[key.k].timers.discard(info.getExpiryTimeInMs())
 
-    slot = MiniSlot(user_processor(Scripted(init=init, rows=rows, timer=timer), mode="processing"), together)
+    processor = Scripted(init=init, rows=rows, initial=initial, timer=timer)
+    slot = MiniSlot(user_processor(processor, mode="processing", initial="k string, at int"), together)
+    given_first = [(key, at) for at, (key, _) in enumerate(initial_state)]
     for step, batch in program:
         now += step
         waiting.clear()
         for key, operations in batch:
             waiting.setdefault(key, []).append(operations)
         fired.clear()
-        slot.batch([(key, at) for key, many in waiting.items() for at in range(len(many))], now)
+        given = [(key, at) for key, many in waiting.items() for at in range(len(many))]
+        slot.batch(given, now, initial=given_first)
+        given_first = []
         assert fired == sorted(fired, key=lambda one: (list(dict.fromkeys(k for k, _ in fired)).index(one[0]), one[1]))
         assert all(time <= now for _, time in fired)
         for key, model in models.items():

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from millpond.errors import UsageError
 from millpond.slot.pipe.processors.state import refusals
+from millpond.slot.pipe.processors.state.columns import TooLarge
 from millpond.slot.pipe.processors.state.parts import HeldList, HeldMap
 from millpond.slot.pipe.processors.state.refusals import refused
 from millpond.slot.pipe.processors.state.timers import Timers
@@ -21,6 +22,7 @@ from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, TimeMode
 
 _MODES: Mapping[TimeMode, str] = {"none": "NoTime", "processing": "ProcessingTime", "event": "EventTime"}
 _CALLED = {"value": "Value", "list": "List", "map": "Map"}
+_SPACES = "".join(map(chr, range(ord(" ") + 1)))  # as Java trims
 _HELD: Mapping[str, Any] = {"value": HeldValue, "list": HeldList, "map": HeldMap}
 
 
@@ -74,7 +76,9 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
 
     def deleteIfExists(self, stateName: str) -> None:
         """Let a variable of earlier runs be deleted."""
-        self._check_state("deleting state", "delete_if_exists")
+        doing = "deleting state"
+        self._check_state(doing, "delete_if_exists")
+        _check_name(stateName, doing, "remove_col_family")
 
     def _declared(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl: int | None) -> Any:
         doing = f"initializing {kind} state"
@@ -88,6 +92,7 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
             raise refused(doing, refusals.ttl_needs_processing_time(name, _MODES[self._mode]))
         if ttl_ms < 0:
             raise refused(doing, refusals.ttl_not_positive(name))
+        _check_name(name, doing, "create_col_family")
         made = self._made(kind, name, value, key, ttl_ms)
         self._variables[name] = (kind, made)
         return made
@@ -141,8 +146,20 @@ class Handle(CheckedHandle):
             self.timers.begin(tables[TIMERS].column("value"))
 
     def changes(self) -> dict[str, pa.RecordBatch]:
-        """What the call has changed, by tables; the call is over."""
-        made = {held.variable.table: held.changes() for _, held in self._variables.values()}
+        """What the call has changed, by tables; the call is over.
+
+        Raises:
+            UsageError: a variable has become too large.
+        """
+        made = {}
+        for name, (_, held) in self._variables.items():
+            try:
+                made[held.variable.table] = held.changes()
+            except TooLarge:
+                raise UsageError(
+                    f"The state variable {name!r} has become so large that some keys have more than 2 GB there.",
+                    action="Keep less in it for each key, or share it out among several variables.",
+                ) from None
         if self._timed:
             made[TIMERS] = self.timers.changes()
         return {name: changes.table() for name, changes in made.items() if changes.at}
@@ -172,6 +189,14 @@ class Handle(CheckedHandle):
             table = "$procTimers" if self._mode == "processing" else "$eventTimers"
             raise refused(doing, refusals.no_key(f"{table}_keyToTimestamp"))
         return int(self.place.at)
+
+
+def _check_name(name: str, doing: str, operation: str) -> None:
+    """Refuse the names that Spark's state store does not take."""
+    if name in ("", "default") or name.strip(_SPACES) != name:
+        raise refused(doing, refusals.wrong_name(operation, name))
+    if name.startswith("$"):
+        raise refused(doing, refusals.reserved_name(name))
 
 
 def _milliseconds(value: Any) -> int:

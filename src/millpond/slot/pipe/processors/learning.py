@@ -72,16 +72,6 @@ class LearningHandle(CheckedHandle):
         return _unusable(kind, name)
 
 
-def learn(processor: StatefulProcessor, time_mode: TimeMode) -> tuple[Variable, ...]:
-    """The state variables that a processor asks for; a copy of it is initialized and closed.
-
-    Raises:
-        PySparkRuntimeError: it does what Spark refuses.
-        UsageError: a variable is to be deleted and kept.
-    """
-    return tuple(learned(processor, time_mode).variables)
-
-
 def learned(processor: StatefulProcessor, time_mode: TimeMode) -> LearningHandle:
     """The handle that a copy of a processor has had on the driver: it knows what is kept, and what is to be deleted.
 

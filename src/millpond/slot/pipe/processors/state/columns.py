@@ -6,12 +6,18 @@ for maps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+_MOST = (1 << 31) - 1  # bytes or parts that all values of a column have together
+
+
+class TooLarge(Exception):
+    """Values do not fit into one column."""
 
 
 def listed(array: pa.Array) -> list[Any]:
@@ -69,7 +75,11 @@ def _pairs(array: pa.MapArray, start: int, stop: int) -> Any:
 
 
 def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of values as Spark keeps them."""
+    """A column of values as Spark keeps them.
+
+    Raises:
+        TooLarge: there are too many of them, or they are too long.
+    """
     if pa.types.is_struct(kind):
         lost = [value is None for value in values] if None in values else None
         count = kind.num_fields
@@ -82,7 +92,7 @@ def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_map(kind) or pa.types.is_list(kind):
         lost = [value is None for value in values] if None in values else None
         whole = [value or () for value in values] if lost else values
-        places = pa.array(list(accumulate(map(len, whole), initial=0)), pa.int32())
+        places = offsets(map(len, whole))
         parts = list(chain.from_iterable(whole))
         mask = None if lost is None else pa.array(lost)
         if pa.types.is_map(kind):
@@ -94,4 +104,15 @@ def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, pa.int32()).view(kind)
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).view(kind)
-    return pa.array(values, kind)
+    array = pa.array(values, kind)
+    if isinstance(array, pa.ChunkedArray):
+        raise TooLarge
+    return array
+
+
+def offsets(counts: Iterable[int]) -> pa.Array:
+    """Where the parts of each list lie in all parts, from how many each has."""
+    ends = list(accumulate(counts, initial=0))
+    if ends[-1] > _MOST:
+        raise TooLarge
+    return pa.array(ends, pa.int32())

@@ -129,7 +129,7 @@ def _bytes(dtype: DataType) -> Bytes:
     if dtype.name == "decimal":
         return _decimal(dtype.scale, bool(_width(dtype)))
     if dtype.name == "string":
-        return lambda value: value.encode(errors="replace")
+        return str.encode
     if dtype.name == "binary":
         return bytes
     pack = struct.Struct("<" + _FIXED[dtype.name]).pack

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ListState, MapState
 from pyspark.sql.types import Row
 
-from millpond.slot.pipe.processors.state.columns import bounds, built, nulls, stored
+from millpond.slot.pipe.processors.state.columns import bounds, built, nulls, offsets, stored
 from millpond.slot.pipe.processors.state.refusals import empty_list, refused
 from millpond.slot.pipe.processors.state.values import Form, Refused
 from millpond.slot.pipe.processors.state.variables import Changes, Held, Place
@@ -83,18 +83,16 @@ class _HeldParts(Held):
 
     def _changes(self, at: list[int], counts: list[int], parts: dict[str, pa.Array], expiries: list[int]) -> Changes:
         """What keys have now, from how many parts each has, and the columns and expiries of all these."""
-        ends = list(accumulate(counts))
         firsts = [NEVER_EXPIRES] * len(at)
         if self._lives:
             parts["expiry"] = pa.array(expiries, pa.int64())
+            ends = accumulate(counts)
             firsts = [min(expiries[end - n : end], default=NEVER_EXPIRES) for n, end in zip(counts, ends, strict=True)]
         fields = [pa.field(name, part.type) for name, part in parts.items()]
         whole = pa.StructArray.from_arrays(list(parts.values()), fields=fields) if len(parts) > 1 else parts["value"]
         kind = pa.list_(pa.field("element", whole.type))
         mask = pa.array([not count for count in counts], pa.bool_())
-        return Changes(
-            at, pa.ListArray.from_arrays(pa.array([0, *ends], pa.int32()), whole, type=kind, mask=mask), firsts
-        )
+        return Changes(at, pa.ListArray.from_arrays(offsets(counts), whole, type=kind, mask=mask), firsts)
 
 
 class _Elements:

@@ -37,6 +37,19 @@ def defined_twice(name: str) -> str:
     return f"[STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED] {said} SQLSTATE: 42802"
 
 
+def wrong_name(operation: str, name: str) -> str:
+    """A variable has a name that cannot be one of the state store's."""
+    said = f"Failed to perform column family operation={operation} with invalid name={name}."
+    rule = "Column family name cannot be empty or include leading/trailing spaces or use the reserved keyword=default"
+    return f"[STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME] {said} {rule} SQLSTATE: 42802"
+
+
+def reserved_name(name: str) -> str:
+    """A variable has a name as Spark's own have."""
+    said = f"Failed to create column family with unsupported starting character and name={name}."
+    return f"[STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS] {said} SQLSTATE: 42802"
+
+
 def ttl_needs_processing_time(name: str, mode: str) -> str:
     """Only the processing time makes state expire."""
     said = f"Cannot use TTL for state={name} in timeMode={mode}, use TimeMode.ProcessingTime() instead."

@@ -6,12 +6,16 @@ type than the field's silently becomes null, whole numbers lose what does not fi
 
 from __future__ import annotations
 
+import copyreg
 import datetime as dt
 import math
 import operator
+import pickle
+import re
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import cached_property
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -28,8 +32,16 @@ client._load_numpy()  # so that scalars of NumPy are taken for what they hold
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
-_PICKLED = (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, Decimal, dt.date, dt.time)
-"""What Spark's JVM can read; a timestamp is a date too."""
+_READ = frozenset(
+    [type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, dt.date, dt.timedelta]
+)
+"""Types whose values Spark's JVM reads as they are."""
+_NAMED = object()
+"""What it reads of a class or a function, which travels as its name: something of no type of Spark's."""
+_ZERO_KEYS = {"float": 0.0, "double": 0.0, "boolean": False}
+_ZERO_KEYS |= dict.fromkeys([*_BITS, "date", "timestamp", "timestamp_ntz"], 0)
+"""What a key of a map that is null becomes, where null does not fit the type's binary format."""
+_LONE = re.compile("[\ud800-\udfff]")
 
 Convert = Callable[[Any], Any]
 
@@ -52,7 +64,6 @@ class Form:
 
     def __init__(self, dtype: DataType) -> None:
         self.dtype = dtype
-        self.arrow: pa.DataType = dtype.arrow
         self.plain = all(_shown(inner) is None for _, inner in dtype.fields)
         self._spark: StructType = spark_type(dtype)
         self._shown = [_shown(inner) for _, inner in dtype.fields]
@@ -93,6 +104,11 @@ class Form:
         return _create_row(self._spark.names, list(self.shown(kept)))
 
     @cached_property
+    def arrow(self) -> pa.DataType:
+        """The type of a column of values."""
+        return self.dtype.arrow
+
+    @cached_property
     def identity(self) -> Convert | None:
         """What makes something of a value that is equal for equal keys of a map; None if the value itself is."""
         return self.ordering if not self.plain or holds_floats(self.dtype) else None
@@ -127,22 +143,41 @@ def _certain(dtype: DataType) -> Convert | None:
         high = 1 << (_BITS[dtype.name] - 1)
         low = -high
         return lambda value: (type(value) is int and low <= value < high) or value is None
-    kind = {"boolean": bool, "double": float, "string": str}.get(dtype.name)
+    if dtype.name == "string":
+        return lambda value: (type(value) is str and (value.isascii() or not _LONE.search(value))) or value is None
+    kind = {"boolean": bool, "double": float}.get(dtype.name)
     return kind and (lambda value: type(value) is kind or value is None)
 
 
 # what the JVM makes of what it is given -----------------------------------------------------------------------
 
 
+def _read(value: Any) -> Any:
+    """What the JVM reads of a value."""
+    kind = type(value)
+    if kind in _READ or (kind in (dt.datetime, dt.time) and value.tzinfo is None):
+        return value
+    if kind is Decimal and (value.is_finite() or str(value) == "NaN"):
+        return value if value.is_finite() else math.nan
+    pickle.dumps(value, pickle.HIGHEST_PROTOCOL)  # may be what fails in Spark
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+        return _NAMED
+    made = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if isinstance(made, str):
+        return _NAMED
+    function, arguments, attributes = (*made, None)[:3]
+    plain = function is copyreg.__newobj__ and len(arguments) == 1  # type: ignore[attr-defined]
+    if not plain or not isinstance(attributes, dict | None):
+        raise Refused(f"{kind.__module__}.{kind.__qualname__} is no value that Spark can read.")
+    return {"__class__": f"{kind.__module__}.{kind.__qualname__}"} | (attributes or {})
+
+
 def _taken(dtype: DataType) -> Convert:
     make = _make(dtype)
 
     def taken(value: Any) -> Any:
-        if value is None:
-            return None
-        if not isinstance(value, _PICKLED) and not isinstance(value, dt.timedelta):
-            raise Refused(f"{type(value).__module__}.{type(value).__qualname__} is no value that Spark can read.")
-        return make(value)
+        read = _read(value)
+        return None if read is None else make(read)
 
     return taken
 
@@ -152,8 +187,7 @@ def _make(dtype: DataType) -> Convert:
     if name == "struct":
         return _struct(dtype)
     if name == "array":
-        element = _taken(dtype.fields[0][1])
-        return lambda value: [element(one) for one in value] if isinstance(value, list | tuple) else None
+        return _array(dtype)
     if name == "map":
         return _map(dtype)
     if name in _BITS:
@@ -186,13 +220,27 @@ def _struct(dtype: DataType) -> Convert:
     return make
 
 
+def _array(dtype: DataType) -> Convert:
+    element = _taken(dtype.fields[0][1])
+
+    def make(value: Any) -> Any:
+        if isinstance(value, bytes | bytearray):
+            value = np.frombuffer(value, np.int8).tolist()
+        return [element(one) for one in value] if isinstance(value, list | tuple) else None
+
+    return make
+
+
 def _map(dtype: DataType) -> Convert:
     key, item = (_taken(inner) for _, inner in dtype.fields)
+    zero = _ZERO_KEYS.get(dtype.fields[0][1].name)
 
     def make(value: Any) -> Any:
         if not isinstance(value, dict):
             return None
         pairs = [(key(k), item(v)) for k, v in value.items()]
+        if zero is not None:
+            return [(zero if k is None else k, v) for k, v in pairs]
         if any(k is None for k, _ in pairs):
             raise Refused(null_in_map_key())
         return pairs
@@ -218,7 +266,7 @@ def _short(value: float) -> float:
 
 def _binary(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode()
+        return _text(value).encode()
     return bytes(value) if isinstance(value, bytes | bytearray) else None
 
 
@@ -228,36 +276,42 @@ def _decimal(dtype: DataType) -> Convert:
     def make(value: Any) -> Any:
         if not isinstance(value, Decimal):
             return None
-        if not value.is_finite():
-            raise Refused(f"{value} is no decimal number that Spark can read.")
         try:
             scaled = value.quantize(unit, context=_EXACT)
         except InvalidOperation:
             raise Refused(decimal_too_long(value, value, dtype.precision, dtype.scale)) from None
         if len(scaled.as_tuple().digits) > dtype.precision:
             raise Refused(decimal_too_long(value, scaled, dtype.precision, dtype.scale))
-        return scaled
+        return scaled if scaled else abs(scaled)  # Java has no negative zero
 
     return make
 
 
 def _text(value: Any) -> str:
-    """Java's text of a value."""
+    """Java's text of a value, unless that has an address, or parts in the order of their hashes."""
     if value is None:
         return "null"
     if isinstance(value, str):
-        return str(value)
+        return _LONE.sub("\ufffd", value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | Decimal):
-        return str(value)
+        return str(value or abs(value))
     if isinstance(value, float):
         return _java_double(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dt.timedelta):
+        total = f"{value.total_seconds():.6f}".rstrip("0").rstrip(".")
+        parts = f"{value.days} days, {value.seconds} seconds, {value.microseconds} microseconds"
+        return f"Timedelta: {parts} (total: {total} seconds)"
+    if isinstance(value, dt.time):
+        parts = f"{value.hour} hours, {value.minute} minutes, {value.second} seconds"
+        return f"Time: {parts}, {value.microsecond} microseconds"
+    if isinstance(value, list) or (isinstance(value, set | frozenset) and len(value) < 2):
+        return f"[{', '.join(_text(_read(one)) for one in value)}]"
     if isinstance(value, dict) and len(value) < 2:
-        return "{" + ", ".join(f"{_text(k)}={_text(v)}" for k, v in value.items()) + "}"
-    raise Refused(f"{type(value).__qualname__} has no text that a string field could keep.")
+        return "{" + ", ".join(f"{_text(_read(k))}={_text(_read(v))}" for k, v in value.items()) + "}"
+    kind = "a class or function" if value is _NAMED else type(value).__qualname__
+    raise Refused(f"{kind} has no text that a string field could keep.")
 
 
 def _java_double(value: float) -> str:
