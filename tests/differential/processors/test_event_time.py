@@ -42,7 +42,7 @@ def test_timers(spark: SparkSession, tmp_path: Path, api: str) -> None:
     third = script(("c", "timers(), register(40), delete(40)", 200), ("never", "timers()", 210))
     query = timed(api, due, variables={"v": ("Value", "x double")})
     found, _ = compare(spark, tmp_path, [Turn(query, [first]), Turn(query, [second, third])])
-    assert [len(rows) for rows in found.values()] == [6, 5, 4, 6, 2, 2]
+    assert [len(rows) for rows in found.values()] == [6, 5, 4, 8, 2]
     assert spoken(found, "b")[1] == [
         "due -1: ((0.0,), [-1.0, 0.0, 3.5], 10.0, True, None)",
         "due 0: ((-1.0,), [0.0, 3.5], 10.0, True, None)",
@@ -54,10 +54,9 @@ def test_timers(spark: SparkSession, tmp_path: Path, api: str) -> None:
             "due 14: (None, [14.0, 15.0, 15.001], 15.0, True, None)",
             "due 15: ((14.0,), [15.0, 15.001], 15.0, True, None)",
         ],
-        [],
         ["due 15.001: ((15.0,), [15.001], 200.0, True, None)"],
     ]
-    assert spoken(found, "never")[4] == ["[100000000.0]"]
+    assert spoken(found, "never")[3] == ["[100000000.0]"]
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -131,8 +130,8 @@ def test_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
     found, _ = compare(spark, tmp_path, [Turn(query, [script(("a", do))])])
     assert sorted(spoken(found, "a")[0]) == [
         "(None, None, None, 3, 0)",
-        f"due {-START_MS / 1000:g}: {(-7 - START_MS) / 1000}",
-        f"due {-START_MS / 1000:g}: {-START_MS / 1000}",
+        f"due: {-START_MS / 1000}",
+        f"due: {(-7 - START_MS) / 1000}",
     ]
 
 
