@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import MillpondError
 from tests.differential.data import write
-from tests.differential.harness import PROCESSORS_RUN, PARTITIONS, Batches, assert_equal, on_millpond, run, stream
+from tests.differential.harness import PARTITIONS, PROCESSORS_RUN, Batches, assert_equal, on_millpond, run, stream
 from tests.differential.processors.processors import START, Both
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -108,18 +108,17 @@ def compare(
             place = folder / ("ours" if millpond else "native")
             try:
                 run(df, turn.mode, place, ours=millpond, into=found[millpond], trigger=turn.trigger)
-            except (AnalysisException, MillpondError, StreamingQueryException) as error:
-                return str(error)
+            except (AnalysisException, MillpondError, StreamingQueryException) as failure:
+                return str(failure)
             return ""
 
         if not PROCESSORS_RUN:
-            error = one(False)
+            outcomes = (one(False),) * 2
             found[1].update(found[0])
-            outcomes = (error, error)
         else:
-          with ThreadPoolExecutor(1) as beside:
-            natively = beside.submit(one, False)
-            outcomes = one(True), natively.result()
+            with ThreadPoolExecutor(1) as beside:
+                natively = beside.submit(one, False)
+                outcomes = one(True), natively.result()
         for engine, error in zip(("millpond", "spark"), outcomes, strict=True):
             assert bool(error) == bool(turn.fails), f"run {at} on {engine}: {error or 'no error'}"
             pattern = turn.fails if engine == "spark" else turn.fails_ours or turn.fails
@@ -130,8 +129,9 @@ def compare(
 
 
 def spoken(found: Batches, key: str) -> list[list[str]]:
-    """What a script told of a key, batch by batch."""
-    return [[row[2] for row in sorted(rows, key=lambda r: (r[1] < 0, r[1:])) if row[0] == key] for _, rows in sorted(found.items())]
+    """What a script told of a key, batch by batch: in the order of its rows, then for timers."""
+    batches = [sorted(rows, key=lambda row: (row[1] < 0, row[1:])) for _, rows in sorted(found.items())]
+    return [[row[2] for row in rows if row[0] == key] for rows in batches]
 
 
 def values(found: Batches) -> list[list[tuple[Any, ...]]]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Self
 
-import numpy as np
-import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 START = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
 START_MS = int(START.timestamp() * 1000)
-KNOWN = {"Decimal": Decimal, "Row": Row, "dt": dt, "inf": float("inf"), "nan": float("nan"), "np": np, "pd": pd}
+KNOWN = {"Decimal": Decimal, "Row": Row, "dt": dt, "inf": float("inf"), "nan": float("nan")}
 """What expressions may name, beside the state."""
 
 Variables = Mapping[str, tuple[Any, ...]]
@@ -63,6 +62,8 @@ class Both(StatefulProcessor):
             shape = Row(*self.columns)
             yield from (shape(*answer) for answer in answers)
         elif rows := list(answers):
+            import pandas as pd  # which takes half a second, and each start has a process that does without
+
             yield pd.DataFrame(rows, columns=list(self.columns))
 
 
@@ -100,14 +101,22 @@ class Script(Both):
     """
 
     def __init__(
-        self, variables: Variables, due: str = "at", first: str = "None", close: str = "", init: str = ""
+        self,
+        variables: Variables,
+        due: str = "at",
+        first: str = "None",
+        close: str = "",
+        init: str = "",
+        modules: Sequence[str] = (),
     ) -> None:
         self.variables = dict(variables)
         self.at_due, self.at_first, self.at_close, self.at_init = due, first, close, init
+        self.modules = modules
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.scope: dict[str, Any] = {
             **KNOWN,
+            **{name: importlib.import_module(name) for name in self.modules},
             "handle": handle,
             "register": lambda second: handle.registerTimer(START_MS + int(second * 1000)),
             "delete": lambda second: handle.deleteTimer(START_MS + int(second * 1000)),

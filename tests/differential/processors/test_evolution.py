@@ -40,9 +40,15 @@ STEPS = {
     "removed": ("a int, b string", "b string", "(1, 'x')", "('y',)", "('x',)"),
     "reordered": ("a int, b string", "b string, a int", "(1, 'x')", "('y', 2)", "('x', 1)"),
     "wider": ("a int, b float", "a bigint, b double", "(1, 0.25)", "(2**40, 0.5)", "(1, 0.25)"),
-    "more": ("a int, b string, c float", "d string, c double, a bigint", "(1, 'x', 0.25)", "('z', 0.1, 2)", "(None, 0.25, 1)"),
+    "more": (
+        "a int, b string, c float",
+        "d string, c double, a bigint",
+        "(1, 'x', 0.25)",
+        "('z', 0.1, 2)",
+        "(None, 0.25, 1)",
+    ),
     "renamed": ("a int, b string", "x int, b string", "(1, 'x')", "(2, 'y')", "(None, 'x')"),
-}  # fmt: skip
+}
 
 
 def test_fields(spark: SparkSession, tmp_path: Path) -> None:
@@ -56,8 +62,8 @@ def test_fields(spark: SparkSession, tmp_path: Path) -> None:
     first = [(key, write.format(step, some[2], 1)) for step, some in STEPS.items() for key in (step, "as it was")]
     second = [(step, do) for step, some in STEPS.items() for do in (told.format(step), write.format(step, some[3], 2))]
     third = [(key, told.format(step)) for step in STEPS for key in (step, "as it was")]
-    kinds = (before, after, after)
-    turns = [Turn(of(kind), [script(*lines)], conf=AVRO) for kind, lines in zip(kinds, (first, second, third), strict=True)]
+    steps = ((before, first), (after, second), (after, third))
+    turns = [Turn(of(kind), [script(*lines)], conf=AVRO) for kind, lines in steps]
     found, _ = compare(spark, tmp_path, turns, ours_on=ENGINE)
     was = [f"({one[4]}, [{one[4]}], [((1,), {one[4]})])" for one in STEPS.values()]
     assert [spoken(found, step)[1][0] for step in STEPS] == was

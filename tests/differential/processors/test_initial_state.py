@@ -59,7 +59,8 @@ def test_timers_and_places(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_grouping_columns_that_do_not_stand_together(spark: SparkSession, tmp_path: Path) -> None:
     def query(df: DataFrame) -> DataFrame:
-        state = df.sparkSession.createDataFrame([(1, "a", 0, "b"), (2, "a", 1, "b")], "x int, k string, s int, k2 string")
+        rows = [(1, "a", 0, "b"), (2, "a", 1, "b")]
+        state = df.sparkSession.createDataFrame(rows, "x int, k string, s int, k2 string")
         columns = df.selectExpr("'b' as k2", "n", "do", "k")
         script = Script({"v": ("List", "n int")}, first="v.appendValue((row.x,)), key, row")
         return transformed(columns, script, by=["k2", "k"], initialState=state.groupBy("k2", "k"))

@@ -140,7 +140,8 @@ def test_operators_below(spark: SparkSession, tmp_path: Path) -> None:
     def query(df: DataFrame) -> DataFrame:
         names = df.sparkSession.createDataFrame([("a", "Anna"), ("b", None), ("c", "Cleo")], "k string, name string")
         joined = df.filter("n > 0").join(F.broadcast(names), "k").select(F.coalesce("name", "k").alias("k"), "n", "do")
-        return transformed(joined, Script({"l": ("List", "n int")})).filter("n != 3").withColumn("more", F.upper("said"))
+        out = transformed(joined, Script({"l": ("List", "n int")}))
+        return out.filter("n != 3").withColumn("more", F.upper("said"))
 
     tables = [script(*((k, "l.appendValue((row.n,)), l.get()") for k in batch)) for batch in ("xabcab", "aadc")]
     found, _ = compare(spark, tmp_path, [Turn(query, tables[:1]), Turn(query, tables[1:])])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import millpond
 from tests.differential.data import write
 from tests.differential.harness import on_millpond, stream
 from tests.differential.processors.checks import (
-    APIS,
     DDL,
     ONCE,
     ROCKSDB,
@@ -36,8 +34,7 @@ def timed(api: str, variables: Variables, due: str = "at > 0") -> Query:
     return query
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_timers(spark: SparkSession, tmp_path: Path, api: str) -> None:
+def test_timers(spark: SparkSession, tmp_path: Path) -> None:
     now = "times.getCurrentProcessingTimeInMs()"
     due = f"at * 1000 + {START_MS} <= {now}, times.getCurrentWatermarkInMs(), v.get(), v.clear(), len(timers())"
     first = script(
@@ -48,7 +45,7 @@ def test_timers(spark: SparkSession, tmp_path: Path, api: str) -> None:
         ("long ago", "v.update((5,)), handle.registerTimer(0), handle.registerTimer(7), len(timers())"),
     )
     second = script(*((key, "v.get(), len(timers())") for key in ("now", "late", "deleted", "new")))
-    query = timed(api, {"v": ("Value", "n int")}, due)
+    query = timed("rows", {"v": ("Value", "n int")}, due)
     third = script(("soon", f"v.get(), len(timers()), {now} > 10**12"))
     found, _ = compare(spark, tmp_path, [Turn(query, [table], trigger=ONCE) for table in (first, second, third)])
     assert spoken(found, "now") == [
@@ -66,24 +63,32 @@ def test_timers(spark: SparkSession, tmp_path: Path, api: str) -> None:
     assert len(spoken(found, "long ago")[0]) == 3
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_time_to_live(spark: SparkSession, tmp_path: Path, api: str) -> None:
-    """Some lives for a millisecond, some for an hour: values, elements, entries; after each batch there is a restart."""
+def test_time_to_live(spark: SparkSession, tmp_path: Path) -> None:
+    """Values, elements, entries that live for a millisecond or an hour; after each batch there is a restart."""
     names = [f"{kind}{n}" for kind in "vlm" for n in (1, 2)]
     kinds: dict[str, tuple] = {"v": ("Value", "n int"), "l": ("List", "n int"), "m": ("Map", "k int", "n int")}
     ttl = {"1": 1, "2": HOUR}
     variables: Variables = {name: (*kinds[name[0]], ttl[name[1]]) for name in names}
-    told = "v1.get(), v1.exists(), l1.get(), l1.exists(), m1.iterator(), m1.exists(), m1.getValue((1,)), m1.containsKey((1,)), m1.keys(), m1.values()"
+    told = (
+        "v1.get(), v1.exists(), l1.get(), l1.exists(), m1.iterator(), m1.exists(), m1.getValue((1,)), "
+        "m1.containsKey((1,)), m1.keys(), m1.values()"
+    )
     both = [told, told.replace("1.", "2.")]
-    fill = "v1.update((1,)), v2.update((1,)), l1.put([(1,), (2,)]), l2.appendValue((1,)), m1.updateValue((1,), (1,)), m2.updateValue((1,), (1,))"
-    again = "l1.appendValue((3,)), l2.appendValue((3,)), m1.updateValue((2,), (2,)), m2.updateValue((2,), (2,)), v1.update((9,))"
+    fill = (
+        "v1.update((1,)), v2.update((1,)), l1.put([(1,), (2,)]), l2.appendValue((1,)), "
+        "m1.updateValue((1,), (1,)), m2.updateValue((1,), (1,))"
+    )
+    again = (
+        "l1.appendValue((3,)), l2.appendValue((3,)), m1.updateValue((2,), (2,)), m2.updateValue((2,), (2,)), "
+        "v1.update((9,))"
+    )
     tables = [
         script(("a", fill), *(("a", one) for one in both), ("b", "v2.update((2,))")),
         script(*(("a", one) for one in both), ("a", again), *(("a", one) for one in both)),
         script(*(("a", one) for one in both), ("a", "l2.clear(), m2.removeKey((1,)), v2.clear()"), ("a", both[1])),
         script(("a", both[1]), ("a", "m2.updateValue((1,), (5,))"), ("b", both[1])),
     ]
-    query = timed(api, variables)
+    query = timed("pandas", variables)
     found, _ = compare(spark, tmp_path, [Turn(query, [table], trigger=ONCE) for table in tables])
     one = "((1,), True, [(1,)], True, [((1,), (1,))], True, Row(n=1), True, [(1,)], [(1,)])"
     none = "(None, False, [], False, [], False, None, False, [], [])"
@@ -102,10 +107,14 @@ def test_another_time_to_live_after_restart(spark: SparkSession, tmp_path: Path)
         return {"l": ("List", "n int", ttl), "m": ("Map", "k int", "n int", ttl), "v": ("Value", "n int", ttl)}
 
     told = "l.get(), l.exists(), m.iterator(), v.get()"
-    write = "l.appendList([({0},), ({0} + 1,)]), m.updateValue(({0},), (0,)), m.updateValue(({0} + 1,), (0,)), v.update(({0},))"
+    write = (
+        "l.appendList([({0},), ({0} + 1,)]), m.updateValue(({0},), (0,)), m.updateValue(({0} + 1,), (0,)), "
+        "v.update(({0},))"
+    )
+    tables = [script(("a", told), ("a", write.format(n * 10)), ("a", told)) for n in range(5)]
+    lives = (1, HOUR, 1, HOUR, HOUR)
     turns = [
-        Turn(timed("rows", variables(ttl)), [script(("a", told), ("a", write.format(n * 10)), ("a", told))], trigger=ONCE)
-        for n, ttl in enumerate((1, HOUR, 1, HOUR, HOUR))
+        Turn(timed("rows", variables(ttl)), [table], trigger=ONCE) for ttl, table in zip(lives, tables, strict=True)
     ]
     found, _ = compare(spark, tmp_path, turns)
     at = [[some.split("]")[0][2:] for some in batch[::2]] for batch in spoken(found, "a")]

@@ -24,7 +24,7 @@ def operation(rng: random.Random, timed: bool) -> str:
         [
             [f"v.update(({n}, {word}))", "v.get()", "v.exists()", "v.clear()"],
             [f"l.appendValue(({n},))", f"l.appendList([({n},), ({other},)])", f"l.put([({n},), ({other},)])"],
-            ["l.get()", "l.exists()", "next(l.get(), 'none')", "l.clear()", "[l.appendValue(one) for one in l.get()][8:]"],
+            ["l.get()", "l.exists()", "next(l.get(), 'none')", "l.clear()", "[l.appendValue(x) for x in l.get()][8:]"],
             [f"m.updateValue({entry}, ({n},))", f"m.updateValue({entry}, ({other},))", f"m.removeKey({entry})"],
             [f"m.getValue({entry})", f"m.containsKey({entry})", "m.keys()", "m.values()", "m.exists()"],
             ["m.iterator()", "m.iterator()", "m.clear()", "[m.removeKey(one) for one in m.keys() if one[0] == 'a']"],

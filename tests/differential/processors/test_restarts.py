@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.differential.processors.checks import APIS, ONCE, Query, Turn, compare, script, spoken, transformed
+from tests.differential.processors.checks import ONCE, Query, Turn, compare, script, spoken, transformed
 from tests.differential.processors.processors import Script, Strict, Variables
 
 
@@ -20,15 +20,14 @@ def of(variables: Variables, mode: str = "update", time: str = "none", **more: A
     return query
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_a_failure_and_a_mended_processor(spark: SparkSession, tmp_path: Path, api: str) -> None:
+def test_a_failure_and_a_mended_processor(spark: SparkSession, tmp_path: Path) -> None:
     """What the failed batch did is undone: values, lists, maps and timers; the batch is repeated."""
     variables: Variables = {"v": ("Value", "n int"), "l": ("List", "n int"), "m": ("Map", "k int", "n int")}
 
     def query(broken: bool) -> Query:
         def build(df: DataFrame) -> DataFrame:
             due = "at, v.get(), l.get(), m.iterator(), timers()"
-            processor = Strict(variables, due=due, init=f"globals().update(broken={broken})").using(api)
+            processor = Strict(variables, due=due, init=f"globals().update(broken={broken})").using("pandas")
             return transformed(df.withWatermark("ts", "0 seconds"), processor, time="eventTime")
 
         return build
