@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import MillpondError
 from tests.differential.data import write
-from tests.differential.harness import PARTITIONS, PROCESSORS_RUN, Batches, assert_equal, on_millpond, run, stream
+from tests.differential.harness import PARTITIONS, Batches, assert_equal, on_millpond, run, stream
 from tests.differential.processors.processors import START, Both
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -64,18 +64,17 @@ def transformed(
     mode: str = "update",
     time: str = "none",
     by: Sequence[Any] = ("k",),
-    ddl: str = "",
     **more: Any,
 ) -> DataFrame:
     """A frame's groups, given to a processor through the API that it is for."""
     groups = df.groupBy(*by)
     call = groups.transformWithStateInPandas if processor.pandas else groups.transformWithState
-    return call(processor, ddl or processor.ddl, mode, time, **more)
+    return call(processor, processor.ddl, mode, time, **more)
 
 
 def compare(
     spark: SparkSession, folder: Path, turns: Sequence[Turn], ddl: str = DDL, ours_on: str = "millpond"
-) -> tuple[Batches, list[str]]:
+) -> Batches:
     """Run both engines, turn by turn, and compare the rows of all batches and whether runs fail, and how.
 
     Args:
@@ -86,11 +85,10 @@ def compare(
         ours_on: the engine that `millpond.explain` has to name for the processors.
 
     Returns:
-        The rows of each batch, and Spark's errors.
+        The rows of each batch.
     """
     native, ours = spark.newSession(), spark.newSession()
     found: tuple[Batches, Batches] = ({}, {})
-    errors: list[str] = []
     number = 0
     for at, turn in enumerate(turns):
         for session in (native, ours):
@@ -112,20 +110,15 @@ def compare(
                 return str(failure)
             return ""
 
-        if not PROCESSORS_RUN:
-            outcomes = (one(False),) * 2
-            found[1].update(found[0])
-        else:
-            with ThreadPoolExecutor(1) as beside:
-                natively = beside.submit(one, False)
-                outcomes = one(True), natively.result()
+        with ThreadPoolExecutor(1) as beside:
+            natively = beside.submit(one, False)
+            outcomes = one(True), natively.result()
         for engine, error in zip(("millpond", "spark"), outcomes, strict=True):
             assert bool(error) == bool(turn.fails), f"run {at} on {engine}: {error or 'no error'}"
             pattern = turn.fails if engine == "spark" else turn.fails_ours or turn.fails
             assert re.search(pattern, error), f"run {at} on {engine}: {error}"
-        errors.append(outcomes[1])
     assert_equal(found[1], found[0])
-    return found[1], errors
+    return found[1]
 
 
 def spoken(found: Batches, key: str) -> list[list[str]]:

@@ -6,8 +6,10 @@ import datetime as dt
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Self
 
+from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
@@ -157,6 +159,23 @@ class Strict(Script):
 
     def due(self, key: Any, times: Any, at: int) -> Iterator[tuple[Any, ...]]:
         yield text(key), -1, shown(self.evaluate(self.at_due, key=key, times=times, at=seconds(at)))
+
+
+class Misused(Script):
+    """Does another wrong thing at each attempt of the task, and writes down the error."""
+
+    def __init__(self, variables: Variables, folder: str, wrongs: Sequence[str]) -> None:
+        super().__init__(variables)
+        self.folder, self.wrongs = Path(folder), wrongs
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        attempt = TaskContext.get().attemptNumber()
+        try:
+            self.evaluate(self.wrongs[attempt], key=key, times=times)
+        except Exception as error:
+            (self.folder / str(attempt)).write_text(f"{type(error).__name__}: {error}")
+            raise
+        yield text(key), -1, "no error"
 
 
 def text(key: Any) -> str:

@@ -64,7 +64,7 @@ def test_fields(spark: SparkSession, tmp_path: Path) -> None:
     third = [(key, told.format(step)) for step in STEPS for key in (step, "as it was")]
     steps = ((before, first), (after, second), (after, third))
     turns = [Turn(of(kind), [script(*lines)], conf=AVRO) for kind, lines in steps]
-    found, _ = compare(spark, tmp_path, turns, ours_on=ENGINE)
+    found = compare(spark, tmp_path, turns, ours_on=ENGINE)
     was = [f"({one[4]}, [{one[4]}], [((1,), {one[4]})])" for one in STEPS.values()]
     assert [spoken(found, step)[1][0] for step in STEPS] == was
     assert spoken(found, "as it was")[2] == was
@@ -81,7 +81,7 @@ def test_refused(spark: SparkSession, tmp_path: Path, before: str, after: str) -
         Turn(of(all_of(after)), [script(("a", "v.get()"))], conf=AVRO, fails=fails, fails_ours="."),
         Turn(of(all_of(before)), [], conf=AVRO),
     ]
-    found, _ = compare(spark, tmp_path, turns, ours_on=ENGINE)
+    found = compare(spark, tmp_path, turns, ours_on=ENGINE)
     assert spoken(found, "a") == [["None"], ["(1,)"]]
 
 
@@ -92,5 +92,5 @@ def test_renamed(spark: SparkSession, tmp_path: Path) -> None:
         Turn(of(all_of("a int, b string")), [script(("a", write))]),
         Turn(of(all_of("c int, d string", "k2 int"), "key"), [script(("a", "v.get(), m.keys(), m.getValue((1,))"))]),
     ]
-    found, _ = compare(spark, tmp_path, turns, ours_on=ENGINE)
+    found = compare(spark, tmp_path, turns, ours_on=ENGINE)
     assert spoken(found, "a")[1] == ["((1, 'x'), [(1,)], Row(c=1, d='x'))"]

@@ -36,7 +36,7 @@ def test_first_batch_only(spark: SparkSession, tmp_path: Path, api: str) -> None
     first = script(("a", TOLD), ("z", TOLD), ("a", "v.update((9,))"))
     query = began(api, BEGIN)
     second, third = (script(*((key, TOLD) for key in ("a", "b", "c", "z"))) for _ in range(2))
-    found, _ = compare(spark, tmp_path, [Turn(query, [first, second]), Turn(query, [third])], ours_on=ENGINE)
+    found = compare(spark, tmp_path, [Turn(query, [first, second]), Turn(query, [third])], ours_on=ENGINE)
     assert spoken(found, "a") == [[f"((5,), {OF_A})", "None"], [f"((9,), {OF_A})"], [f"((9,), {OF_A})"]]
     assert spoken(found, "b")[:2] == [[], ["((2,), [(2,)], [(('two',), (2,))])"]]
     assert spoken(found, "c")[2] == ["((4,), [(4,)], [((None,), (4,))])"]
@@ -47,7 +47,7 @@ def test_timers_and_places(spark: SparkSession, tmp_path: Path) -> None:
     """Timers that initial state registers, due in the first batch and later; grouping columns in another order."""
     query = began("rows", f"{BEGIN}, register(row.x), handle.registerTimer(0)", "eventTime", due=f"at, {TOLD}")
     tables = [script(("a", "timers()", 3)), script(("b", "timers()", 3)), script(("a", "timers()", 10))]
-    found, _ = compare(spark, tmp_path, [Turn(query, tables)], ours_on=ENGINE)
+    found = compare(spark, tmp_path, [Turn(query, tables)], ours_on=ENGINE)
     assert [row[0] for row in values(found)[0] if row[1] < 0] == ["None", "a", "b", "c"]
     assert spoken(found, "a")[:3] == [
         ["[-1714564800.0, 1.0, 3.0, 5.0]", f"due: (-1714564800.0, (5,), {OF_A})"],
@@ -66,7 +66,7 @@ def test_grouping_columns_that_do_not_stand_together(spark: SparkSession, tmp_pa
         return transformed(columns, script, by=["k2", "k"], initialState=state.groupBy("k2", "k"))
 
     table = script(("a", "v.get(), key, list(row.asDict())"), ("c", "v.get()"))
-    found, _ = compare(spark, tmp_path, [Turn(query, [table])], ours_on=ENGINE)
+    found = compare(spark, tmp_path, [Turn(query, [table])], ours_on=ENGINE)
     assert values(found) == [
         [("b|a", 0, "([(1,), (2,)], ('b', 'a'), ['k2', 'n', 'do', 'k'])"), ("b|c", 1, "[]")],
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.differential.processors.checks import APIS, ONCE, Turn, compare, script, spoken, transformed
-from tests.differential.processors.processors import Script, Strict, Variables
+from tests.differential.processors.processors import Misused, Script, Strict, Variables
 
 VARIABLES: Variables = {
     "v": ("Value", "n int"),
@@ -40,31 +41,71 @@ LATE = (
     "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] "
     "Failed to perform stateful processor operation={} with invalid handle state=INITIALIZED."
 )
-RUNTIME = "PySparkRuntimeError"
 
-# What is done, where, in which time mode; the class of the error and what it says.
-IN_WORKERS: dict[str, tuple[str, str, str, str, str]] = {
-    "timer in mode none": ("do", "register(1)", "none", RUNTIME, INVALID_MODE),
-    "ttl of events": ("init", "handle.getMapState('x', 'k int', 'n int', 9)", "eventTime", RUNTIME, TTL),
-    "negative ttl": ("init", "handle.getListState('x', 'n int', -1)", "processingTime", RUNTIME, NOT_POSITIVE),
-    "reserved name": ("init", "handle.getValueState('$x', 'n int')", "none", RUNTIME, RESERVED),
-    "made late": ("do", "handle.getValueState('x', 'n int')", "none", RUNTIME, LATE.format("get_value_state")),
-    "made in a timer": ("due", "handle.getValueState('v', 'n int')", "eventTime", RUNTIME, "state v already exists"),
-    "deleted late": ("do", "handle.deleteIfExists('v')", "none", RUNTIME, LATE.format("delete_if_exists")),
-    "few fields": ("do", "v.update(())", "none", RUNTIME, f"{LENGTH} 1 fields are required while 0 values"),
-    "short key of a map": ("do", "m.getValue(())", "none", RUNTIME, LENGTH),
-    "empty put": ("do", "l.put([])", "none", RUNTIME, EMPTY),
-    "empty append": ("do", "l.appendList([])", "none", RUNTIME, EMPTY),
-    "large decimal": ("do", "d.update((Decimal('123456.789'),))", "none", RUNTIME, "[NUMERIC_VALUE_OUT_OF_RANGE"),
-    "no time": ("do", "handle.registerTimer('soon')", "eventTime", "TypeError", "'str' object cannot be interpreted"),
+# What the processor does, and the beginning of what the error says, in each of the attempts of a task.
+IN_ATTEMPTS = [
+    [
+        ("register(1)", INVALID_MODE),
+        ("handle.getValueState('x', 'n int')", LATE.format("get_value_state")),
+        ("handle.deleteIfExists('v')", LATE.format("delete_if_exists")),
+        ("v.update(())", f"{LENGTH} 1 fields are required while 0 values are provided."),
+    ],
+    [
+        ("l.put([])", EMPTY),
+        ("l.appendList([])", EMPTY),
+        ("m.updateValue((1,), (1, 2))", f"{LENGTH} 1 fields are required while 2 values are provided."),
+        ("d.update((Decimal('123456.789'),))", "[NUMERIC_VALUE_OUT_OF_RANGE"),
+    ],
+]
+
+
+@pytest.mark.parametrize("wrongs", IN_ATTEMPTS, ids=("handles", "values"))
+def test_errors(spark: SparkSession, tmp_path: Path, wrongs: list[tuple[str, str]]) -> None:
+    """Spark's handle is of no use after an error, so there is one for each attempt of the task."""
+
+    def query(df: DataFrame) -> DataFrame:
+        folder = tmp_path / "told" / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        return transformed(df, Misused(VARIABLES, str(folder), [what for what, _ in wrongs]))
+
+    last = re.escape(wrongs[-1][1])
+    fails = rf"(?m)^([\w.]+\.)?PySparkRuntimeError: .*{last}"
+    compare(spark, tmp_path, [Turn(query, [script(("a", ""))], fails=fails)])
+    told = [folder for folder in (tmp_path / "told").iterdir() if any(folder.iterdir())]
+    assert len(told) == 2
+    for folder in told:
+        for attempt, (_, text) in enumerate(wrongs):
+            error = (folder / str(attempt)).read_text()
+            assert error.startswith("PySparkRuntimeError: ")
+            assert text in error
+
+
+# Where something is done, what, in which time mode; the class of the error and what it says.
+ONCE_EACH = {
+    "ttl": ("init", "handle.getMapState('x', 'k int', 'n int', 9)", "eventTime", "PySparkRuntimeError", TTL),
+    "negative": (
+        "init",
+        "handle.getListState('x', 'n int', -1)",
+        "processingTime",
+        "PySparkRuntimeError",
+        NOT_POSITIVE,
+    ),
+    "reserved name": ("init", "handle.getValueState('$x', 'n int')", "none", "PySparkRuntimeError", RESERVED),
     "error in a timer": ("due", "{}['missing']", "eventTime", "KeyError", "'missing'"),
+    "made in a timer": (
+        "due",
+        "handle.getListState('x', 'n int')",
+        "eventTime",
+        "PySparkRuntimeError",
+        LATE.format("get_list_state").replace("INITIALIZED", "DATA_PROCESSED"),
+    ),
     "exit": ("do", "__import__('sys').exit(3)", "none", "SystemExit", "3"),
 }
 
 
-@pytest.mark.parametrize("name", IN_WORKERS)
-def test_errors(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    where, what, time, kind, text = IN_WORKERS[name]
+@pytest.mark.parametrize("name", ONCE_EACH)
+def test_errors_elsewhere(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    where, what, time, kind, text = ONCE_EACH[name]
     api = APIS[len(name) % 2]
 
     def query(df: DataFrame) -> DataFrame:
@@ -109,5 +150,5 @@ def test_what_is_no_misuse(spark: SparkSession, tmp_path: Path) -> None:
     def query(df: DataFrame) -> DataFrame:
         return transformed(df, Script(odd))
 
-    found, _ = compare(spark, tmp_path, [Turn(query, [script(("a", do))]), Turn(query, [script(("a", told))])])
+    found = compare(spark, tmp_path, [Turn(query, [script(("a", do))]), Turn(query, [script(("a", told))])])
     assert spoken(found, "a")[1] == ["((1,), [(2,)], [((3,), (4,))])"]

@@ -7,10 +7,14 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.differential.processors.checks import APIS, Turn, compare, script, transformed, values
+import millpond
+from millpond.errors import MillpondError
+from tests.differential.harness import stream
+from tests.differential.processors.checks import APIS, DDL, Turn, compare, script, transformed, values
 from tests.differential.processors.processors import Count, Script, Several, Stamped, Stateless, Typed
 
 
@@ -20,7 +24,7 @@ def test_types(spark: SparkSession, tmp_path: Path, api: str) -> None:
         return transformed(df, Typed().using(api))
 
     conf = {"spark.sql.session.timeZone": "America/New_York"}
-    found, _ = compare(spark, tmp_path, [Turn(query, [script(("a", ""), ("b", ""), ("c", ""))], conf=conf)])
+    found = compare(spark, tmp_path, [Turn(query, [script(("a", ""), ("b", ""), ("c", ""))], conf=conf)])
     (first, second, nulls, *_) = values(found)[0]
     assert repr(first[1:]) == repr(second[1:])
     assert nulls == ("b", *[None] * 14)
@@ -39,7 +43,7 @@ def test_numbers_of_rows(spark: SparkSession, tmp_path: Path, api: str) -> None:
     keys = [("none", ""), ("unread", "1"), ("unread", "2"), ("many", "5000"), ("first", "1"), ("first", "2")]
     conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
     tables = [script(*keys, ("z", "1"), *[("long", "1")] * 1000), script(), script(*keys[:4], ("none", ""))]
-    found, _ = compare(spark, tmp_path, [Turn(query, tables, conf=conf)])
+    found = compare(spark, tmp_path, [Turn(query, tables, conf=conf)])
     assert [len(some) for some in values(found)] == [6003, 0, 5001]
     assert [row for row in values(found)[2] if row[0] != "many"] == [("unread", -1, 2)]
 
@@ -50,7 +54,7 @@ def test_stateless(spark: SparkSession, tmp_path: Path, api: str) -> None:
         return transformed(df, Stateless().using(api))
 
     tables = [script(("a", "x"), ("b", "y"), ("a", "z")), script(("a", "w"))]
-    found, _ = compare(spark, tmp_path, [Turn(query, tables[:1]), Turn(query, tables[1:])])
+    found = compare(spark, tmp_path, [Turn(query, tables[:1]), Turn(query, tables[1:])])
     assert values(found) == [[("a", 0, "X"), ("a", 2, "Z"), ("b", 1, "Y")], [("a", 0, "W")]]
 
 
@@ -70,7 +74,7 @@ def test_aggregates_above(spark: SparkSession, tmp_path: Path) -> None:
 
     tables = stamped()
     turns = [Turn(query, tables[:2], mode="append"), Turn(query, tables[2:], mode="append")]
-    found, _ = compare(spark, tmp_path, turns)
+    found = compare(spark, tmp_path, turns)
     assert values(found)[2] == [
         (0, "a", 3, "kept x until 1.5"),
         (0, "b", 3, "kept z until 2.5"),
@@ -91,7 +95,7 @@ def test_chained(spark: SparkSession, tmp_path: Path) -> None:
 
     tables = stamped()
     turns = [Turn(query, tables[:2], mode="append"), Turn(query, tables[2:], mode="append")]
-    found, _ = compare(spark, tmp_path, turns)
+    found = compare(spark, tmp_path, turns)
     assert values(found)[0] == [("a", 1, "got got x'"), ("a", 9, "got got y'"), ("b", 2, "got got z'")]
     assert ("a", 30, "kept kept x until 1.5' until 9.5") in values(found)[2]
     assert ("b", 0, "kept got v' until 30.5") in values(found)[4]
@@ -107,7 +111,7 @@ def test_rows_older_than_the_watermark(spark: SparkSession, tmp_path: Path) -> N
 
     tables = [script(("a", "1", 10)), script(("a", "1", 15)), script(("a", "1", 16))]
     fails = "EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED.*eventTime=1714564807000000 .*=1714564809000"
-    found, _ = compare(spark, tmp_path, [Turn(query, tables, mode="append", fails=fails)])
+    found = compare(spark, tmp_path, [Turn(query, tables, mode="append", fails=fails)])
     assert values(found) == [[], []]
 
 
@@ -119,21 +123,24 @@ def test_complete_mode(spark: SparkSession, tmp_path: Path) -> None:
         return out.groupBy("said").agg(F.max("total"), F.count("*"))
 
     tables = [script(*((key, "") for key in batch)) for batch in ("abacab", "cad", "z")]
-    found, _ = compare(spark, tmp_path, [Turn(query, tables, mode="complete")])
+    found = compare(spark, tmp_path, [Turn(query, tables, mode="complete")])
     first = [("('a',)", 4, 2), ("('b',)", 2, 1), ("('c',)", 2, 2), ("('d',)", 1, 1)]
     assert values(found)[1:] == [first, [*first, ("('z',)", 1, 1)]]
 
 
 def test_modes_that_differ(spark: SparkSession, tmp_path: Path) -> None:
-    """The mode that is given with the processor need not be the query's; complete mode wants an aggregate."""
-    for inner, outer in (("append", "update"), ("complete", "append"), ("append", "complete")):
+    """The mode that is given with the processor need not be the query's; complete mode wants an aggregate above."""
+    for inner, outer in (("append", "update"), ("complete", "append")):
 
         def query(df: DataFrame, inner: str = inner) -> DataFrame:
             return transformed(df, Count(), inner)
 
-        fails = "" if outer != "complete" else "complete"
-        found, _ = compare(spark, tmp_path / inner / outer, [Turn(query, [script(("a", ""))], mode=outer, fails=fails)])
-        assert values(found) == ([[("('a',)", 1, 1)]] if not fails else [])
+        found = compare(spark, tmp_path / inner, [Turn(query, [script(("a", ""))], mode=outer)])
+        assert values(found) == [[("('a',)", 1, 1)]]
+    df = transformed(stream(spark, tmp_path / "append" / "in", DDL), Count(), "complete")
+    for writer in (df.writeStream, millpond.writeStream(df)):
+        with pytest.raises((AnalysisException, MillpondError), match="complete"):
+            writer.outputMode("complete").format("noop").start()
 
 
 def test_operators_below(spark: SparkSession, tmp_path: Path) -> None:
@@ -144,7 +151,7 @@ def test_operators_below(spark: SparkSession, tmp_path: Path) -> None:
         return out.filter("n != 3").withColumn("more", F.upper("said"))
 
     tables = [script(*((k, "l.appendValue((row.n,)), l.get()") for k in batch)) for batch in ("xabcab", "aadc")]
-    found, _ = compare(spark, tmp_path, [Turn(query, tables[:1]), Turn(query, tables[1:])])
+    found = compare(spark, tmp_path, [Turn(query, tables[:1]), Turn(query, tables[1:])])
     assert [(row[0], row[3]) for row in values(found)[0]] == [
         ("Anna", "(NONE, [(1,)])"),
         ("Anna", "(NONE, [(1,), (4,)])"),

@@ -67,7 +67,7 @@ def test_random_programs(spark: SparkSession, tmp_path: Path, seed: int, api: st
         turns = [Turn(query, [table], trigger=ONCE) for table in tables[:3]]
     else:
         turns = [Turn(query, tables[:3]), Turn(query, tables[3:])]
-    found, _ = compare(spark, tmp_path, turns)
+    found = compare(spark, tmp_path, turns)
     rows = [row for some in found.values() for row in some]
     assert len(rows) > 100
     assert not [row for row in rows if "Error" in row[2]]

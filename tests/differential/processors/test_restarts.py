@@ -48,7 +48,7 @@ def test_a_failure_and_a_mended_processor(spark: SparkSession, tmp_path: Path) -
         Turn(query(False), [], trigger={"availableNow": True}),
         Turn(query(False), tables[2:]),
     ]
-    found, _ = compare(spark, tmp_path, turns)
+    found = compare(spark, tmp_path, turns)
     assert spoken(found, "a")[2:4] == [["(3.0, (0,), [(0,), (0,)], [], [3.0])"], ["((0,), [(0,), (0,)], [], [])"]]
     assert spoken(found, "b")[1] == [
         "(None, None, None, None, None, (1,), [(1,), (1,)], [((1,), (1,))], [1.0, 4.0])",
@@ -70,7 +70,7 @@ def test_variables_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
         Turn(of(two), [script(("x", "a.get(), d.iterator()"))]),
         Turn(of(three), [script(("x", "a.get(), b.get(), c.iterator(), d.iterator(), e.get()"))]),
     ]
-    found, _ = compare(spark, tmp_path, turns)
+    found = compare(spark, tmp_path, turns)
     assert [batch[0] for batch in spoken(found, "x") if batch][1:] == [
         "((1,), False, None)",
         "((1,), [((2,), (2,))])",
@@ -117,7 +117,8 @@ def test_changes_that_are_refused(spark: SparkSession, tmp_path: Path, name: str
     turns = [
         Turn(before, [script(("a", update))], trigger=ONCE),
         Turn(after, [script(("a", told))], fails=fails, fails_ours=".", trigger=ONCE),
-        Turn(before, [], trigger=ONCE),
     ]
-    found, _ = compare(spark, tmp_path, turns)
-    assert spoken(found, "a") == [["None"], ["Row(n=1)" if name == "key of map" else "(1,)"]]
+    if name in ("type", "key of map", "output mode"):
+        turns.append(Turn(before, [], trigger=ONCE))
+    found = compare(spark, tmp_path, turns)
+    assert spoken(found, "a")[1:] == [["Row(n=1)" if name == "key of map" else "(1,)"]] * (len(turns) - 2)

@@ -34,7 +34,7 @@ def test_counts(spark: SparkSession, tmp_path: Path, api: str) -> None:
         return transformed(df, Count().using(api))
 
     tables = [script(*((key, "") for key in batch)) for batch in ("abacab", "cad", "", "bbbbz")]
-    found, _ = compare(spark, tmp_path, [Turn(query, tables[:2]), Turn(query, tables[2:3]), Turn(query, tables[3:])])
+    found = compare(spark, tmp_path, [Turn(query, tables[:2]), Turn(query, tables[2:3]), Turn(query, tables[3:])])
     assert values(found) == [
         [("('a',)", 3, 3), ("('b',)", 2, 2), ("('c',)", 1, 1)],
         [("('a',)", 4, 1), ("('c',)", 2, 1), ("('d',)", 1, 1)],
@@ -100,7 +100,7 @@ def test_operations(spark: SparkSession, tmp_path: Path, api: str) -> None:
     )
     fourth = script(*((key, EVERYTHING) for key in keys))
     query = over(VARIABLES, api)
-    found, _ = compare(spark, tmp_path, [Turn(query, [first, second]), Turn(query, [third, fourth])])
+    found = compare(spark, tmp_path, [Turn(query, [first, second]), Turn(query, [third, fourth])])
     assert spoken(found, "value") == [
         ["(False, None, None)", "(None, True, (1, 'x'))"],
         ["((1, 'x'), [], [], None)", "(None, (5, 'y'))"],
@@ -175,7 +175,7 @@ def test_types(spark: SparkSession, tmp_path: Path) -> None:
     again.append(script(*(("same", what) for what in ("v.get()", "l.get()", "m.keys()", "m.values()"))))
     query = over(variables, "rows")
     conf = {"spark.sql.session.timeZone": "Europe/Berlin"}
-    found, _ = compare(spark, tmp_path, [Turn(query, [script(*lines)], conf=conf), Turn(query, again, conf=conf)])
+    found = compare(spark, tmp_path, [Turn(query, [script(*lines)], conf=conf), Turn(query, again, conf=conf)])
     assert "Decimal('12345678901234567890.1234567891')" in spoken(found, "key 0")[1][0]
     assert len(spoken(found, "same")[2]) == 4
 
@@ -206,7 +206,7 @@ def test_silent_conversions(spark: SparkSession, tmp_path: Path) -> None:
             variables[name] = ("Value", f"x {kind}")
             lines += [(kind, one, f"{name}.update(({one},)), {name}.get()") for one in odd]
     query = over(variables, "pandas")
-    found, _ = compare(spark, tmp_path, [Turn(query, [script(*((kind, do) for kind, _, do in lines))])])
+    found = compare(spark, tmp_path, [Turn(query, [script(*((kind, do) for kind, _, do in lines))])])
     rows = sorted(found[0], key=lambda row: row[1])
     told = {line[:2]: row[2] for line, row in zip(lines, rows, strict=True)}
     wanted = {
@@ -249,6 +249,6 @@ def test_large(spark: SparkSession, tmp_path: Path) -> None:
     more = ("a", "l.appendList([(n, 'end') for n in range(2_000)]), m.removeKey((2_999,))")
     second = script(*told, more, *told)
     query = over(variables, "rows")
-    found, _ = compare(spark, tmp_path, [Turn(query, [first]), Turn(query, [second, script(*told)])])
+    found = compare(spark, tmp_path, [Turn(query, [first]), Turn(query, [second, script(*told)])])
     assert spoken(found, "c7")[1:] == [["(100000, b'\\x07\\x07\\x07')"] * 2, ["(100000, b'\\x07\\x07\\x07')"]]
     assert spoken(found, "a")[2][1].startswith("(12500, [(0, ''), (700, ''), ")
