@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-import pandas as pd
+from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 START = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
 START_MS = int(START.timestamp() * 1000)
-KNOWN = {"Decimal": Decimal, "Row": Row, "dt": dt, "inf": float("inf"), "nan": float("nan"), "np": np, "pd": pd}
+KNOWN = {"Decimal": Decimal, "Row": Row, "dt": dt, "inf": float("inf"), "nan": float("nan")}
 """What expressions may name, beside the state."""
 
 Variables = Mapping[str, tuple[Any, ...]]
@@ -63,6 +64,8 @@ class Both(StatefulProcessor):
             shape = Row(*self.columns)
             yield from (shape(*answer) for answer in answers)
         elif rows := list(answers):
+            import pandas as pd  # which takes half a second, and each start has a process that does without
+
             yield pd.DataFrame(rows, columns=list(self.columns))
 
 
@@ -100,14 +103,22 @@ class Script(Both):
     """
 
     def __init__(
-        self, variables: Variables, due: str = "at", first: str = "None", close: str = "", init: str = ""
+        self,
+        variables: Variables,
+        due: str = "at",
+        first: str = "None",
+        close: str = "",
+        init: str = "",
+        modules: Sequence[str] = (),
     ) -> None:
         self.variables = dict(variables)
         self.at_due, self.at_first, self.at_close, self.at_init = due, first, close, init
+        self.modules = modules
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.scope: dict[str, Any] = {
             **KNOWN,
+            **{name: importlib.import_module(name) for name in self.modules},
             "handle": handle,
             "register": lambda second: handle.registerTimer(START_MS + int(second * 1000)),
             "delete": lambda second: handle.deleteTimer(START_MS + int(second * 1000)),
@@ -127,9 +138,9 @@ class Script(Both):
             yield text(key), row.n, outcome(lambda row=row: self.evaluate(row.do, key=key, row=row, times=times))
 
     def due(self, key: Any, times: Any, at: int) -> Iterator[tuple[Any, ...]]:
-        at = seconds(at)
-        said = outcome(lambda: self.evaluate(self.at_due, key=key, times=times, at=at))
-        yield text(key), -1, f"due {at:g}: {said}"
+        second = seconds(at)
+        said = outcome(lambda: self.evaluate(self.at_due, key=key, times=times, at=second))
+        yield text(key), -1, f"due {second:g}: {said}" if abs(second) < 1_000_000 else f"due: {said}"
 
     def first(self, key: Any, row: Any, times: Any) -> None:
         self.evaluate(self.at_first, key=key, row=row, times=times)
@@ -148,6 +159,23 @@ class Strict(Script):
 
     def due(self, key: Any, times: Any, at: int) -> Iterator[tuple[Any, ...]]:
         yield text(key), -1, shown(self.evaluate(self.at_due, key=key, times=times, at=seconds(at)))
+
+
+class Misused(Script):
+    """Does another wrong thing at each attempt of the task, and writes down the error."""
+
+    def __init__(self, variables: Variables, folder: str, wrongs: Sequence[str]) -> None:
+        super().__init__(variables)
+        self.folder, self.wrongs = Path(folder), wrongs
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        attempt = TaskContext.get().attemptNumber()
+        try:
+            self.evaluate(self.wrongs[attempt], key=key, times=times)
+        except Exception as error:
+            (self.folder / str(attempt)).write_text(f"{type(error).__name__}: {error}")
+            raise
+        yield text(key), -1, "no error"
 
 
 def text(key: Any) -> str:
@@ -170,3 +198,80 @@ class Count(Both):
         total = now + (before[0] if before else 0)
         self.total.update((total,))
         yield shown(key), total, now
+
+
+class Typed(Both):
+    """Gives out all types, with nulls, nested; the odder ones for one key."""
+
+    columns = ("k", "i8", "i32", "f32", "d", "dec", "s", "bin", "day", "ts", "tsn", "a", "m", "st", "rows")
+    ddl = (
+        "k string, i8 tinyint, i32 int, f32 float, d double, dec decimal(20, 3), s string, bin binary, day date, "
+        "ts timestamp, tsn timestamp_ntz, a array<int>, m map<string, int>, st struct<x: int, y: array<string>>, "
+        "rows array<struct<z: string>>"
+    )
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        day, moment = dt.date(2024, 2, 29), dt.datetime(2024, 3, 10, 12, 30, 0, 5)
+        zoned = moment.replace(tzinfo=dt.UTC)
+        nested: tuple[Any, ...] = ([1, None], {"x": 1, "y": None}, {"x": 1, "y": ["a", None]}, [{"z": "z"}, None])
+        if not self.pandas:
+            nested = (*nested[:2], Row(x=1, y=["a", None]), [Row(z="z"), None])
+        numbers = (-128, 2**31 - 1, 0.1, float("nan"), Decimal("12345678901234567.891"))
+        yield key[0], *numbers, "Ö", b"\x00", day, zoned, moment, *nested
+        if key[0] != "a":
+            yield (key[0], *[None] * 14)
+
+
+class Several(Both):
+    """Gives out as many rows as the first that it reads says; some keys are not read, some in part."""
+
+    columns = ("k", "at", "seen")
+    ddl = "k string, at int, seen int"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.seen = handle.getValueState("seen", "n int")
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        seen = (self.seen.get() or (0,))[0] + 1
+        self.seen.update((seen,))
+        if key[0] == "unread":
+            yield key[0], -1, seen
+        elif key[0] == "first":
+            yield key[0], next(iter(rows)).n, seen
+        else:
+            for row in rows:
+                yield from ((key[0], at, seen) for at in range(int(row.do or 0)))
+
+
+class Stateless(Both):
+    """Has no state."""
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        return ((key[0], row.n, row.do.upper()) for row in rows)
+
+
+class Stamped(Both):
+    """Gives out rows at once and again when the watermark passes them, each with a time that is not late yet."""
+
+    columns = ("k", "at", "said")
+    ddl = "k string, at timestamp, said string"
+
+    def __init__(self, back: float = 0) -> None:
+        self.back = back
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.rows = handle.getMapState("rows", "at bigint", "said string")
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        for row in rows:
+            at = row.ts.replace(tzinfo=dt.UTC)
+            until = int(at.timestamp() * 1000) + 500
+            self.rows.updateValue((until,), (row.do,))
+            self.handle.registerTimer(until)
+            yield key[0], at - dt.timedelta(seconds=self.back), f"got {row.do}"
+
+    def due(self, key: Any, times: Any, at: int) -> Iterator[tuple[Any, ...]]:
+        after = dt.datetime.fromtimestamp(times.getCurrentWatermarkInMs() / 1000 + 1, dt.UTC)
+        yield key[0], after, f"kept {self.rows.getValue((at,))[0]} until {seconds(at)}"
+        self.rows.removeKey((at,))

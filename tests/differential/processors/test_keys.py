@@ -29,7 +29,7 @@ def test_types(spark: SparkSession, tmp_path: Path, keys: list[str], api: str) -
         return transformed(df.withColumns(seconds), Count().using(api), by=keys)
 
     tables = [batch(3, 60, nulls), batch(4, 60, nulls).slice(0, 20), batch(3, 60, nulls).slice(0, 30)]
-    found, _ = compare(spark, tmp_path, [Turn(query, tables[:2]), Turn(query, tables[2:])], ddl=ALL)
+    found = compare(spark, tmp_path, [Turn(query, tables[:2]), Turn(query, tables[2:])], ddl=ALL)
     assert any(total > now for _, total, now in found[2])
     assert any("None" in said for said, _, _ in found[0]) == (nulls > 0)
 
@@ -43,7 +43,7 @@ def test_floats(spark: SparkSession, tmp_path: Path) -> None:
 
     numbers = [0.0, -0.0, 1.5, float("nan"), float("inf"), None, -0.0]
     table = pa.table({"f": pa.array(numbers, pa.float64())})
-    found, _ = compare(spark, tmp_path, [Turn(query, [table]), Turn(query, [table])], ddl="f double")
+    found = compare(spark, tmp_path, [Turn(query, [table]), Turn(query, [table])], ddl="f double")
     assert values(found)[1] == [
         ("(0.0, 0.0)", 6, 3),
         ("(1.5, 1.5)", 2, 1),
@@ -64,7 +64,7 @@ def test_what_a_processor_sees(spark: SparkSession, tmp_path: Path, api: str) ->
 
     row = "row" if api == "rows" else "list(row._fields)"
     table = script(("a", "register(1), key"), ("b", "key, key[0]"), ("b", row))
-    found, _ = compare(spark, tmp_path, [Turn(query, [table, script(("b", "timers(), row.do", 2))])])
+    found = compare(spark, tmp_path, [Turn(query, [table, script(("b", "timers(), row.do", 2))])])
     told = {said for rows in found.values() for _, _, said in rows}
     assert {
         "(None, ({'deep': 'a', 'n': 0}, 'a'))",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.differential.processors.checks import APIS, ONCE, Turn, compare, script, spoken, transformed
-from tests.differential.processors.processors import Script, Strict, Variables
+from tests.differential.processors.processors import Misused, Script, Strict, Variables
 
 VARIABLES: Variables = {
     "v": ("Value", "n int"),
@@ -23,58 +24,88 @@ EMPTY = (
     "[ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE] Illegal value provided to the State Store "
     "Cannot write empty list values to State Store for StateName l."
 )
-TTL = "[STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL] Cannot use TTL for state=x in timeMode={}, use TimeMode"
-INVALID_MODE = "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE]"
-INVALID_STATE = (
-    "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] "
-    "Failed to perform stateful processor operation={} with invalid handle state={}."
+TTL = (
+    "[STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL] Cannot use TTL for state=x in timeMode=EventTime, "
+    "use TimeMode.ProcessingTime() instead."
 )
-RUNTIME = "PySparkRuntimeError"
+NOT_POSITIVE = "[STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE] TTL duration must be greater than zero"
+RESERVED = (
+    "[STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS] "
+    "Failed to create column family with unsupported starting character and name=$x."
+)
+INVALID_MODE = (
+    "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE] "
+    "Failed to perform stateful processor operation=register_timer with invalid timeMode=NoTime"
+)
+LATE = (
+    "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] "
+    "Failed to perform stateful processor operation={} with invalid handle state=INITIALIZED."
+)
 
-# What is done, where, in which time mode; the class of the error and what it says.
-IN_WORKERS: dict[str, tuple[str, str, str, str, str]] = {
-    "timer in mode none": ("do", "register(1)", "none", RUNTIME, INVALID_MODE),
-    "delete in mode none": ("do", "delete(1)", "none", RUNTIME, INVALID_MODE),
-    "ttl in mode none": ("init", "handle.getValueState('x', 'n int', 9)", "none", RUNTIME, TTL.format("NoTime")),
-    "ttl of events": ("init", "handle.getMapState('x', 'k int', 'n int', 9)", "eventTime", RUNTIME, TTL.format("EventTime")),
-    "negative ttl": (
+# What the processor does, and the beginning of what the error says, in each of the attempts of a task.
+IN_ATTEMPTS = [
+    [
+        ("register(1)", INVALID_MODE),
+        ("handle.getValueState('x', 'n int')", LATE.format("get_value_state")),
+        ("handle.deleteIfExists('v')", LATE.format("delete_if_exists")),
+        ("v.update(())", f"{LENGTH} 1 fields are required while 0 values are provided."),
+    ],
+    [
+        ("l.put([])", EMPTY),
+        ("l.appendList([])", EMPTY),
+        ("m.updateValue((1,), (1, 2))", f"{LENGTH} 1 fields are required while 2 values are provided."),
+        ("d.update((Decimal('123456.789'),))", "[NUMERIC_VALUE_OUT_OF_RANGE"),
+    ],
+]
+
+
+@pytest.mark.parametrize("wrongs", IN_ATTEMPTS, ids=("handles", "values"))
+def test_errors(spark: SparkSession, tmp_path: Path, wrongs: list[tuple[str, str]]) -> None:
+    """Spark's handle is of no use after an error, so there is one for each attempt of the task."""
+
+    def query(df: DataFrame) -> DataFrame:
+        folder = tmp_path / "told" / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        return transformed(df, Misused(VARIABLES, str(folder), [what for what, _ in wrongs]))
+
+    last = re.escape(wrongs[-1][1])
+    fails = rf"(?m)^([\w.]+\.)?PySparkRuntimeError: .*{last}"
+    compare(spark, tmp_path, [Turn(query, [script(("a", ""))], fails=fails)])
+    told = [folder for folder in (tmp_path / "told").iterdir() if any(folder.iterdir())]
+    assert len(told) == 2
+    for folder in told:
+        for attempt, (_, text) in enumerate(wrongs):
+            error = (folder / str(attempt)).read_text()
+            assert error.startswith("PySparkRuntimeError: ")
+            assert text in error
+
+
+# Where something is done, what, in which time mode; the class of the error and what it says.
+ONCE_EACH = {
+    "ttl": ("init", "handle.getMapState('x', 'k int', 'n int', 9)", "eventTime", "PySparkRuntimeError", TTL),
+    "negative": (
         "init",
         "handle.getListState('x', 'n int', -1)",
         "processingTime",
-        RUNTIME,
-        "[STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE] TTL duration must be greater than zero",
+        "PySparkRuntimeError",
+        NOT_POSITIVE,
     ),
-    "no name": ("init", "handle.getValueState('', 'n int')", "none", RUNTIME, "INVALID_NAME] Failed to perform column family"),
-    "reserved name": ("init", "handle.getValueState('$x', 'n int')", "none", RUNTIME, "RESERVED_CHARS] Failed to create column"),
-    "made late": ("do", "handle.getValueState('x', 'n int')", "none", RUNTIME, INVALID_STATE.format("get_value_state", "INITIALIZED")),
-    "made late, twice": ("do", "handle.getValueState('v', 'n int')", "none", RUNTIME, "Value state v already exists"),
+    "reserved name": ("init", "handle.getValueState('$x', 'n int')", "none", "PySparkRuntimeError", RESERVED),
+    "error in a timer": ("due", "{}['missing']", "eventTime", "KeyError", "'missing'"),
     "made in a timer": (
         "due",
-        "handle.getMapState('x', 'k int', 'n int')",
+        "handle.getListState('x', 'n int')",
         "eventTime",
-        RUNTIME,
-        INVALID_STATE.format("get_map_state", "DATA_PROCESSED"),
+        "PySparkRuntimeError",
+        LATE.format("get_list_state").replace("INITIALIZED", "DATA_PROCESSED"),
     ),
-    "deleted late": ("do", "handle.deleteIfExists('v')", "none", RUNTIME, INVALID_STATE.format("delete_if_exists", "INITIALIZED")),
-    "too few fields": ("do", "v.update(())", "none", RUNTIME, f"{LENGTH} 1 fields are required while 0 values are provided."),
-    "too many in a list": ("do", "l.put([(1,), (1, 2)])", "none", RUNTIME, f"{LENGTH} 1 fields are required while 2 values"),
-    "short value of a map": ("do", "m.updateValue((1,), ())", "none", RUNTIME, LENGTH),
-    "short key of a map": ("do", "m.getValue(())", "none", RUNTIME, LENGTH),
-    "empty put": ("do", "l.put([])", "none", RUNTIME, EMPTY),
-    "empty append": ("do", "l.appendList([])", "none", RUNTIME, EMPTY),
-    "large decimal": ("do", "d.update((Decimal('123456.789'),))", "none", RUNTIME, "[NUMERIC_VALUE_OUT_OF_RANGE"),
-    "no value": ("do", "v.update(None)", "none", "TypeError", "'NoneType' object is not iterable"),
-    "timer at no time": ("do", "handle.registerTimer('soon')", "eventTime", "TypeError", "'str' object cannot be"),
-    "timer too late": ("do", "handle.registerTimer(2**63)", "eventTime", "ValueError", "Value out of range: 9223372036854775808"),
-    "error": ("do", "1 / 0", "none", "ZeroDivisionError", "division by zero"),
-    "error in a timer": ("due", "{}['missing']", "eventTime", "KeyError", "'missing'"),
     "exit": ("do", "__import__('sys').exit(3)", "none", "SystemExit", "3"),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("name", IN_WORKERS)
-def test_errors(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    where, what, time, kind, text = IN_WORKERS[name]
+@pytest.mark.parametrize("name", ONCE_EACH)
+def test_errors_elsewhere(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    where, what, time, kind, text = ONCE_EACH[name]
     api = APIS[len(name) % 2]
 
     def query(df: DataFrame) -> DataFrame:
@@ -90,13 +121,10 @@ def test_errors(spark: SparkSession, tmp_path: Path, name: str) -> None:
     "wrong",
     [
         {"init": "handle.getValueState('v', 'n int')"},
-        {"init": "handle.getListState('v', 'n int')"},
         {"init": "handle.getValueState('x', 'n nonsense')"},
-        {"init": "handle.getValueState('x', 'n int, n int')"},
         {"init": "v.update((1,))"},
         {"init": "1 / 0"},
         {"close": "v.get()"},
-        {"close": "register(1)"},
     ],
     ids=lambda wrong: next(iter(wrong.values())),
 )
@@ -122,5 +150,5 @@ def test_what_is_no_misuse(spark: SparkSession, tmp_path: Path) -> None:
     def query(df: DataFrame) -> DataFrame:
         return transformed(df, Script(odd))
 
-    found, _ = compare(spark, tmp_path, [Turn(query, [script(("a", do))]), Turn(query, [script(("a", told))])])
+    found = compare(spark, tmp_path, [Turn(query, [script(("a", do))]), Turn(query, [script(("a", told))])])
     assert spoken(found, "a")[1] == ["((1,), [(2,)], [((3,), (4,))])"]

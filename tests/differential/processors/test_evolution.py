@@ -1,0 +1,96 @@
+"""State whose types change between restarts: Spark can do it where state is encoded as Avro."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.differential.processors.checks import Query, Turn, compare, script, spoken, transformed
+from tests.differential.processors.processors import Script, Variables
+
+ENGINE = "spark"
+"""Which engine runs processors whose state is encoded as Avro."""
+
+AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
+
+
+def of(variables: Variables, by: str = "k") -> Query:
+    def query(df: DataFrame) -> DataFrame:
+        return transformed(df.withColumn("key", df.k), Script(variables), by=[by])
+
+    return query
+
+
+def all_of(value: str, key: str = "k int", name: str = "") -> Variables:
+    return {f"v{name}": ("Value", value), f"l{name}": ("List", value), f"m{name}": ("Map", key, value)}
+
+
+# Types before and after, a value of each, and what the first has become.
+STEPS = {
+    "added": ("a int, b string", "a int, b string, c double", "(1, 'x')", "(2, 'y', 2.5)", "(1, 'x', None)"),
+    "nested": (
+        "a int, b struct<x: int>",
+        "a int, b struct<x: int, y: string>",
+        "(1, (1,))",
+        "(2, (2, 'y'))",
+        "(1, Row(x=1, y=None))",
+    ),
+    "removed": ("a int, b string", "b string", "(1, 'x')", "('y',)", "('x',)"),
+    "reordered": ("a int, b string", "b string, a int", "(1, 'x')", "('y', 2)", "('x', 1)"),
+    "wider": ("a int, b float", "a bigint, b double", "(1, 0.25)", "(2**40, 0.5)", "(1, 0.25)"),
+    "more": (
+        "a int, b string, c float",
+        "d string, c double, a bigint",
+        "(1, 'x', 0.25)",
+        "('z', 0.1, 2)",
+        "(None, 0.25, 1)",
+    ),
+    "renamed": ("a int, b string", "x int, b string", "(1, 'x')", "(2, 'y')", "(None, 'x')"),
+}
+
+
+def test_fields(spark: SparkSession, tmp_path: Path) -> None:
+    """Fields come, go, move and widen; lists and maps have some of before and some of after."""
+    before, after = (
+        {name: kind for step, some in STEPS.items() for name, kind in all_of(some[at], name=f"_{step}").items()}
+        for at in (0, 1)
+    )
+    write = "v_{0}.update({1}), l_{0}.appendValue({1}), m_{0}.updateValue(({2},), {1})"
+    told = "v_{0}.get(), l_{0}.get(), m_{0}.iterator()"
+    first = [(key, write.format(step, some[2], 1)) for step, some in STEPS.items() for key in (step, "as it was")]
+    second = [(step, do) for step, some in STEPS.items() for do in (told.format(step), write.format(step, some[3], 2))]
+    third = [(key, told.format(step)) for step in STEPS for key in (step, "as it was")]
+    steps = ((before, first), (after, second), (after, third))
+    turns = [Turn(of(kind), [script(*lines)], conf=AVRO) for kind, lines in steps]
+    found = compare(spark, tmp_path, turns, ours_on=ENGINE)
+    was = [f"({one[4]}, [{one[4]}], [((1,), {one[4]})])" for one in STEPS.values()]
+    assert [spoken(found, step)[1][0] for step in STEPS] == was
+    assert spoken(found, "as it was")[2] == was
+    assert spoken(found, "added")[2] == [
+        "((2, 'y', 2.5), [(1, 'x', None), (2, 'y', 2.5)], [((1,), (1, 'x', None)), ((2,), (2, 'y', 2.5))])"
+    ]
+
+
+@pytest.mark.parametrize(("before", "after"), [("a bigint", "a int"), ("a int", "a string")])
+def test_refused(spark: SparkSession, tmp_path: Path, before: str, after: str) -> None:
+    fails = "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"
+    turns = [
+        Turn(of(all_of(before)), [script(("a", "v.update((1,))"))], conf=AVRO),
+        Turn(of(all_of(after)), [script(("a", "v.get()"))], conf=AVRO, fails=fails, fails_ours="."),
+        Turn(of(all_of(before)), [], conf=AVRO),
+    ]
+    found = compare(spark, tmp_path, turns, ours_on=ENGINE)
+    assert spoken(found, "a") == [["None"], ["(1,)"]]
+
+
+def test_renamed(spark: SparkSession, tmp_path: Path) -> None:
+    """Without Avro, other names of the same types are the same: of keys, values, and keys of maps."""
+    write = "v.update((1, 'x')), m.updateValue((1,), (1, 'x'))"
+    turns = [
+        Turn(of(all_of("a int, b string")), [script(("a", write))]),
+        Turn(of(all_of("c int, d string", "k2 int"), "key"), [script(("a", "v.get(), m.keys(), m.getValue((1,))"))]),
+    ]
+    found = compare(spark, tmp_path, turns, ours_on=ENGINE)
+    assert spoken(found, "a")[1] == ["((1, 'x'), [(1,)], Row(c=1, d='x'))"]

@@ -1,0 +1,124 @@
+"""Restarts: with a mended processor, with other variables, modes and types; state is as the last batch left it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tests.differential.processors.checks import ONCE, Query, Turn, compare, script, spoken, transformed
+from tests.differential.processors.processors import Script, Strict, Variables
+
+
+def of(variables: Variables, mode: str = "update", time: str = "none", **more: Any) -> Query:
+    def query(df: DataFrame) -> DataFrame:
+        return transformed(df.withWatermark("ts", "0 seconds"), Script(variables, **more), mode, time)
+
+    return query
+
+
+def test_a_failure_and_a_mended_processor(spark: SparkSession, tmp_path: Path) -> None:
+    """What the failed batch did is undone: values, lists, maps and timers; the batch is repeated."""
+    variables: Variables = {"v": ("Value", "n int"), "l": ("List", "n int"), "m": ("Map", "k int", "n int")}
+
+    def query(broken: bool) -> Query:
+        def build(df: DataFrame) -> DataFrame:
+            due = "at, v.get(), l.get(), m.iterator(), timers()"
+            processor = Strict(variables, due=due, init=f"globals().update(broken={broken})").using("pandas")
+            return transformed(df.withWatermark("ts", "0 seconds"), processor, time="eventTime")
+
+        return build
+
+    write = "v.update((row.n,)), l.appendValue((row.n,)), m.updateValue((row.n,), (row.n,)), m.removeKey((0,))"
+    told = "v.get(), l.get(), m.iterator(), timers()"
+    tables = [
+        script(("a", f"{write}, register(10)", 2), ("b", f"{write}, register(4)", 2)),
+        script(
+            ("a", f"{write}, register(3), delete(10)", 5),
+            ("b", f"{write}, register(1), {told}", 5),
+            ("b", f"{write}, 1 / (not broken)", 5),
+        ),
+        script(("a", told, 6), ("b", told, 6)),
+    ]
+    turns = [
+        Turn(query(True), tables[:2], fails=r"(?m)^ZeroDivisionError: division by zero"),
+        Turn(query(False), [], trigger={"availableNow": True}),
+        Turn(query(False), tables[2:]),
+    ]
+    found = compare(spark, tmp_path, turns)
+    assert spoken(found, "a")[2:4] == [["(3.0, (0,), [(0,), (0,)], [], [3.0])"], ["((0,), [(0,), (0,)], [], [])"]]
+    assert spoken(found, "b")[1] == [
+        "(None, None, None, None, None, (1,), [(1,), (1,)], [((1,), (1,))], [1.0, 4.0])",
+        "(None, None, None, None, 1.0)",
+        "(1.0, (2,), [(1,), (1,), (2,)], [((1,), (1,)), ((2,), (2,))], [1.0, 4.0])",
+    ]
+    assert spoken(found, "b")[3] == ["((2,), [(1,), (1,), (2,)], [((1,), (1,)), ((2,), (2,))], [])"]
+
+
+def test_variables_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
+    """What is deleted is gone; what is only left out for a while is as it was."""
+    one: Variables = {"a": ("Value", "n int"), "b": ("List", "n int"), "c": ("Map", "k int", "n int")}
+    two: Variables = {"a": ("Value", "n int"), "d": ("Map", "k int", "n int")}
+    three: Variables = {**one, "d": ("Map", "k int", "n int"), "e": ("Value", "n int")}
+    delete = "handle.deleteIfExists('b'), handle.deleteIfExists('never')"
+    turns = [
+        Turn(of(one), [script(("x", "a.update((1,)), b.put([(1,)]), c.updateValue((1,), (1,))"))]),
+        Turn(of(two, init=delete), [script(("x", "a.get(), d.exists(), d.updateValue((2,), (2,))"))]),
+        Turn(of(two), [script(("x", "a.get(), d.iterator()"))]),
+        Turn(of(three), [script(("x", "a.get(), b.get(), c.iterator(), d.iterator(), e.get()"))]),
+    ]
+    found = compare(spark, tmp_path, turns)
+    assert [batch[0] for batch in spoken(found, "x") if batch][1:] == [
+        "((1,), False, None)",
+        "((1,), [((2,), (2,))])",
+        "((1,), [], [((1,), (1,))], [((2,), (2,))], None)",
+    ]
+
+
+VALUE: Variables = {"v": ("Value", "n int")}
+MAP: Variables = {"v": ("Map", "k int", "n int")}
+LIVES: Variables = {"v": ("Value", "n int", 10_000_000)}
+
+
+def by(key: str) -> Query:
+    return lambda df: transformed(df.withColumn("number", F.lit(1)), Script(VALUE), by=[key])
+
+
+CHANGES: dict[str, tuple[Query, Query, str]] = {
+    "output mode": (of(VALUE), of(VALUE, mode="append"), "STATE_STORE_INVALID_CONFIG_AFTER_RESTART.*outputMode"),
+    "time mode": (of(VALUE), of(VALUE, time="eventTime"), "STATE_STORE_INVALID_CONFIG_AFTER_RESTART.*timeMode"),
+    "kind": (of(VALUE), of({"v": ("List", "n int")}), "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE"),
+    "type": (of(VALUE), of({"v": ("Value", "n string")}), "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"),
+    "key of map": (of(MAP), of({"v": ("Map", "k string", "n int")}), "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE"),
+    "time to live": (
+        of(VALUE, time="processingTime"),
+        of(LIVES, time="processingTime"),
+        "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+    ),
+    "no time to live": (
+        of(LIVES, time="processingTime"),
+        of(VALUE, time="processingTime"),
+        "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+    ),
+    "key": (by("k"), by("number"), "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_that_are_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Millpond says so in its own words; the query goes on with its state when the change is taken back."""
+    before, after, fails = CHANGES[name]
+    update, told = "v.update((1,))", "v.get()"
+    if name == "key of map":
+        update, told = "v.updateValue((1,), (1,))", "v.getValue((1,))"
+    turns = [
+        Turn(before, [script(("a", update))], trigger=ONCE),
+        Turn(after, [script(("a", told))], fails=fails, fails_ours=".", trigger=ONCE),
+    ]
+    if name in ("type", "key of map", "output mode"):
+        turns.append(Turn(before, [], trigger=ONCE))
+    found = compare(spark, tmp_path, turns)
+    assert spoken(found, "a")[1:] == [["Row(n=1)" if name == "key of map" else "(1,)"]] * (len(turns) - 2)
