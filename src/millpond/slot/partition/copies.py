@@ -36,6 +36,14 @@ class CopiesFolder:
         self._lock = lock
 
     @property
+    def held(self) -> bool:
+        """Whether it is still there, and nobody has made another in its place."""
+        try:
+            return os.path.samestat(os.fstat(self._lock), os.stat(self.path / "lock"))
+        except OSError:
+            return False
+
+    @property
     def bytes(self) -> int:
         """Bytes of what is there."""
         with os.scandir(self.path) as entries:
