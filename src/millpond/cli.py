@@ -55,10 +55,11 @@ def options(
 @state.command("ls")
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader, span
     from millpond.time_slices import base_name
 
-    reader = StateReader(location)
+    reader = StateReader(find_state(location))
     versions, damage, newest = reader.versions(), reader.damage(), reader.newest()
     none = "no whole version" if damage else "no durable version yet"
     there = span(versions) if newest else none
@@ -96,9 +97,10 @@ def show_state(
     rows: Annotated[int, typer.Option(help="How many rows to print.")] = 20,
 ) -> None:
     """Print rows of an operator's state."""
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader
 
-    reader = StateReader(location)
+    reader = StateReader(find_state(location))
     chosen = reader.choose(version)
     table, left = None, rows
     for number in range(reader.partitions_at(chosen)) if partition is None else [partition]:
@@ -120,9 +122,10 @@ def verify_state(location: Location, version: Version = None) -> None:
 
     Without --version, that is the newest whole version, and the head of every commit of the newest run is checked, too.
     """
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader
 
-    reader = StateReader(location)
+    reader = StateReader(find_state(location))
     damage = reader.damage(version)
     for error in damage:
         _complain(error)
@@ -159,9 +162,10 @@ def rescale_state(
     """
     from millpond.checkpoint.generation import claim
     from millpond.checkpoint.rescale import rescaled
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader
 
-    reader = StateReader(location)
+    reader = StateReader(find_state(location))
     version = reader.choose()
     before = counted(reader.partitions, "partition")
     table = Table("operator", "partition", "made of", "keys, about", "runs", "of them shared", "deltas", "delta bytes")
@@ -266,9 +270,10 @@ def export_state(
 
     There is a folder for each operator, with a file for each partition, and at last a file _SUCCESS.
     """
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.export import export_state as export
 
-    made = export(location, target, version, operator)
+    made = export(find_state(location), target, version, operator)
     what = f"version {made.version}, {counted(made.files, 'file')}, {counted(made.rows, 'row')}"
     _out.print(f"{made.target}: {what}", soft_wrap=True)
 

@@ -6,8 +6,8 @@ from millpond.checkpoint.retention.orphans import Orphans, find_orphans
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.copying import check_finished
+from millpond.query.ledger.finding import find_state
 from millpond.query.ledger.ledger import Ledger
-from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reading.reader import StateReader
 
 
@@ -35,7 +35,7 @@ def orphans_of(checkpoint: str, *, now: float | None = None) -> tuple[FileSystem
         )
     # In this order: a batch that Spark commits later needs nothing older.
     planned, committed = ledger.written("offsets"), ledger.last("commits")
-    reader = StateReader(state_of_last_run(ledger_files) or checkpoint)
+    reader = StateReader(find_state(checkpoint))
     if committed >= 0 and not any(reader.is_whole(version) for version in reader.known() if version >= committed):
         raise StateDamagedError(
             f"Spark has committed batch {committed}, and no version from {committed} on is whole: what else is needed "
