@@ -133,6 +133,11 @@ class ProgressReader:
         self._known: dict[tuple[int, int], tuple[OperatorProgress, ...]] = {}  # by generation and version
         StateReader(self.state)  # says so if there is none
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether what was given is a checkpoint: the folder of its state, if that lies elsewhere, has no ledger."""
+        return self._ledger.query_id() is not None
+
     def look(self) -> Progress:
         """The query now; what was read of its commits is kept for the next look."""
         planned, committed = self._ledger.written("offsets"), self._ledger.written("commits")
