@@ -85,7 +85,7 @@ def test_a_copy_that_was_damaged_meanwhile_is_not_believed(far: PipeTask, opens:
     third = first.runs.write(ROWS, FIXED).ref
     assert third is not None
     first.close()
-    copies = folder / "copies" / far.query / "0"
+    copies = folder / "copies" / far.key / "0"
     path = copies / os.path.basename(ref.name)
     data = bytearray(path.read_bytes())
     data[100_000:500_000] = bytes(400_000)  # as after a power cut
@@ -117,7 +117,7 @@ def test_a_folder_that_is_deleted_is_taken_again(far: PipeTask, opens: Opens, fo
     query = opens(far, "first")
     query.runs.write(ROWS, FIXED)
     shutil.rmtree(folder / "copies")
-    other = claim_copies(folder / "copies", far.query, 0) if meanwhile == "somebody" else None
+    other = claim_copies(folder / "copies", far.key, 0) if meanwhile == "somebody" else None
     run = query.runs.write(ROWS, FIXED)
     assert mapped(run)
     assert found(run) == 1000
@@ -126,7 +126,7 @@ def test_a_folder_that_is_deleted_is_taken_again(far: PipeTask, opens: Opens, fo
     if other is not None:
         other.release()
     else:
-        assert claim_copies(folder / "copies", far.query, 0) is None
+        assert claim_copies(folder / "copies", far.key, 0) is None
     query.close()
 
 

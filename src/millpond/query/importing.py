@@ -112,7 +112,7 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     files = open_filesystem(join_url(place.url, "millpond"))
     write_own_document(files, PARENTS, Parents(files.url, (), making=uuid.uuid4().hex))
     write_own_document(files, QUERY, pinned_query(decision, settings.key_groups, catalyst))
-    task = _begin(spark, settings, decision, files, place.url, origin, batch, fingerprint(catalyst, decision))
+    task = _begin(spark, settings, decision, files, query, place.url, origin, batch, fingerprint(catalyst, decision))
     try:
         with _as_batch(spark, batch):
             for decided, rows in carried:
@@ -229,6 +229,7 @@ def _begin(
     settings: Settings,
     decision: Decision,
     files: FileSystem,
+    query: str,
     location: str,
     origin: str,
     batch: int,
@@ -236,7 +237,7 @@ def _begin(
 ) -> PipeTask:
     """Claim a generation that begins without state, at the batch; returns the task that takes it up."""
     partitions = first_partitions(spark, settings)
-    task = pipe_task(spark, settings, decision.specs[0], location, origin, partitions, "sync")
+    task = pipe_task(spark, settings, decision.specs[0], query, location, origin, partitions, "sync")
     generation = claim(
         files,
         run=task.run,

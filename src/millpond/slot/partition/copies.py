@@ -1,7 +1,7 @@
 """Where the local copies of a query's files lie, and stay for its next start on this host.
 
 ```
-<directory>/millpond-<uid>/copies/<query>/<slot>/
+<directory>/millpond-<uid>/copies/<query.id>-<hash of its location>/<slot>/
     lock     held by the slot that uses the folder
     *.run, *.append    copies; what is not used for long goes
 ```

@@ -91,13 +91,13 @@ class RunningQuery:
             self._counted = CountedFiles(self.files)
             self.files = self._hedged = HedgedFiles(self._counted, task.settings.hedging)
         self.checkpoint = Checkpoint(self.files, task.generation)
-        self.spill = self.means.directory / "sealed" / task.query
+        self.spill = self.means.directory / "sealed" / task.key
         self.spill.mkdir(parents=True, exist_ok=True)
-        cache = self.means.directory / "cache" / task.query / str(self.means.number)
+        cache = self.means.directory / "cache" / task.key / str(self.means.number)
         cache.mkdir(parents=True, exist_ok=True)
         if self._counted is not None:
             remove_old_copies(self._copies_root)
-            self._copies = claim_copies(self._copies_root, task.query, self.means.number)
+            self._copies = claim_copies(self._copies_root, task.key, self.means.number)
         disk = task.settings.cache_disk
         if disk is None:
             held = self._copies.bytes if self._copies is not None else 0
@@ -139,7 +139,7 @@ class RunningQuery:
             if self._copies.held:
                 return None
             self._copies.release()
-            self._copies = claim_copies(self._copies_root, self.task.query, self.means.number)
+            self._copies = claim_copies(self._copies_root, self.task.key, self.means.number)
             if self._copies is not None:
                 return str(self._copies.path)
         elif cache.is_dir():

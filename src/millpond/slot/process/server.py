@@ -144,7 +144,7 @@ class Slot:
         if isinstance(message, Hello):
             connection.send(Welcome(self._process))
         elif isinstance(message, Run):
-            connection.serving = message.task.query
+            connection.serving = message.task.key
             self._answer(connection, self.work.run(message, _incoming(connection), connection.abort))
             connection.serving = None
         elif isinstance(message, Open):
