@@ -198,7 +198,8 @@ def _pin(
             )
         raise StateIncompatibleError(
             f"{done} of Millpond's: the checkpoint was made by Spark's own state store.",
-            action="Start with a new checkpointLocation, or go on with spark.millpond.enabled=false.",
+            action="Take it over (millpond.import_checkpoint), start with a new checkpointLocation, or go on with "
+            "spark.millpond.enabled=false.",
             file=files.locate(NAME),
         )
     pin(files, query)
