@@ -100,7 +100,8 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     if settings.state_location is not None:
         raise SettingError(
             "Imported state lies in the checkpoint, and spark.millpond.state.location is set.",
-            action="Import without it. (docs/operations.md says how state moves to another location.)",
+            action="Unset it, for the import and for the query: the state cannot be moved there later. To have it on "
+            "an object store, give a checkpoint there.",
         )
     origin = catalyst.qualified(source)
     original, place = open_filesystem(origin), open_filesystem(catalyst.qualified(checkpoint))
