@@ -211,7 +211,7 @@ def collect_state(
     What retained versions need and is not there is named: then nothing is removed, and the exit status is 1.
     """
     from millpond.files.backends.filesystem import MissingFileError
-    from millpond.query.ledger.orphans import orphans_of
+    from millpond.query.ledger.orphans import orphans_of, still_shared
 
     files, orphans = orphans_of(checkpoint)
     table = Table("kind", "objects", "bytes")
@@ -220,17 +220,13 @@ def collect_state(
     _out.print(f"{files.url}:")
     _out.print(table)
     for name, pin in orphans.pins.items():
-        objects = counted(len(pin.objects), "object")
-        _out.print(f"{objects} of version {pin.version} kept for {pin.fork} ({files.locate(name)})", soft_wrap=True)
+        held = counted(len(pin.objects), "object")
+        _out.print(f"{held} of version {pin.version} kept for {pin.fork} ({files.locate(name)})", soft_wrap=True)
     for name, version in orphans.missing.items():
-        _complain(
-            MissingFileError(
-                "A state file is missing.",
-                action="Restore it from a backup of the location.",
-                version=version,
-                file=files.locate(name),
-            )
-        )
+        try:
+            files.size(name)
+        except MissingFileError as error:  # as whoever reads it is told: it may be of another checkpoint
+            _complain(error.at(version=version))
     if orphans.missing:
         _out.print(f"{counted(len(orphans.missing), 'file')} missing, nothing was removed")
         raise typer.Exit(1)
@@ -238,6 +234,8 @@ def collect_state(
         orphans.remove(files)
     number = sum(len(infos) for infos in orphans.found.values())
     _out.print(f"{counted(number, 'object')} {'would be removed' if dry_run else 'removed'}")
+    for location, objects in still_shared(files, orphans).items():
+        _out.print(f"{counted(objects, 'object')} of {location} still needed", soft_wrap=True)
     for parent in orphans.parents.values():
         _out.print(f"nothing of {parent.location} is needed any more", soft_wrap=True)
 
