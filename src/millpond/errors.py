@@ -17,7 +17,7 @@ class MillpondError(Exception):
     Args:
         message: what happened, one sentence.
         action: what the reader should do next, one sentence.
-        query: where it happened, as far as known: the id of the query's state;
+        query: where it happened, as far as known: the id of the query;
         operator: the number of the operator, as `explain` gives it;
         partition: of the state;
         version: of the state, which batch `version` reads and batch `version - 1` made;

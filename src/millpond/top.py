@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millpond.errors import MillpondError, TransientError
+from millpond.errors import MillpondError, TransientError, UsageError
 from millpond.metrics import COMPACTIONS, PRICES, TIERS, WAITING, request_cost
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth, commit_health
@@ -34,9 +34,15 @@ def watch(checkpoint: str, console: Console, interval: float, *, once: bool) -> 
         once: whether to show one frame only.
 
     Raises:
-        UsageError: there is no Millpond state.
+        UsageError: there is no Millpond state, or this is not the checkpoint.
     """
     reader = ProgressReader(checkpoint)
+    if not reader.has_ledger:
+        raise UsageError(
+            "There is no ledger of Spark's here, which tells how the query gets on.",
+            action="Give the query's checkpointLocation, also if its state lies elsewhere.",
+            file=checkpoint,
+        )
     if once or not console.is_terminal:
         console.print(picture(reader.look(), *_running(reader.state)))
         return

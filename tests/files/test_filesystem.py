@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -338,6 +339,42 @@ def test_a_bucket_that_is_not_there(place, request):
         assert error.value.file == f"{bucket}-2/state"
     with pytest.raises(MissingFileError):
         files.get("x")
+
+
+class NoRole(BaseHTTPRequestHandler):
+    """A metadata service of a machine without a role."""
+
+    def do_PUT(self):
+        self.send_error(404)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def metadata():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), NoRole)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("lacking", "message"),
+    [
+        (["AWS_ALLOW_HTTP"], "no TLS, .*Set AWS_ALLOW_HTTP=true"),
+        (["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], "no credentials .*AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_what_the_environment_lacks_is_said(metadata, monkeypatch, lacking, message):
+    with pointed_at("http://127.0.0.1:9", AWS_METADATA_ENDPOINT=metadata):
+        for name in lacking:
+            monkeypatch.delenv(name)
+        files = open_filesystem("s3://bucket/x")
+        for ask in (lambda: files.get("a"), lambda: files.list("a"), lambda: files.put("a", [b"x"], create=True)):
+            with pytest.raises(SettingError, match=message):
+                ask()
 
 
 def test_requests_are_counted_as_the_store_counts_them(bucket):

@@ -11,7 +11,7 @@ from millpond import cli
 from tests.chaos.life import Life
 from tests.chaos.truth import expected_updates, read_updates, write_input
 from tests.proxy import faulty
-from tests.real_s3 import BUCKET
+from tests.real_s3 import BUCKET, Unavailable, running, weed
 from tests.s3 import pointed_at
 
 SHARES = {"slow_down": 0.05, "conflict": 0.05, "delay": 0.2, "hang": 0.01, "reset": 0.04, "cut": 0.04, "lost": 0.04}
@@ -45,3 +45,17 @@ def test_killed_and_started_with_other_partitions(
     assert not ended.value.code, told
     assert f": {LIVES[-1][0]} partitions, " in told
     assert "0 damaged" in told
+
+
+@pytest.mark.xdist_group("seaweedfs")
+def test_a_server_leaves_nothing_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        program = weed()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    for name in ("own", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    with running(program, tmp_path / "own"):
+        pass
+    assert not list((tmp_path / "temporary").iterdir())

@@ -33,13 +33,15 @@ def test_commits_that_fail_are_told_between_batches_and_after_a_stop(
         millpond.writeStream(counts)
         .outputMode("update")
         .format("noop")
+        .queryName("clicks")
         .option("checkpointLocation", str(checkpoint))
         .start()
     )
     commits = checkpoint / "millpond" / "commits"
 
     def told(what: str) -> bool:
-        return any(f"fail {what}" in message and str(commits) in message for message in caplog.messages)
+        said = f"commits of query clicks ({query.id}) fail {what}"
+        return any(said in message and str(commits) in message for message in caplog.messages)
 
     try:
         query.processAllAvailable()

@@ -105,6 +105,14 @@ def test_a_forgotten_state_location_is_named(
     assert run(session, sums(events), tmp_path / "checkpoint") == [("x", 11)]
 
 
+def test_a_state_location_that_comes_later_is_told_so(session: SparkSession, tmp_path: Path) -> None:
+    put(session, tmp_path / "in", [("x", 1)])
+    assert run(session, sums(read(session, tmp_path / "in")), tmp_path / "checkpoint") == [("x", 1)]
+    session.conf.set("spark.millpond.state.location", str(tmp_path / "states"))
+    with pytest.raises(StateIncompatibleError, match=r"had it in the checkpoint .* Unset"):
+        run(session, sums(read(session, tmp_path / "in")), tmp_path / "checkpoint")
+
+
 @pytest.mark.parametrize("location", [None, "states"])
 @pytest.mark.parametrize("disabled", [False, True])
 def test_a_query_without_operators_here_does_not_run_on_a_checkpoint_with_state(

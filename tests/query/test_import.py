@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-from millpond.errors import MillpondError, StateIncompatibleError, TransientError, UsageError
+from millpond.errors import MillpondError, SettingError, StateIncompatibleError, TransientError, UsageError
 from millpond.query import importing
 
 SCHEMA = "id bigint, k string, t timestamp, d decimal(6,2), w decimal(34,2), i int, x double, b boolean"
@@ -415,6 +415,12 @@ def test_a_place_that_is_taken_or_wrong_is_refused(spark: SparkSession, data: Pa
         move.bring()
     move.files(1)
     move.run(move.old, native=True)
+    spark.conf.set("spark.millpond.state.location", str(tmp_path / "states"))
+    try:
+        with pytest.raises(SettingError, match=r"Unset it, .* give a checkpoint there"):
+            move.bring()
+    finally:
+        spark.conf.unset("spark.millpond.state.location")
     move.bring()
     with pytest.raises(UsageError, match="something here already"):
         move.bring()

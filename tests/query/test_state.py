@@ -7,7 +7,10 @@ from pyspark.sql import SparkSession
 
 import millpond
 from millpond.errors import UsageError
+from millpond.files.backends.filesystem import open_filesystem
+from millpond.query.ledger.ownership import Ownership
 from tests.s3 import s3
+from tests.slot.test_damage import Counts, rows_of
 
 
 @pytest.mark.parametrize("location", ["", " ", "no such:place", "nowhere:/place"])
@@ -20,6 +23,13 @@ def test_where_no_query_has_been_is_a_usage_error(spark: SparkSession, tmp_path:
     with pytest.raises(UsageError, match="no Millpond state here") as raised:
         millpond.read_state(spark, str(tmp_path))
     assert raised.value.file == f"file:{tmp_path}/millpond"
+
+
+def test_state_that_lies_elsewhere_is_found_from_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    Counts(tmp_path / "state").through(1)
+    ledger, files = (open_filesystem(str(tmp_path / name)) for name in ("ledger", "state/millpond"))
+    Ownership(ledger.url, ledger, str(tmp_path / "state"), files).note(1)
+    assert millpond.read_state(spark, str(tmp_path / "ledger")).count() == len(rows_of(0))
 
 
 def test_an_object_store_that_spark_has_no_connector_for_is_looked_at(spark: SparkSession) -> None:

@@ -94,11 +94,14 @@ def test_a_running_query_and_when_it_has_stopped(spark: SparkSession, tmp_path: 
     assert ProgressReader(str(checkpoint)).look().batches[0].seconds is None
 
 
-def test_no_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batches", "said"), [(0, "no Millpond state"), (1, "Give the query's checkpointLocation")])
+def test_what_is_no_checkpoint_with_state_is_refused(tmp_path: Path, batches: int, said: str) -> None:
+    if batches:
+        Counts(tmp_path).through(batches)  # as the folder of state that lies elsewhere: there is no ledger
     command = [sys.executable, "-c", TOP.format(""), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=120, check=False)
     assert done.returncode == 1
-    assert "no Millpond state" in done.stdout
+    assert said in done.stdout
 
 
 def test_a_query_on_an_object_store(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Asking(Counts):
     @property
     def remote(self) -> RemoteCompaction:
         assert self.server is not None
-        running = self.server._query("query").running
+        running = self.server._query(self.task.key).running
         assert running is not None
         assert running.remote is not None
         return running.remote
@@ -87,7 +87,7 @@ def compactor(location: str, *options: str) -> subprocess.Popen[bytes]:
 def named(application: Asking) -> set[str]:
     """Files in the state that workers have made."""
     assert application.server is not None
-    partitions = application.server._query("query").partitions.values()
+    partitions = application.server._query(application.task.key).partitions.values()
     tables = [one.runs for each in partitions if each._manifest for one in each._manifest.tables.values()]
     return {run.name for table in tables for run in table.runs if made_for(run.name)}
 
@@ -307,7 +307,7 @@ def test_an_answer_that_is_cut_off_or_names_nothing_is_not_used(application: Ask
 
 def ref_of(application: Asking):  # type: ignore[no-untyped-def]
     assert application.server is not None
-    for each in application.server._query("query").partitions.values():
+    for each in application.server._query(application.task.key).partitions.values():
         for table in each._manifest.tables.values() if each._manifest else ():
             for run in table.runs.runs:
                 return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_a_copy_that_was_damaged_meanwhile_is_not_believed(far: PipeTask, opens:
     third = first.runs.write(ROWS, FIXED).ref
     assert third is not None
     first.close()
-    copies = folder / "copies" / far.query / "0"
+    copies = folder / "copies" / far.key / "0"
     path = copies / os.path.basename(ref.name)
     data = bytearray(path.read_bytes())
     data[100_000:500_000] = bytes(400_000)  # as after a power cut
@@ -109,6 +110,24 @@ def test_who_comes_while_the_folder_is_in_use_goes_without(far: PipeTask, opens:
     third = opens(far, "third")
     assert mapped(third.runs.open(ref, FIXED))
     third.close()
+
+
+@pytest.mark.parametrize("meanwhile", ["nobody", "somebody"])
+def test_a_folder_that_is_deleted_is_taken_again(far: PipeTask, opens: Opens, folder: Path, meanwhile: str) -> None:
+    query = opens(far, "first")
+    query.runs.write(ROWS, FIXED)
+    shutil.rmtree(folder / "copies")
+    other = claim_copies(folder / "copies", far.key, 0) if meanwhile == "somebody" else None
+    run = query.runs.write(ROWS, FIXED)
+    assert mapped(run)
+    assert found(run) == 1000
+    copies = [path.relative_to(folder).parts[0] for path in folder.rglob("*.run") if "far" not in path.parts]
+    assert copies == ["copies" if other is None else "first"]
+    if other is not None:
+        other.release()
+    else:
+        assert claim_copies(folder / "copies", far.key, 0) is None
+    query.close()
 
 
 def test_without_a_disk_copies_of_earlier_runs_go(far: PipeTask, opens: Opens, folder: Path) -> None:

@@ -234,7 +234,7 @@ class Job(Application):
             self.start()
             self.go(batches)
             assert self.server is not None
-            self.server.drain("query", 10)
+            self.server.drain(self.task.key, 10)
         finally:
             self.close()
 
@@ -325,7 +325,7 @@ def crash(job: Job, batches: int, point: str) -> None:
             return
         job.run(batches - 1)
         assert job.server is not None
-        job.server.drain("query", 10)
+        job.server.drain(job.task.key, 10)
         if point in ("committed", "lost"):  # of what Spark has committed, the state may lag behind
             job.ledger.put("commits", batches - 1, b"commit")
     finally:

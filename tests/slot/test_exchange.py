@@ -174,7 +174,7 @@ def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: Pip
         expected = {1: (2, 40), 2: (1, 20)}
         assert answer(server, 0, first, 0) == expected
         assert answer(server, 0, first, 1) == expected, "an attempt that is repeated"
-        server.drain("query-1", 10.0)
+        server.drain(task.key, 10.0)
         begun = msgspec.structs.replace(task, generation=2)
         begin(begun, (0,))
         task = begun
@@ -207,7 +207,7 @@ def test_batches_larger_than_memory_come_in_passes(
     try:
         for batch in range(8):
             if batch == 5:
-                server.drain("query-1", 60.0)
+                server.drain(task.key, 60.0)
                 server.close()
                 task = msgspec.structs.replace(task, generation=2)
                 begin(task, (batch,))

@@ -116,6 +116,11 @@ def test_a_fork_parts_from_what_is_deleted_then(
     fork(*locations)
     batches = BATCHES
     assert shared(locations[1])
+    known = read_parents(StateReader(locations[1]).files)
+    assert known is not None
+    code, lines = state("gc", locations[1])
+    assert code == 0
+    assert lines[-1] == f"{len(shared(locations[1]))} objects of {known.parents[0].location} still needed"
     while shared(locations[1]):
         batches += 8
         assert batches < 200, shared(locations[1])
@@ -124,6 +129,7 @@ def test_a_fork_parts_from_what_is_deleted_then(
     retain(new)
     code, lines = state("gc", locations[1])
     assert code == 0
+    assert not any("still needed" in line for line in lines)
     assert any(line.startswith("nothing of ") and str(original) in line for line in lines)
     assert not read_pins(StateReader(locations[0]).files)
     Counts(original, scheme).through(BATCHES + 4)
@@ -135,12 +141,15 @@ def test_a_fork_parts_from_what_is_deleted_then(
     Other(new, scheme).through(batches + 8)
 
 
-def test_a_parent_that_is_gone_is_named(original: Path, new: Path, scheme: str) -> None:
+def test_a_parent_that_is_gone_is_named(original: Path, new: Path, scheme: str, state: Callable[..., tuple]) -> None:
     locations = [f"{scheme}{folder}" for folder in (original, new)]
     fork(*locations)
     known = read_parents(StateReader(locations[1]).files)
     assert known is not None
     shutil.rmtree(original)
+    code, lines = state("gc", locations[1])
+    assert code == 1
+    assert any(f"from which {StateReader(locations[1]).files.url} was forked" in line for line in lines)
     with pytest.raises(StateDamagedError) as raised:
         Other(new, scheme).through(BATCHES + 1)
     assert str(original) in str(raised.value)

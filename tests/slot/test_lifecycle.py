@@ -157,7 +157,7 @@ def test_a_slot_that_works_long_is_not_taken_for_hung(task):
 def test_what_holds_a_slot_up_is_told_to_whoever_waits(task, caplog):
     assert len(_run(task, rows(0, name="wait"))) == 1
     place = f"query {task.query}, operator 0, partition 0"
-    assert caplog.messages == [f"batch 3 waits ({place}): the store of {task.query} is full"]
+    assert caplog.messages == [f"batch 3 waits ({place}): the store of {task.key} is full"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

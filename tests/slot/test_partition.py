@@ -57,22 +57,22 @@ def test_state_grows_from_batch_to_batch(counting, servers):
     assert done.metrics["input_rows"] == 2
     assert done.metrics["output_rows"] == 2
     assert run(server, counting, 2, grouped(0, [], []))[0] == {}
-    assert server.answered("query-1") == [(0, 0, 2)]
+    assert server.answered(counting.key) == [(0, 0, 2)]
 
 
 def test_another_slot_goes_on_from_the_store(counting, servers):
     first = servers()
     run(first, counting, 0, grouped(0, [1, 2], [10, 20]))
     run(first, counting, 1, grouped(0, [1], [1]))
-    assert first.drain("query-1", 10) == [(0, 0, 2)]
-    assert first.answered("query-1") == []
+    assert first.drain(counting.key, 10) == [(0, 0, 2)]
+    assert first.answered(counting.key) == []
     assert run(servers(), counting, 2, grouped(0, [2, 1], [5, 5]))[0] == {1: (3, 16), 2: (2, 25)}
 
 
 def test_what_was_opened_ahead_is_not_opened_again(counting, servers, monkeypatch):
     first = servers()
     run(first, counting, 0, grouped(0, [1, 2], [10, 20]))
-    first.drain("query-1", 10)
+    first.drain(counting.key, 10)
     second = servers()
     second.open_ahead([counting], [0], 1)
     monkeypatch.setattr(Partition, "_open", None)
@@ -127,15 +127,15 @@ def test_what_is_let_go_of_while_it_is_opened_does_not_come_to_life_again(counti
     ahead = threading.Thread(target=server.open_ahead, args=([counting, other], [0], 0))
     ahead.start()
     assert gate.reached.wait(20)
-    drain = threading.Thread(target=server.drain, args=("query-1", 10))
+    drain = threading.Thread(target=server.drain, args=(counting.key, 10))
     drain.start()
-    while "query-1" not in server._queries or not server._queries["query-1"].lock.locked():
+    while counting.key not in server._queries or not server._queries[counting.key].lock.locked():
         time.sleep(0.01)
     gate.released.set()
     ahead.join(20)
     drain.join(20)
-    assert server._queries["query-1"].running is None
-    assert not server._queries["query-1"].partitions
+    assert server._queries[counting.key].running is None
+    assert not server._queries[counting.key].partitions
 
 
 def test_a_repeated_attempt_is_answered_from_memory_when_its_input_is_the_same(counting, servers, monkeypatch):
@@ -202,7 +202,7 @@ def test_a_batch_is_answered_only_when_what_it_waits_for_is_durable(counting, se
     """Else a reader that is cut off while it waits would let Spark's ledger run ahead of the state."""
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
-    assert server.answered("query-1") == [(0, 0, 0)]
+    assert server.answered(counting.key) == [(0, 0, 0)]
 
     def cut_off(self, version):
         raise ConnectionError("the task was cancelled")
@@ -211,9 +211,9 @@ def test_a_batch_is_answered_only_when_what_it_waits_for_is_durable(counting, se
         patch.setattr(Partition, "_wait_durable", cut_off)
         with pytest.raises(ConnectionError):
             run(server, counting, 1, grouped(0, [1], [1]))
-    assert server.answered("query-1") == [(0, 0, 0)]
+    assert server.answered(counting.key) == [(0, 0, 0)]
     assert run(server, counting, 1, grouped(0, [1], [1]), attempt=1)[0] == {1: (2, 2)}
-    assert server.answered("query-1") == [(0, 0, 1)]
+    assert server.answered(counting.key) == [(0, 0, 1)]
 
 
 def test_an_attempt_whose_input_is_in_is_not_cut_off_by_another_reader_of_the_batch(counting, servers, monkeypatch):
@@ -307,7 +307,7 @@ def test_an_attempt_that_was_given_up_is_cut_off(counting, servers, later):
     thread = threading.Thread(target=slow)
     if later:
         # A repeated attempt of batch 0 reads without the turn: let it be a first attempt of a reopened partition.
-        server.drain("query-1", 10)
+        server.drain(counting.key, 10)
     thread.start()
     assert gate.reached.wait(10)
     if later:
@@ -342,7 +342,7 @@ def test_draining_cuts_off_an_attempt_under_way(counting, servers):
     thread = threading.Thread(target=attempt)
     thread.start()
     assert gate.reached.wait(10)
-    assert server.drain("query-1", 10) == [(0, 0, 1)]
+    assert server.drain(counting.key, 10) == [(0, 0, 1)]
     thread.join(10)
     assert failed
     assert (0, 0) in durable(counting).missing(2)
@@ -358,7 +358,7 @@ def test_a_query_that_drains_slowly_keeps_no_other_waiting(counting, servers):
     run(server, counting, 0, grouped(0, [1], [1]))
     run(server, slow, 0, grouped(0, [1], [1]))
     drained = threading.Event()
-    thread = threading.Thread(target=lambda: (server.drain("query-2", 30), drained.set()))
+    thread = threading.Thread(target=lambda: (server.drain(slow.key, 30), drained.set()))
     thread.start()
     run(server, counting, 1, grouped(0, [1], [1]))
     assert not drained.is_set()
@@ -391,7 +391,7 @@ def test_a_dead_slots_sealed_delta_is_adopted(counting, servers, monkeypatch):
 
     first = servers()
     run(first, counting, 0, grouped(0, [1], [1]))
-    first.drain("query-1", 10)
+    first.drain(counting.key, 10)
     monkeypatch.setattr(Committer, "submit", lambda self, sealed, adopted=False: None)
     monkeypatch.setattr(Committer, "wait_durable", lambda self, *where: None)
     run(first, counting, 1, grouped(0, [1], [1]))
@@ -417,7 +417,7 @@ def test_a_version_that_nobody_has_is_refused_in_time(counting, servers):
 def test_an_older_generation_is_refused_and_its_partitions_are_let_go(counting, servers):
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
-    server.drain("query-1", 10)
+    server.drain(counting.key, 10)
     newer = msgspec.structs.replace(counting, generation=2)
     begin(newer, (0,))
     assert run(server, newer, 0, grouped(0, [1], [9]))[0] == {1: (1, 9)}

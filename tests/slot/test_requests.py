@@ -36,10 +36,10 @@ def test_a_batch_is_one_put_and_no_list_and_no_get(
         application.start()
         application.go(FIRST)
         assert application.server is not None
-        application.server._query("query").drain(10)
+        application.server._query(application.task.key).drain(10)
         with asked() as seen:
             application.go(BATCHES)
-            application.server._query("query").drain(10)
+            application.server._query(application.task.key).drain(10)
     finally:
         application.close()
     kinds = Counter(kind for kind, _ in seen)

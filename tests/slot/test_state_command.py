@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from millpond import cli
+from millpond.checkpoint.forks.parents import Parents
+from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, seal
-from millpond.checkpoint.generation import claim, newest_claim
+from millpond.checkpoint.generation import claim, newest_claim, numbers
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
+from millpond.query.ledger.ownership import Ownership
 from millpond.slot.reading.reader import StateReader
 from millpond.stores.rmw import flush
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
@@ -177,6 +180,27 @@ def test_a_version_that_does_not_exist_is_one_usage_error(
     assert told.startswith("[USAGE] ")
     assert "version 17" in told
     assert f"versions 1 to {BATCHES}." in told
+
+
+def test_state_that_lies_elsewhere_is_found_from_the_checkpoint(
+    checkpoint: Path, tmp_path: Path, state: Callable[..., tuple]
+) -> None:
+    ledger = open_filesystem(str(tmp_path / "ledger"))
+    files = open_filesystem(str(checkpoint / "millpond"))
+    Ownership(ledger.url, ledger, str(checkpoint), files).note(max(numbers(files)))
+    for command, *options in (["ls"], ["show"], ["verify"], ["rescale", "--partitions", 5, "--dry-run"]):
+        assert state(command, tmp_path / "ledger", *options) == state(command, checkpoint, *options)
+    code, (told,) = state("export", tmp_path / "ledger", tmp_path / "exported")
+    assert code == 0
+    assert f"version {BATCHES}, " in told
+
+
+def test_what_was_interrupted_is_not_shown_as_if_it_were_whole(checkpoint: Path, state: Callable[..., tuple]) -> None:
+    files = open_filesystem(str(checkpoint / "millpond"))
+    write_own_document(files, "parents.json", Parents(files.url, ()))
+    code, (told,) = state("ls", checkpoint)
+    assert code == 1
+    assert "its making was interrupted" in told
 
 
 def test_an_empty_location_is_a_usage_error(state: Callable[..., tuple]) -> None:

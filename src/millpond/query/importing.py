@@ -100,7 +100,8 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     if settings.state_location is not None:
         raise SettingError(
             "Imported state lies in the checkpoint, and spark.millpond.state.location is set.",
-            action="Import without it. (docs/operations.md says how state moves to another location.)",
+            action="Unset it, for the import and for the query: the state cannot be moved there later. To have it on "
+            "an object store, give a checkpoint there.",
         )
     origin = catalyst.qualified(source)
     original, place = open_filesystem(origin), open_filesystem(catalyst.qualified(checkpoint))
@@ -112,7 +113,7 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     files = open_filesystem(join_url(place.url, "millpond"))
     write_own_document(files, PARENTS, Parents(files.url, (), making=uuid.uuid4().hex))
     write_own_document(files, QUERY, pinned_query(decision, settings.key_groups, catalyst))
-    task = _begin(spark, settings, decision, files, place.url, origin, batch, fingerprint(catalyst, decision))
+    task = _begin(spark, settings, decision, files, query, place.url, origin, batch, fingerprint(catalyst, decision))
     try:
         with _as_batch(spark, batch):
             for decided, rows in carried:
@@ -229,6 +230,7 @@ def _begin(
     settings: Settings,
     decision: Decision,
     files: FileSystem,
+    query: str,
     location: str,
     origin: str,
     batch: int,
@@ -236,7 +238,7 @@ def _begin(
 ) -> PipeTask:
     """Claim a generation that begins without state, at the batch; returns the task that takes it up."""
     partitions = first_partitions(spark, settings)
-    task = pipe_task(spark, settings, decision.specs[0], location, origin, partitions, "sync")
+    task = pipe_task(spark, settings, decision.specs[0], query, location, origin, partitions, "sync")
     generation = claim(
         files,
         run=task.run,

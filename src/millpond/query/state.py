@@ -13,6 +13,7 @@ from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.workers import map_in_arrow
+from millpond.query.ledger.finding import find_state
 from millpond.query.starting.checks import check_spark
 from millpond.slot.reading.reader import StateReader
 
@@ -57,7 +58,7 @@ def read_state(
         StateDamagedError: the version is not whole, and some of its commits are damaged.
     """
     check_spark(spark)
-    location = _qualified(spark, checkpoint)
+    location = find_state(_qualified(spark, checkpoint))
     reader = StateReader(location)
     if not 0 <= operator < len(reader.operators):
         raise UsageError(

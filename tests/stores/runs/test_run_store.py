@@ -487,10 +487,29 @@ def test_a_disk_that_is_too_small_for_a_copy_fails_nothing(tmp_path, monkeypatch
     large.close()
 
 
-def test_a_folder_of_copies_that_is_deleted_fails_nothing(tmp_path):
+def test_a_folder_of_copies_that_is_deleted_is_made_again(tmp_path, caplog):
+    made = store(tmp_path)
+    rows = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
+    old = made.write(rows, FIXED)
+    size = made.copies.bytes
+    shutil.rmtree(tmp_path / "local")
+    runs = RunSet(FIXED, [old, made.write(rows, FIXED)])
+    assert not cached(old).mapped
+    assert made.copies.bytes == size
+    assert len(runs.lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
+    made.hydrate(cached(old))
+    assert cached(old).mapped
+    assert len(os.listdir(tmp_path / "local")) == 2
+    assert made.copies.bytes == 2 * size
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    made.close()
+
+
+def test_a_folder_of_copies_that_cannot_be_made_again_fails_nothing(tmp_path):
     made = store(tmp_path)
     rows = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
     shutil.rmtree(tmp_path / "local")
+    (tmp_path / "local").write_bytes(b"")
     runs = RunSet(FIXED, [made.write(rows, FIXED), made.write(rows, FIXED)])
     assert len(runs.lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
     made.close()

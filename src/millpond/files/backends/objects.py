@@ -25,6 +25,10 @@ NEAR = 1 << 20
 PAGE = 1000
 """Names in one answer to a list."""
 
+_METADATA = ("/latest/api/token", "/latest/meta-data/iam/")
+"""Where Amazon's machines are asked for the credentials of their role: who has others is not."""
+_REFUSED = "status code: 4"
+
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
 
@@ -165,7 +169,8 @@ class ObjectFiles:
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         try:
-            yield
+            with _environment(self.locate(name)):
+                yield
         except FileNotFoundError as error:
             raise missing(self.locate(name)) from error
         except exceptions.AlreadyExistsError as error:
@@ -307,3 +312,28 @@ def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(".")
+
+
+@contextmanager
+def _environment(url: str) -> Iterator[None]:
+    """Tell what the environment lacks. Of a machine's role, the service may only have failed for the moment."""
+    try:
+        yield
+    except (exceptions.BaseError, OSError) as error:
+        said = _first_line(error)
+        if "builder error" in said and "BadScheme" in str(error):
+            raise SettingError(
+                "The store's endpoint has no TLS, and nothing allows that.",
+                action="Set AWS_ALLOW_HTTP=true in the environment of driver and executors, or name one with https:.",
+                file=url,
+            ) from error
+        if any(path in said for path in _METADATA):
+            kind = SettingError if isinstance(error, FileNotFoundError) or _REFUSED in said else TransientError
+            raise kind(
+                "There are no credentials for the store in the environment, and the machine's metadata service, which "
+                f"was asked for those of a role, gives none: {said}.",
+                action="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of driver and executors, or "
+                "give the machine a role.",
+                file=url,
+            ) from error
+        raise

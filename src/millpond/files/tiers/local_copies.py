@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ from millpond.files.tiers.policy import CachePolicy, HistoryPolicy
 from millpond.files.tiers.remote import RemoteSource
 from millpond.layout import RowLayout
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _BUFFER = 1 << 20
 _STALE = 3600.0  # seconds after which a file written aside was left by a process that died
@@ -34,13 +37,21 @@ class LocalCache:
     Args:
         path: the directory. limit: bytes of copies, at most.
         policy: what is copied, and what goes; by default a `HistoryPolicy`.
+        renew: called before a copy is made, and when the directory is gone makes another and returns its path; None
+            if it is there. By default it makes the same again.
 
     Attributes:
         blocks: blocks and filters that were read from copies so far.
         copied: bytes of copies so far for which files were read, new ones aside.
     """
 
-    def __init__(self, path: str, limit: int, policy: CachePolicy | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        limit: int,
+        policy: CachePolicy | None = None,
+        renew: Callable[[], str | None] | None = None,
+    ) -> None:
         self.path = path
         self.limit = limit
         self.blocks = 0
@@ -48,9 +59,14 @@ class LocalCache:
         self._lock = threading.Lock()
         self._policy = policy if policy is not None else HistoryPolicy(limit)
         self._users: dict[str, list[Callable[[], None]]] = {}
+        self._renew = renew if renew is not None else self._made_again
         os.makedirs(path, exist_ok=True)
+        self._find()
+
+    def _find(self) -> None:
+        """Take in what lies in the directory."""
         found = []
-        for entry in os.scandir(path):
+        for entry in os.scandir(self.path):
             try:
                 status = entry.stat()
             except FileNotFoundError:  # an earlier use of the directory is just ending
@@ -64,6 +80,31 @@ class LocalCache:
             for victim in [name] if victims is None else victims:
                 _unlink(self.place(victim))
 
+    def _made_again(self) -> str | None:
+        if os.path.isdir(self.path):
+            return None
+        os.makedirs(self.path, exist_ok=True)
+        return self.path
+
+    def _begin_anew(self) -> None:
+        """If the directory is gone, go on in another, with what is there; nobody's copy counts any more."""
+        with self._lock:
+            try:
+                path = self._renew()
+                if path is None:
+                    return
+                gone, self.path = self.path, path
+                self._policy.clear()
+                self._find()
+            except OSError as error:  # a disk that fails is as good as none
+                _log.debug("no local copies in %s: %s", self.path, error)
+                return
+            users = [user for some in self._users.values() for user in some]
+            self._users.clear()
+        _log.warning("the local copies in %s are gone: files are copied again, to %s, as they are read", gone, path)
+        for user in users:
+            user()
+
     @property
     def bytes(self) -> int:
         """Bytes of all copies."""
@@ -76,6 +117,7 @@ class LocalCache:
 
     def staged(self, name: str) -> str:
         """Where the copy of a file is written before it is whole; only this process uses it."""
+        self._begin_anew()
         return f"{self.place(name)}.{os.getpid()}.{threading.get_ident()}.tmp"
 
     def has(self, name: str) -> bool:

@@ -51,6 +51,9 @@ class CachePolicy(Protocol):
     def forget(self, name: str) -> None:
         """The copy of a file is gone, and so may be the file."""
 
+    def clear(self) -> None:
+        """All copies are gone; their files are still read."""
+
 
 class HistoryPolicy:
     """In by how often a file is read, out by how long it has not been.
@@ -130,6 +133,11 @@ class HistoryPolicy:
         """See `CachePolicy.forget`."""
         self.forget_copy(name)
         self._reads.pop(name, None)
+
+    def clear(self) -> None:
+        """See `CachePolicy.clear`."""
+        self._copies.clear()
+        self.bytes = 0
 
     def forget_copy(self, name: str) -> None:
         """The copy of a file is gone; the file is still read."""

@@ -57,8 +57,8 @@ class Ledger:
                 file=self._files.locate(METADATA),
             ) from error
 
-    def identify(self) -> None:
-        """Choose the query's id if this is its first start: Spark takes up the one that it finds."""
+    def identify(self) -> str:
+        """The query's id, chosen if this is its first start: Spark takes up the one that it finds."""
 
         def choose() -> None:
             if self.query_id() is None:
@@ -66,6 +66,9 @@ class Ledger:
 
         with suppress(AlreadyExistsError):
             patiently(choose)
+        identity = self.query_id()
+        assert identity is not None
+        return identity
 
     @property
     def next(self) -> int:

@@ -52,7 +52,7 @@ class _Query:
 
     def health(self) -> CommitHealth | None:
         with suppress(MillpondError):
-            return commit_health(SlotDirectory.of(self.task), self.task.query, _SILENCE_SECONDS)
+            return commit_health(SlotDirectory.of(self.task), self.task.key, _SILENCE_SECONDS)
         return None
 
 

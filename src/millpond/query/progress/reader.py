@@ -12,8 +12,8 @@ from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.metrics import COMPACTIONS, PRICES, TIERS
+from millpond.query.ledger.finding import find_state
 from millpond.query.ledger.ledger import Ledger
-from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reading.reader import StateOperator, StateReader
 
 
@@ -128,10 +128,15 @@ class ProgressReader:
             raise UsageError("The location of the checkpoint is empty.", action="Give the query's checkpointLocation.")
         self._files: FileSystem = open_filesystem(checkpoint)
         self._ledger = Ledger(self._files)
-        self.state = state_of_last_run(self._files) or checkpoint
+        self.state = find_state(checkpoint)
         self._batches = batches
         self._known: dict[tuple[int, int], tuple[OperatorProgress, ...]] = {}  # by generation and version
         StateReader(self.state)  # says so if there is none
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether what was given is a checkpoint: the folder of its state, if that lies elsewhere, has no ledger."""
+        return self._ledger.query_id() is not None
 
     def look(self) -> Progress:
         """The query now; what was read of its commits is kept for the next look."""

@@ -31,18 +31,19 @@ def watch_commits(query: StreamingQuery, task: PipeTask) -> None:
 
 def _watch(query: StreamingQuery, task: PipeTask) -> None:
     try:
+        told = f"{query.name} ({task.query})" if query.name else task.query
         while not query.awaitTermination(LOOK_SECONDS):
             if not query.status["isTriggerActive"]:
-                _tell(task, "between batches")
+                _tell(told, task, "between batches")
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("commits are not watched any more: %s", error)
         return
-    deadline = time.monotonic() + _AFTER_STOP_SECONDS
-    while time.monotonic() < deadline and not _tell(task, "after its end, and its last batch would run once more"):
+    deadline, when = time.monotonic() + _AFTER_STOP_SECONDS, "after its end, and its last batch would run once more"
+    while time.monotonic() < deadline and not _tell(told, task, when):
         time.sleep(1.0)
 
 
-def _tell(task: PipeTask, when: str) -> bool:
+def _tell(query: str, task: PipeTask, when: str) -> bool:
     """Whether there was something to tell."""
     try:
         said = troubles(task)
@@ -50,5 +51,5 @@ def _tell(task: PipeTask, when: str) -> bool:
         log.debug("slots were not asked for commits that fail: %s", error)
         return True
     for one in said:
-        log.warning("commits of query %s fail %s: %s", task.query, when, one)
+        log.warning("commits of query %s fail %s: %s", query, when, one)
     return bool(said)

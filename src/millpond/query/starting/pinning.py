@@ -193,9 +193,16 @@ def _pin(
                 action="Set spark.millpond.state.location as it was, or to where that folder lies now.",
                 file=files.locate(NAME),
             )
+        if ledger_files.exists(f"millpond/{NAME}"):
+            raise StateIncompatibleError(
+                f"{done} here: the last run had it in the checkpoint.",
+                action="Unset spark.millpond.state.location: state in a checkpoint does not move to another location.",
+                file=files.locate(NAME),
+            )
         raise StateIncompatibleError(
             f"{done} of Millpond's: the checkpoint was made by Spark's own state store.",
-            action="Start with a new checkpointLocation, or go on with spark.millpond.enabled=false.",
+            action="Take it over (millpond.import_checkpoint), start with a new checkpointLocation, or go on with "
+            "spark.millpond.enabled=false.",
             file=files.locate(NAME),
         )
     pin(files, query)

@@ -26,7 +26,7 @@ def note_while_running(query: StreamingQuery, task: PipeTask, user: Process) -> 
     directory = SlotDirectory.of(task)
     try:
         directory.enter(user)
-        note_query(directory, RunningNote(task.query, task.run, task.location, user))
+        note_query(directory, RunningNote(task.key, task.run, task.location, user))
     except (OSError, SettingError) as error:
         log.debug("that the query runs was not noted: %s", error)
         return
@@ -38,4 +38,4 @@ def _forget(query: StreamingQuery, directory: SlotDirectory, task: PipeTask) -> 
         query.awaitTermination()
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("the query has ended: %s", error)
-    forget_query(directory, task.query, task.run)
+    forget_query(directory, task.key, task.run)

@@ -93,17 +93,16 @@ class Start:
         ledger_files = open_filesystem(checkpoint)
         check_fork(checkpoint, ledger_files)
         ledger = Ledger(ledger_files)
-        if self.settings.state_location is not None:
-            ledger.identify()
-        location = _state_location(self.settings, checkpoint, ledger.query_id())
+        identity = ledger.identify()
+        location = _state_location(self.settings, checkpoint, identity)
         files = open_state(location)
         owner = None
         if location != checkpoint:
             owner = Ownership(checkpoint, ledger_files, location, files)
             owner.check()
-        catalyst.stop_active_run(ledger.query_id())
+        catalyst.stop_active_run(identity)
 
-        task = self._first_task(location, checkpoint, files, ledger)
+        task = self._first_task(identity, location, checkpoint, files, ledger)
         try:
             drain(task, DRAIN_SECONDS)
         except MillpondError as error:
@@ -195,10 +194,11 @@ class Start:
     def _retained_batches(self) -> int:
         return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
 
-    def _first_task(self, location: str, checkpoint: str, files: FileSystem, ledger: Ledger) -> PipeTask:
+    def _first_task(self, query: str, location: str, checkpoint: str, files: FileSystem, ledger: Ledger) -> PipeTask:
         mode = self.settings.commit_mode or ("async" if self.sync_reason is None else "sync")
         partitions = self._partitions(files, ledger)
-        return pipe_task(self.spark, self.settings, self.decision.specs[0], location, checkpoint, partitions, mode)
+        spec = self.decision.specs[0]
+        return pipe_task(self.spark, self.settings, spec, query, location, checkpoint, partitions, mode)
 
     def _partitions(self, files: FileSystem, ledger: Ledger) -> int:
         if self.settings.partitions is not None:

@@ -26,6 +26,7 @@ def pipe_task(
     spark: SparkSession,
     settings: Settings,
     spec: OperatorSpec,
+    query: str,
     location: str,
     checkpoint: str,
     partitions: int,
@@ -34,7 +35,7 @@ def pipe_task(
     """The task of a run's first operator, without a generation.
 
     Args:
-        spark: the user's session. settings: of the query. spec: the operator.
+        spark: the user's session. settings: of the query. spec: the operator. query: its id.
         location: URL of the state. checkpoint: URL of Spark's checkpoint, whose offsets tell the time.
         partitions: of the state. mode: whether batches wait for their commits.
 
@@ -45,7 +46,7 @@ def pipe_task(
     warn_of_other_memory(application, settings.slot_memory)
     return PipeTask(
         application=application,
-        query=uuid.uuid5(uuid.NAMESPACE_URL, location).hex,
+        query=query,
         run=uuid.uuid4().hex,
         operator=0,
         spec=spec,

@@ -96,7 +96,7 @@ def _gone(parcel: Parcel, what: str) -> TransientError:
 
 def exchange_folder(directory: Path, task: PipeTask) -> Path:
     """Where the files of one generation of a query lie, in a folder per batch."""
-    return directory / "exchange" / f"{task.query}-{task.generation}"
+    return directory / "exchange" / f"{task.key}-{task.generation}"
 
 
 def forget_batches(folder: Path, below: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Literal
 
 import msgspec
@@ -54,7 +55,7 @@ class PipeTask(msgspec.Struct, frozen=True):
 
     Attributes:
         application: Spark's application id; slots are shared by its queries and executors on one host.
-        query: the streaming query's id (stable across restarts).
+        query: the streaming query's id (stable across restarts), as Spark knows it.
         run: the id of this run.
         operator: index of the operator in the query.
         spec: what it computes.
@@ -85,6 +86,11 @@ class PipeTask(msgspec.Struct, frozen=True):
     template: str = "millpond.slot.template"
     exchange: Literal["local", "spark"] = "spark"
     adopts: bool = False
+
+    @property
+    def key(self) -> str:
+        """What slots, and folders of the host, know the query by: a copy of its checkpoint has the same id."""
+        return f"{self.query}-{uuid.uuid5(uuid.NAMESPACE_URL, self.location).hex[:8]}"
 
     def partition_of(self, key_hash: int) -> int:
         """The partition that a key hash (signed or unsigned 64 bits) falls into."""

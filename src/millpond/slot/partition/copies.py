@@ -1,7 +1,7 @@
 """Where the local copies of a query's files lie, and stay for its next start on this host.
 
 ```
-<directory>/millpond-<uid>/copies/<query>/<slot>/
+<directory>/millpond-<uid>/copies/<query.id>-<hash of its location>/<slot>/
     lock     held by the slot that uses the folder
     *.run, *.append    copies; what is not used for long goes
 ```
@@ -34,6 +34,14 @@ class CopiesFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
+
+    @property
+    def held(self) -> bool:
+        """Whether it is still there, and nobody has made another in its place."""
+        try:
+            return os.path.samestat(os.fstat(self._lock), os.stat(self.path / "lock"))
+        except OSError:
+            return False
 
     @property
     def bytes(self) -> int:

@@ -188,7 +188,7 @@ class PartitionServer:
 
     def _partition(self, task: PipeTask, number: int) -> Partition:
         place = (task.operator, number)
-        query = self._query(task.query)
+        query = self._query(task.key)
         with query.lock:
             running = query.running
             if running is not None and running.task.generation > task.generation:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from millpond.checkpoint.checkpoint import Checkpoint
@@ -90,14 +91,13 @@ class RunningQuery:
             self._counted = CountedFiles(self.files)
             self.files = self._hedged = HedgedFiles(self._counted, task.settings.hedging)
         self.checkpoint = Checkpoint(self.files, task.generation)
-        self.spill = self.means.directory / "sealed" / task.query
+        self.spill = self.means.directory / "sealed" / task.key
         self.spill.mkdir(parents=True, exist_ok=True)
-        cache = self.means.directory / "cache" / task.query / str(self.means.number)
+        cache = self.means.directory / "cache" / task.key / str(self.means.number)
         cache.mkdir(parents=True, exist_ok=True)
         if self._counted is not None:
-            root = self.means.directory.parent / "copies"
-            remove_old_copies(root)
-            self._copies = claim_copies(root, task.query, self.means.number)
+            remove_old_copies(self._copies_root)
+            self._copies = claim_copies(self._copies_root, task.key, self.means.number)
         disk = task.settings.cache_disk
         if disk is None:
             held = self._copies.bytes if self._copies is not None else 0
@@ -105,6 +105,7 @@ class RunningQuery:
         self.runs = RunStore(
             self.files,
             str(cache if self._copies is None else self._copies.path),
+            renew=partial(self._renew_copies, cache),
             disk=disk,
             memory=self.means.cache_memory,
             admission=task.settings.cache_admission,
@@ -127,6 +128,24 @@ class RunningQuery:
         except BaseException:
             self.close()  # what it took over is free for the next attempt
             raise
+
+    @property
+    def _copies_root(self) -> Path:
+        return self.means.directory.parent / "copies"
+
+    def _renew_copies(self, cache: Path) -> str | None:
+        """See `LocalCache`: the folder of copies may be deleted at any time, and somebody else may have it then."""
+        if self._copies is not None:
+            if self._copies.held:
+                return None
+            self._copies.release()
+            self._copies = claim_copies(self._copies_root, self.task.key, self.means.number)
+            if self._copies is not None:
+                return str(self._copies.path)
+        elif cache.is_dir():
+            return None
+        cache.mkdir(parents=True, exist_ok=True)
+        return str(cache)
 
     def new_figures(self, version: int) -> dict[str, float]:
         """What committer, caches, store and compactors were asked since this was last asked for.

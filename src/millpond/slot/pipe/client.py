@@ -247,20 +247,20 @@ def drain(task: PipeTask, timeout: float) -> dict[tuple[int, int], int]:
         MillpondError: a slot could not make everything durable; the commit's own error.
     """
     answers = _ask_all(
-        SlotDirectory.of(task), Drain(task.query, timeout), Drained, timeout + task.settings.silence_timeout
+        SlotDirectory.of(task), Drain(task.key, timeout), Drained, timeout + task.settings.silence_timeout
     )
     return {(operator, partition): version for answer in answers for operator, partition, version in answer.versions}
 
 
 def answered_batches(task: PipeTask) -> dict[tuple[int, int], int]:
     """The batch that each of the query's partitions on this host has answered last, by (operator, partition)."""
-    answers = _ask_all(SlotDirectory.of(task), Status(task.query), Answered, task.settings.silence_timeout)
+    answers = _ask_all(SlotDirectory.of(task), Status(task.key), Answered, task.settings.silence_timeout)
     return {(operator, partition): batch for answer in answers for operator, partition, batch in answer.batches}
 
 
 def troubles(task: PipeTask) -> list[str]:
     """Why the query's commits fail, of each slot on this host where they have failed for some seconds."""
-    return commit_health(SlotDirectory.of(task), task.query, task.settings.silence_timeout).troubles
+    return commit_health(SlotDirectory.of(task), task.key, task.settings.silence_timeout).troubles
 
 
 class CommitHealth(NamedTuple):
@@ -275,7 +275,7 @@ def commit_health(directory: SlotDirectory, query: str, silence: float) -> Commi
 
     Args:
         directory: of the slots.
-        query: as slots know it (`PipeTask.query`).
+        query: as slots know it (`PipeTask.key`).
         silence: seconds that a slot may give no sign of life.
 
     Raises:

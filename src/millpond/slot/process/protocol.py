@@ -135,7 +135,7 @@ class Opened(msgspec.Struct, tag=True):
 
 
 class Drain(msgspec.Struct, tag=True):
-    """To a slot: finish a query's pending commits and let go of its partitions."""
+    """To a slot: finish a query's pending commits and let go of its partitions; `query` is its `PipeTask.key`."""
 
     query: str
     timeout: float
@@ -148,7 +148,7 @@ class Drained(msgspec.Struct, tag=True):
 
 
 class Status(msgspec.Struct, tag=True):
-    """To a slot: how far are you with this query?"""
+    """To a slot: how far are you with this query (its `PipeTask.key`)?"""
 
     query: str
 

@@ -18,7 +18,7 @@ class RunningNote(msgspec.Struct, frozen=True):
     """A query that runs.
 
     Attributes:
-        query: as slots know it (`PipeTask.query`).
+        query: as slots know it (`PipeTask.key`).
         run: the id of this run.
         location: URL of its state.
         process: of the application (its JVM).

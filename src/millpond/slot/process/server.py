@@ -148,7 +148,7 @@ class Slot:
         if isinstance(message, Hello):
             connection.send(Welcome(self._process))
         elif isinstance(message, Run):
-            connection.serving = message.task.query
+            connection.serving = message.task.key
             caller = ConnectedCaller(connection)
             self._answer(connection, self.work.run(message, _incoming(connection), connection.abort, caller))
             connection.serving = None

@@ -44,6 +44,7 @@ class RunStore:
         local: directory for raw copies, which are mapped into memory.
         disk: bytes of local copies, at most; 0 for none. admission: when a file that is read from afar gets one (see
             `HistoryPolicy`).
+        renew: makes the directory again when it is gone (see `LocalCache`).
         memory: bytes of blocks of files without local copy that are kept in memory, at most.
         threads: requests to the state location at a time.
         prefix: what names of new files begin with.
@@ -60,13 +61,14 @@ class RunStore:
         disk: int,
         memory: int,
         admission: float = ADMISSION,
+        renew: Callable[[], str | None] | None = None,
         threads: int = 8,
         prefix: str = "",
     ) -> None:
         self._prefix = prefix
         self._files = files
         self._in_place = in_place(files)
-        self.copies = LocalCache(local, disk, HistoryPolicy(disk, admission))
+        self.copies = LocalCache(local, disk, HistoryPolicy(disk, admission), renew)
         self.cache = BlockCache(memory)
         self._requests = ThreadPoolExecutor(threads, "millpond-fetch")
         self._hydrator = ThreadPoolExecutor(1, "millpond-hydrate")
