@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
+from urllib.parse import quote
 
 import obstore
 from obstore import exceptions
@@ -41,7 +42,7 @@ class ObjectFiles:
     def from_url(cls, url: str, **options: Any) -> ObjectFiles:
         """Open a remote store by URL through obstore."""
         try:
-            return cls(from_url(url, **options), url)
+            return cls(from_url(_quoted(url), **options), url)
         except (exceptions.BaseError, ValueError) as error:
             raise SettingError(
                 f"The state location {url!r} cannot be opened: {_first_line(error)}.",
@@ -303,6 +304,15 @@ def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:
     return StateDamagedError(
         f"A state file ends{until} too early.", action="Restore it from a backup of the location.", file=url
     )
+
+
+def _quoted(url: str) -> str:
+    """A location as obstore reads it: its path is taken to the letter, as Hadoop takes it, and has no query."""
+    scheme, mark, rest = url.partition("://")
+    if scheme in ("http", "https"):
+        return url
+    authority, slash, path = rest.partition("/")
+    return scheme + mark + authority + slash + quote(path)
 
 
 def _first_line(error: BaseException) -> str:
