@@ -18,7 +18,7 @@ from millpond.checkpoint.generation import numbers
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import _GENERATIONS
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
-from millpond.checkpoint.retention.orphans import find_orphans
+from millpond.checkpoint.retention.orphans import UPLOAD, find_orphans
 from millpond.errors import FencedError, StateDamagedError, TransientError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, open_filesystem
 from millpond.files.backends.forked import parse_shared
@@ -259,13 +259,14 @@ def check_location(world: World, outside: bool) -> None:
         world: an application that has ended. outside: whether `state gc` does it, or the query itself.
     """
     world.stop_all()
+    world.clock.now += UPLOAD
     kept = max(world.retain, world.state_retain, IN_FLIGHT)
     batches = world.committed + 1 + kept + IN_FLIGHT + 1
     world.calm = True
     world.start()
     while world.committed < batches - 1:
         world.run_batch()
-        world.clock.now += 60.0
+        world.clock.now += UPLOAD
     world.stop_all()
     replayed = -1
     while replayed < len(world.replayed):  # what compactors were asked for before is not waited for any more
@@ -280,8 +281,8 @@ def check_location(world: World, outside: bool) -> None:
             found.remove(world.raw)
     else:
         world._collector._clock = lambda: world.times() + MONTH
-        for _ in range(2):
-            world.collect()
+        for ago in (IN_FLIGHT, IN_FLIGHT, 0, 0):  # nothing has been written since
+            world.collect(ago)
             world.clock.now += MONTH
         assert len(numbers(world.raw)) <= _GENERATIONS
     world.check_end(world.committed + 1)
@@ -309,6 +310,6 @@ def left_over(world: World, oldest: int) -> list[str]:
     assert parents is None or shared <= set(range(len(parents.parents)))
     kept = needed | {"query.json", "parents.json"}
     if not world.calm_files:  # what was written of late may still come to be named
-        young = committed_at(commits, min(oldest, world.committed - IN_FLIGHT))
+        young = committed_at(commits, min(oldest, world.committed - IN_FLIGHT)) - UPLOAD
         kept |= {info.name for info in files.list("files/") if info.modified >= young}
     return sorted(name for name in there - kept if not name.startswith(("generations/", "rolled-back/", "claims/")))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -40,11 +42,19 @@ def inside(rows: State, range_: HashRange) -> State:
 
 def write_run(files: FileSystem, rows: State, version: int, prefix: str = "") -> RunRef:
     """Write rows as a file, which holds all up to a version."""
+    with sending(files, rows, version, prefix) as made:
+        return made
+
+
+@contextmanager
+def sending(files: FileSystem, rows: State, version: int, prefix: str = "") -> Iterator[RunRef]:
+    """The same, with a file that is there once the block has ended."""
     content = json.dumps(rows).encode()
     name = f"files/{prefix}{uuid.uuid4().hex}.run"
-    files.put(name, [content])
     hashes = [HASHES[key] for key in rows]
-    return RunRef(name, len(rows), len(content), min(hashes), max(hashes), version)
+    with files.upload(name) as write:
+        write(content)
+        yield RunRef(name, len(rows), len(content), min(hashes), max(hashes), version)
 
 
 def read_run(files: FileSystem, ref: RunRef) -> State:
@@ -55,10 +65,21 @@ def read_run(files: FileSystem, ref: RunRef) -> State:
 
 def merge(files: FileSystem, job: Merge, prefix: str = "") -> RunRef | None:
     """One run of several; None if no row of them counts."""
+    with merging(files, job, prefix) as made:
+        return made
+
+
+@contextmanager
+def merging(files: FileSystem, job: Merge, prefix: str = "") -> Iterator[RunRef | None]:
+    """The same, with a file that is there once the block has ended."""
     rows: State = {}
     for ref in reversed(job.inputs):
         rows |= inside(read_run(files, ref), HashRange(job.lowest, job.highest + 1))
-    return write_run(files, rows, max(ref.flushed for ref in job.inputs), prefix) if rows else None
+    if not rows:
+        yield None
+        return
+    with sending(files, rows, max(ref.flushed for ref in job.inputs), prefix) as made:
+        yield made
 
 
 def runs_of(files: FileSystem, manifest: PartitionManifest) -> State:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from millpond.errors import FencedError, StateDamagedError, TransientError
+from millpond.checkpoint.retention.orphans import AGE
+from millpond.errors import FencedError, StateDamagedError, TransientError, UsageError
 from tests.chaos.neighbours import Neighbours
 from tests.chaos.tripwire import Crash
 from tests.chaos.world import TaskFailed, World
@@ -211,3 +213,19 @@ def test_crash_at_every_operation(tmp_path, fate):
             break
     if thorough:
         assert set(STEPS) <= died, f"never died at {set(STEPS) - died}"
+
+
+def test_merges_that_are_sent_for_long_outlive_all_collections(tmp_path):
+    """Their files are as old as the beginning of their uploads, which take up to a day."""
+    for seed in range(20):
+        world = World(tmp_path, seed)
+        neighbours = Neighbours(world, alone=True)
+
+        def between(world=world, neighbours=neighbours):
+            with suppress(UsageError):
+                neighbours.collect(world)
+            world.clock.now += AGE
+
+        drive(world, 20, between=between)
+        world.check_end(20)
+        world.clean()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from millpond.errors import TransientError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, Write
 from millpond.files.backends.local import LocalFiles
+from millpond.files.backends.uploads import PART
 
 TICK = 0.001
 """Seconds that an object takes to be written."""
@@ -24,14 +25,17 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1e9
         self.written: dict[str, float] = {}
+        self.uploaded: set[str] = set()
 
     def __call__(self) -> float:
         return self.now
 
-    def note(self, url: str) -> None:
-        """An object is written now."""
+    def note(self, url: str, begun: float | None = None) -> None:
+        """An object is written now; if it was sent in parts, it is as old as the first of them, as on Amazon S3."""
         self.now += TICK
-        self.written[url] = self.now
+        self.written[url] = self.now if begun is None else begun
+        if begun is not None:
+            self.uploaded.add(url)
 
 
 class Timed:
@@ -49,14 +53,24 @@ class Timed:
         self.inner.put(name, data, create=create, sync=sync)
         self._clock.note(self.inner.locate(name))
 
+    @contextmanager
+    def upload(self, name: str) -> Iterator[Write]:
+        begun = self._clock.now
+        with self.inner.upload(name) as write:
+            yield write
+        self._clock.note(self.inner.locate(name), begun)
+
     def rename(self, src: str, dst: str) -> None:
         self.inner.rename(src, dst)
         self._clock.note(self.inner.locate(dst))
 
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
-        written = self._clock.written
-        found = self.inner.list(prefix, after=after)
-        return [info._replace(modified=written[self.inner.locate(info.name)]) for info in found]
+        return [self._dated(info) for info in self.inner.list(prefix, after=after)]
+
+    def _dated(self, info: FileInfo) -> FileInfo:
+        url = self.inner.locate(info.name)
+        size = info.size + PART if url in self._clock.uploaded else info.size  # only what is long comes in parts
+        return info._replace(size=size, modified=self._clock.written[url])
 
 
 class Tripwire:
@@ -99,8 +113,19 @@ class Tripwire:
     @contextmanager
     def upload(self, name: str) -> Iterator[Write]:
         pieces: list[bytes] = []  # the parts; nobody sees them before they are put together
-        yield lambda data: pieces.append(bytes(memoryview(data)))
-        self.put(name, pieces)
+        with ExitStack() as begun:
+            write = begun.enter_context(self.inner.upload(name))
+            yield lambda data: pieces.append(bytes(memoryview(data)))
+            whole = b"".join(pieces)
+
+            def act(length: int = len(whole)) -> None:
+                write(whole[:length])
+                begun.close()
+
+            fate = self._decide(self._step("put", name))
+            if fate.startswith("torn"):
+                act(len(whole) // 2)
+            self._run(act, fate, name, done=fate.startswith(("torn", "late")))
 
     def get(self, name: str) -> bytes:
         return self._run(lambda: self.inner.get(name), self._decide(self._step("get", name)), name)

@@ -22,7 +22,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ from tests.chaos.sums import (
     Merge,
     State,
     deltas_of,
-    merge,
+    merging,
     partition_of,
     read_run,
     runs_of,
@@ -95,6 +95,32 @@ class Held:
     rows: State = field(default_factory=dict)
 
 
+@dataclass
+class Sending:
+    """A merge whose file is on its way to the store.
+
+    Attributes:
+        merging: waits for it. made: the file. sent: ends the upload. speed: how likely that is at each look.
+    """
+
+    merging: Future[RunRef | None]
+    made: RunRef | None
+    sent: ExitStack
+    speed: float
+
+    def end(self) -> None:
+        """All of it has arrived."""
+        wanted = self.merging.set_running_or_notify_cancel()
+        try:
+            self.sent.close()
+        except MillpondError as error:
+            if wanted:
+                self.merging.set_exception(error)
+        else:
+            if wanted:
+                self.merging.set_result(self.made)
+
+
 class Violation(BaseException):
     """The protocol was broken; not an `Exception`, since committers outlive those."""
 
@@ -119,7 +145,7 @@ class Slot:
         self.generation = generation
         self.sync = sync
         self.held: dict[int, Held] = {}
-        self.handles: list[int] = []
+        self.sending: list[Sending] = []
         self.checkpoint = Checkpoint(world.state, generation)
         directory = world.hosts / str(host)
         directory.mkdir(parents=True, exist_ok=True)
@@ -214,10 +240,13 @@ class Slot:
 
         def local() -> Future[RunRef | None]:
             found: Future[RunRef | None] = Future()
+            sending = ExitStack()
             try:
-                found.set_result(merge(files, job))
+                made = sending.enter_context(merging(files, job))
             except MillpondError as error:
                 found.set_exception(error)
+            else:
+                self.sending.append(Sending(found, made, sending, self.world.random.choice([1.0, 0.2, 0.02])))
             return found
 
         def opened(refs: Any) -> RunRef | None:
@@ -242,6 +271,10 @@ class Slot:
 
     def step(self) -> None:
         """Threads in the background go on."""
+        for one in list(self.sending):
+            if self.world.random.random() < one.speed:
+                self.sending.remove(one)
+                one.end()
         while self.remote is not None and self.world.random.random() < 0.7:
             self.remote.step()
             self.world.clock.now += 1.0
@@ -618,12 +651,12 @@ class World:
         if self.random.random() < 0.5:
             self.collect()
 
-    def collect(self) -> None:
-        """Remove what is not needed while a batch runs."""
+    def collect(self, ago: int = 0) -> None:
+        """Remove what is not needed while a batch runs, the newest or one that did so many batches ago."""
         planned = self.ledger.retained()
         try:
             with self.wired(), self.meanwhile(self._go_on):
-                self._collector.collect(planned.stop - 1, planned.start)
+                self._collector.collect(planned.stop - 1 - ago, planned.start)
         except StateDamagedError as error:
             self.forget_torn_pin(error)
 

@@ -48,6 +48,18 @@ def test_what_is_sealed_goes_into_one_object_per_version(tmp_path):
     assert slot.committer.stats.commits == 2
 
 
+def test_what_is_much_goes_into_several_objects(tmp_path, monkeypatch):
+    monkeypatch.setattr("millpond.checkpoint.committer.LARGE", 10)
+    files, slot = slot_on(tmp_path, lambda put, name: put(), threaded=False)
+    for partition, size in enumerate((4, 6, 30, 10)):
+        slot.seal(slot.open(partition, 0), b"x" * size)
+    slot.settle()
+    names = [info.name for info in files.list("commits/")]
+    assert [[one.partition for one in read_header(files, name).manifests] for name in names] == [[0, 1], [2], [3]]
+    fresh = Slot(files, slot.generation, tmp_path)
+    assert [len(fresh.read(fresh.open(partition, 1))[0]) for partition in range(4)] == [4, 6, 30, 10]
+
+
 def test_the_group_waits_for_nobody(tmp_path):
     # While one put is under way others are sealed; they go together into the next.
     gate, started = threading.Event(), threading.Event()

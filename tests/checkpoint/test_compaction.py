@@ -17,13 +17,12 @@ from millpond.checkpoint.compaction.requests import (
     withdraw,
 )
 from millpond.checkpoint.generation import claim
-from millpond.checkpoint.retention.collector import Collector
 from tests.checkpoint.test_garbage import Job, twice
 from tests.checkpoint.test_orphans import look, names
 
 
-def ask(job: Job, identity: str, generation: int | None = None) -> int:
-    number = job.generation.number if generation is None else generation
+def ask(job: Job, identity: str) -> int:
+    number = job.generation.number
     put_request(job.files, Request(identity, number, b""))
     claim_lease(job.files, number, identity, 1, "worker")
     job.write_run(f"{identity}-result")
@@ -37,12 +36,12 @@ def test_a_result_stays_as_long_as_its_request(tmp_path: Path) -> None:
     assert made_for("files/one-result.run") == "one"
     for _ in range(10):
         job.batch(flushed=job.manifest.version)
-    twice(job, job.collector(), running=9)
+    twice(job, job.settled(9), running=9)
     assert job.names("files/") == ["files/one-result.run"]
     assert requests(job.files)["one"].lease == 1
     withdraw(job.files, number, "one")
     assert not job.names("compaction/")
-    twice(job, job.collector(), running=9)
+    twice(job, job.settled(9), running=9)
     assert not job.names("files/")
 
 
@@ -75,13 +74,13 @@ def test_requests_of_older_runs_go(tmp_path: Path) -> None:
     ask(job, "old")
     for _ in range(10):
         job.batch(flushed=job.manifest.version)
-    newer = claim(job.files, run="newer", partitions=1, key_groups=64).number
-    ask(job, "new", newer)
+    older, job.generation = job.generation, claim(job.files, run="newer", partitions=1, key_groups=64)
+    ask(job, "new")
     found = names(look(job, range(5, 10)))
     assert "files/old-result.run" in found
     assert not any("new" in name for name in found)
-    assert request_name(job.generation.number, "old") in found
-    twice(job, Collector(job.files, newer, retain=2, grace=60, clock=job.clock), running=9)
+    assert request_name(older.number, "old") in found
+    twice(job, job.settled(9), running=9)
     assert [made_for(name) for name in job.names("files/")] == ["new"]
     assert set(requests(job.files)) == {"new"}
 

@@ -3,6 +3,7 @@ import pytest
 from millpond.checkpoint.formats.manifest import seal
 from millpond.checkpoint.generation import claim, numbers
 from millpond.checkpoint.retention.collector import Collector
+from millpond.checkpoint.retention.needs import IN_FLIGHT
 from millpond.errors import FencedError
 from millpond.files.refs import RunRef, TableManifest
 from tests.checkpoint.rig import Slot, begin, memory
@@ -43,6 +44,13 @@ class Job:
 
     def collector(self, **options):
         return Collector(self.files, self.generation.number, clock=self.clock, **{"retain": 2, "grace": 60, **options})
+
+    def settled(self, running, **options):
+        """A collector to which all files that are there have been known for some batches."""
+        collector = self.collector(**options)
+        for _ in range(2):
+            collector.collect(running - IN_FLIGHT)
+        return collector
 
     def names(self, folder):
         return [info.name for info in self.files.list(folder)]
@@ -101,9 +109,9 @@ def test_runs_go_when_no_retained_manifest_names_them(tmp_path):
         job.write_run(name)
     for version in range(12):
         job.batch("kept", "old") if version < 5 else job.batch("kept")
-    twice(job, job.collector(), running=6)
+    twice(job, job.settled(6), running=6)
     assert job.names("files/") == ["files/kept.run", "files/old.run"]
-    twice(job, job.collector(), running=11)
+    twice(job, job.settled(11), running=11)
     assert job.names("files/") == ["files/kept.run"]
 
 
@@ -118,6 +126,47 @@ def test_run_that_no_manifest_names_yet_stays_however_long_the_query_idles(tmp_p
     job.batch("flushed-in-the-background")
     twice(job, job.collector(), running=11)
     assert job.names("files/") == ["files/flushed-in-the-background.run"]
+
+
+def test_a_file_that_was_sent_for_long_stays_until_a_version_can_name_it(tmp_path, monkeypatch):
+    """Some stores give what came in parts the time at which its upload began."""
+    job = Job(tmp_path)
+    job.write_run("merged")
+    for _ in range(10):
+        job.batch()
+    listed = job.files.list
+    with monkeypatch.context() as patch:  # while it is being sent it is not there
+        patch.setattr(
+            job.files, "list", lambda *at, **more: [one for one in listed(*at, **more) if "merged" not in one.name]
+        )
+        collector = job.collector()
+        collector.collect(10)
+    for running in (10, 10, 11, 12):  # it was there while batch 10 ran: version 12 may name it
+        job.clock.now += 61
+        collector.collect(running)
+    assert job.names("files/") == ["files/merged.run"]
+    job.batch()
+    job.batch("merged")
+    for running in (13, 14):
+        job.clock.now += 61
+        collector.collect(running)
+    assert job.names("files/") == ["files/merged.run"]
+
+
+def test_a_file_goes_once_no_version_can_name_it(tmp_path):
+    job = Job(tmp_path)
+    job.write_run("orphan")
+    for _ in range(14):
+        job.batch()
+    collector = job.collector()
+    for running in (10, 10, 12, 12):
+        collector.collect(running)
+        job.clock.now += 61
+    assert job.names("files/") == ["files/orphan.run"]
+    collector.collect(13)
+    job.clock.now += 61
+    collector.collect(13)
+    assert not job.names("files/")
 
 
 def test_nothing_goes_before_the_grace_period(tmp_path):

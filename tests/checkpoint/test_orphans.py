@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millpond.checkpoint.retention.orphans import AGE, STAGING_AGE, Orphans, find_orphans
+from millpond.checkpoint.retention.orphans import AGE, STAGING_AGE, UPLOAD, Orphans, find_orphans
 from millpond.errors import StateDamagedError
+from millpond.files.backends.filesystem import FileInfo
 from millpond.files.backends.local import LocalFiles
+from millpond.files.backends.uploads import PART
 from tests.checkpoint.rig import Slot
 from tests.checkpoint.test_garbage import Job
 
@@ -99,6 +103,31 @@ def test_a_file_that_the_next_batches_may_name_stays_however_long_the_query_idle
     assert not names(look(job, range(7, 10), since=1e6))
     job.batch("flushed-in-the-background")
     assert not names(look(job, range(8, 11), since=1e6))
+
+
+def test_a_file_that_came_in_parts_may_be_younger_than_its_time(tmp_path: Path) -> None:
+    """Some stores give it the time at which its upload began, as if that had been before the batches."""
+    job = Job(tmp_path)
+    job.files.put("files/long.run", [bytes(PART + 1)])
+    job.write_run("short")
+    for _ in range(10):
+        job.batch()
+    assert names(look(job, range(10))) == ["files/short.run"]
+    listed = job.files.list("files/")
+    job.files.list = Dated(job.files.list, {info.name: info.modified - UPLOAD for info in listed})  # type: ignore[method-assign]
+    assert names(look(job, range(10))) == ["files/long.run", "files/short.run"]
+
+
+@dataclass
+class Dated:
+    """Lists of a store whose objects have other times."""
+
+    listed: Callable[..., list[FileInfo]]
+    times: dict[str, float]
+
+    def __call__(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        found = self.listed(prefix, after=after)
+        return [info._replace(modified=self.times.get(info.name, info.modified)) for info in found]
 
 
 class Meanwhile:

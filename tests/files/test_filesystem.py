@@ -5,9 +5,11 @@ import sys
 import textwrap
 import threading
 import time
+import urllib.request
 import uuid
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -441,6 +443,27 @@ def test_join_url():
     assert join_url("/a/b?c", "x") == "/a/b?c/x"
     assert join_url("faults+file:/p?fail=0.5", "millpond") == "faults+file:/p/millpond?fail=0.5"
     assert join_url("memory:q", "millpond") == "memory:q/millpond"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "gs", "az", "abfs"])
+@pytest.mark.parametrize("path", ["run 1", "run%201", "d%2Fe", "100%", "run#1", "run?1", "a+b", "ü/x"])
+def test_the_path_of_a_location_is_taken_to_the_letter(scheme, path):
+    """As Hadoop's `Path` takes it, by which Spark's part of a checkpoint is written."""
+    config = {"az": {"account_name": "account"}, "abfs": {"account_name": "account"}}.get(scheme, {})
+    files = open_filesystem(f"{scheme}://bucket/{path}", config=config | {"skip_signature": "true"})
+    assert files.store.prefix == path
+    assert open_filesystem(join_url(files.url, "below"), config=config).store.prefix == f"{path}/below"
+    assert files.locate("x") == f"{scheme}://bucket/{path}/x"
+
+
+@pytest.mark.parametrize("name", ["run 1", "run%201", "run#1", "run?1"])
+def test_what_other_clients_have_written_is_found(name, bucket):
+    url = f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.removeprefix('s3://')}/{quote(f'{name}/offsets/0')}"
+    kind = {"Content-Type": "application/octet-stream"}
+    urllib.request.urlopen(urllib.request.Request(url, b"planned", kind, method="PUT")).close()
+    files = open_filesystem(f"{bucket}/{name}")
+    assert [info.name for info in files.list("")] == ["offsets/0"]
+    assert files.get("offsets/0") == b"planned"
 
 
 class TestFaults:

@@ -23,6 +23,7 @@ from millpond.checkpoint.generation import claim
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
+from millpond.checkpoint.retention.needs import IN_FLIGHT
 from millpond.checkpoint.retention.orphans import find_orphans
 from millpond.errors import (
     MillpondError,
@@ -118,10 +119,10 @@ class Query:
         return self.ledger.last("commits") + 1
 
     def collect(self) -> None:
-        """What the running query does once a minute, twice, with the grace period between."""
-        for _ in range(2):
+        """What the running query does once a minute: some batches ago, and twice, with the grace period between."""
+        for ago in (IN_FLIGHT, IN_FLIGHT, 0, 0):
             planned = self.ledger.retained()
-            self.collector.collect(planned.stop - 1, planned.start)
+            self.collector.collect(planned.stop - 1 - ago, planned.start)
             self.now += 61
 
     def gc(self) -> None:

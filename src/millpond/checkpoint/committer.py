@@ -1,8 +1,9 @@
 """The committer: makes sealed versions durable behind the batch's back (MiSA §4.1–4.5).
 
-A background thread groups what is sealed into one commit object per version, puts it with put-if-absent, checks that no
-newer generation exists, and only then acknowledges. What is sealed is held for the slot's other partitions, so that a
-batch is one put, but only until it is released, by who waits for it or by the next batch, or until a second is over.
+A background thread groups what is sealed into one commit object per version (several, if it is much), puts it with
+put-if-absent, checks that no newer generation exists, and only then acknowledges. What is sealed is held for the slot's
+other partitions, so that a batch is one put, but only until it is released, by who waits for it or by the next batch,
+or until a second is over.
 A put that fails is repeated with backoff; one whose outcome is not known (a time-out, a name that is suddenly taken) is
 settled by reading it back. The thread leaves a heartbeat; whoever waits for it watches that, and replaces a thread that
 died or is stuck in a put: its put, should it still take effect, has the same name and the same bytes.
@@ -10,6 +11,7 @@ died or is stuck in a put: its put, should it still take effect, has the same na
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import threading
@@ -24,11 +26,13 @@ from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError
+from millpond.files.backends.uploads import SLOWEST
 
 Key = tuple[int, int, int]
 
-_SLOWEST = 1 << 20
-"""Bytes a second below which a put counts as stuck."""
+LARGE = 256 << 20
+"""Bytes up to which partitions share a commit: stores take some gigabytes in one put, and one that fails is made again
+as a whole."""
 
 
 @dataclass
@@ -222,7 +226,11 @@ class Committer:
                 return None
             if self._group is None and self._pending:
                 version = min(sealed.manifest.version for sealed in self._pending.values())
-                members = [sealed for sealed in self._pending.values() if sealed.manifest.version == version]
+                sealed = [sealed for sealed in self._pending.values() if sealed.manifest.version == version]
+                before = itertools.accumulate((one.bytes for one in sealed), initial=0)
+                members = [
+                    one for one, size in zip(sealed, before, strict=False) if not size or size + one.bytes <= LARGE
+                ]
                 self._group = _Group(self._number, members)
             return self._group
 
@@ -341,7 +349,7 @@ class Committer:
             return
         alive = self._thread is not None and self._thread.is_alive()
         size = sum(sealed.bytes for sealed in self._group.members) if self._group else 0
-        late = now - self.heartbeat > self._stuck + size / _SLOWEST
+        late = now - self.heartbeat > self._stuck + size / SLOWEST
         if alive and not (late and self._group):
             return
         if self._failing_since is None:

@@ -4,8 +4,9 @@ While batch *b* runs, versions from *b − 1* on stay, and those of all batches 
 their manifests name stays with them: commit objects that hold older deltas, and run files. Anything else goes once it
 has been seen unneeded for a grace period, so that a reader that has just opened an older version can finish.
 
-A run file is written before a manifest names it. It is named at the latest two versions later, so files younger than
-the commits of three batches ago are not looked at, however long ago that was on an idle query.
+A run file is written before a manifest names it, and named at the latest two versions later. So no file is looked at
+until three batches have followed the one in which it was there already, however long they take. The times of files tell
+nothing of that: some stores give one that came in parts the time at which its upload began.
 
 What compactors make (see `checkpoint.compaction`) may be named any time later: it stays as long as its request does.
 
@@ -26,7 +27,7 @@ from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unus
 from millpond.checkpoint.formats.commit import parse_commit_name
 from millpond.checkpoint.formats.documents import digits
 from millpond.checkpoint.generation import FOLDER, begun, check_fence, numbers, read_base
-from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
+from millpond.checkpoint.retention.needs import IN_FLIGHT, read_needs
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.forked import shared_name
@@ -74,6 +75,8 @@ class Collector:
         self._clock = clock
         self._needs: dict[str, frozenset[str]] = {}  # of each commit: what its manifests name
         self._unneeded: dict[str, float] = {}  # since when
+        self._listed: set[str] = set()  # the files that the last collection found
+        self._there: dict[str, int] = {}  # of those, which the one before had found: the batch that ran then, at most
         self._all_read = True
         self._pins: dict[str, Pin] = {}
         self._parents: Parents | None = None
@@ -105,18 +108,25 @@ class Collector:
         self._pins = read_pins(self.files, self._pins)  # after the lists, see `checkpoint.forks`
         self._unused = self._find_unused(live) if self._all_read else {}
         live |= pinned(self._pins)
-        before = committed_at(commits, oldest)
+        settled = self._settled(runs, running)
         candidates = {info.name: info for info in commits if info.name not in live}
         unanswered = self._unanswered(asked, running, oldest)
         candidates |= {
             info.name: info
             for info in runs
-            if info.name not in live and info.modified < before and made_for(info.name) not in unanswered
+            if info.name in settled and info.name not in live and made_for(info.name) not in unanswered
         }
         candidates |= _objects(known for identity, known in asked.items() if identity not in unanswered)
         candidates |= {name: FileInfo(name, 0, 0.0) for name in self._unused}
         removed = self._remove_unneeded(candidates)
         return self._remove(self._set_aside(oldest), removed)
+
+    def _settled(self, runs: Iterable[FileInfo], running: int) -> set[str]:
+        """The files that a version names by now, or none ever will."""
+        # Which batch runs was read before the list: that a file had been there by then, the list before it tells.
+        self._there = {info.name: self._there.get(info.name, running) for info in runs if info.name in self._listed}
+        self._listed = {info.name for info in runs}
+        return {name for name, since in self._there.items() if running >= since + IN_FLIGHT}
 
     def _unanswered(self, asked: dict[str, Known], running: int, oldest: int) -> set[str]:
         """The requests whose results may still come to be named."""

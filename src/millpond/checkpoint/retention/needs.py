@@ -9,7 +9,7 @@ from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.files.backends.filesystem import FileInfo, FileSystem
 
 IN_FLIGHT = 3
-"""A file written before version *b − 3* was committed is named by version *b − 1*, or never."""
+"""A file that was there while batch *b − 3* ran is named by version *b − 1*, durable when *b* runs, or never."""
 
 
 def read_needs(files: FileSystem, info: FileInfo) -> frozenset[str]:

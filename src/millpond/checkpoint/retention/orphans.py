@@ -6,7 +6,8 @@ and the length of that log how many batches are retained.
 
 - A commit goes if it is of a version that was not retained an hour ago, and no commit that stays names it.
 - A file in `files/` goes if no commit that stays names it, and it is an hour old, and older than what the batch that
-  runs now may still come to name. A file is there before the manifest that names it; so files are listed first.
+  runs now may still come to name. A file is there before the manifest that names it; so files are listed first. Some
+  stores give a file that came in parts the time at which its upload began: one that is so long counts as a day younger.
 - What was made on request stays as long as the request does (see `checkpoint.compaction`). That goes if its run is
   fenced, or if it is so old that no version of which the batch that runs may go back to can name what was made.
 - A file in `staging/` goes when a day has passed since it was last written to.
@@ -32,9 +33,13 @@ from millpond.checkpoint.generation import newest_retain, numbers
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
+from millpond.files.backends.uploads import PART
 
 AGE = 3600.0
 """Seconds for which what is not needed any more stays, for whoever has just begun to read it."""
+
+UPLOAD = 86400.0
+"""Seconds that an upload in parts may take."""
 
 STAGING_AGE = 86400.0
 """Seconds after its last change from which a file written aside counts as left by a process that died."""
@@ -104,7 +109,7 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
             "files that no retained version names": tuple(
                 info
                 for info in runs
-                if info.name not in stays and info.modified < old and made_for(info.name) not in waiting
+                if info.name not in stays and _complete(info) < old and made_for(info.name) not in waiting
             ),
             "commits that no retained version needs": tuple(
                 info for info in commits if info.name not in stays and parse_commit_name(info.name)[0] < oldest
@@ -123,6 +128,11 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
         pins,
         unused,
     )
+
+
+def _complete(info: FileInfo) -> float:
+    """When a file was whole, at the latest."""
+    return info.modified + (UPLOAD if info.size > PART else 0.0)
 
 
 def _waiting(known: Known, newest: int, expired: float) -> bool:

@@ -106,8 +106,9 @@ def open_filesystem(url: str, **options: Any) -> FileSystem:
 
     Args:
         url: a plain path or `file:` URL; `memory:name` (shared by all who open the same name in one process); `s3://`,
-            `gs://`, `az://` and what else obstore knows; `webhdfs://`, `swebhdfs://`, `hdfs://` (see
-            `backends/hdfs.py`); or `faults+<any of these>?latency_ms=…` (see `backends/faults.py`).
+            `gs://`, `az://` and what else obstore knows, with a path that is taken to the letter; `webhdfs://`,
+            `swebhdfs://`, `hdfs://` (see `backends/hdfs.py`); or `faults+<any of these>?latency_ms=…` (see
+            `backends/faults.py`).
         options: passed to obstore's `from_url` for remote stores (`config`, `client_options`, `retry_config`); of
             them, HDFS takes `retry_config`.
 

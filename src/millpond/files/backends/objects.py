@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 import obstore
 from obstore import exceptions
-from obstore.store import MemoryStore, ObjectStore, from_url
+from obstore.store import AzureStore, GCSStore, MemoryStore, ObjectStore, S3Store, from_url
 
-from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
+from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, Write, views
 from millpond.files.backends.patience import patiently
-from millpond.files.backends.uploads import PART, in_parts
+from millpond.files.backends.uploads import PART, SLOWEST, in_parts
 
 AHEAD = 3
 """Parts of one object that are on their way at a time."""
@@ -29,23 +32,65 @@ _METADATA = ("/latest/api/token", "/latest/meta-data/iam/")
 """Where Amazon's machines are asked for the credentials of their role: who has others is not."""
 _REFUSED = "status code: 4"
 
+TIMEOUT = 30.0
+"""Seconds that obstore gives a request, its body included, unless the environment says otherwise."""
+
+LARGEST = 5000 << 20
+"""Bytes that stores take in one put."""
+
+_PREFIXES: dict[type[ObjectStore], str] = {S3Store: "AWS", GCSStore: "GOOGLE", AzureStore: "AZURE"}
+"""Of the environment's variables for each kind of store."""
+
+_CLIENT_OPTIONS = (
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "default_content_type",
+    "http1_only",
+    "http2_keep_alive_interval",
+    "http2_keep_alive_timeout",
+    "http2_keep_alive_while_idle",
+    "http2_only",
+    "pool_idle_timeout",
+    "pool_max_idle_per_host",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "proxy_url",
+    "randomize_addresses",
+    "read_timeout",
+    "user_agent",
+)
+
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
 
 
 class ObjectFiles:
-    """Objects of an obstore store below `prefix`; `url` is what messages call the location."""
+    """Objects of an obstore store below `prefix`; `url` is what messages call the location.
 
-    def __init__(self, store: ObjectStore, url: str, prefix: str = "") -> None:
+    `reopen` makes another handle of the store, which gives a request up after so many seconds.
+    """
+
+    def __init__(
+        self, store: ObjectStore, url: str, prefix: str = "", reopen: Callable[[float], ObjectStore] | None = None
+    ) -> None:
         self.store = store
         self.url = url.rstrip("/")
         self._prefix = prefix + "/" if prefix else ""
+        self._reopen = reopen
+        self._patient: dict[int, ObjectStore] = {}
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ObjectFiles:
         """Open a remote store by URL through obstore."""
+
+        def reopen(timeout: float) -> ObjectStore:
+            client = options.get("client_options", _client_options(store)) | {"timeout": timedelta(seconds=timeout)}
+            return from_url(_quoted(url), **{**options, "client_options": client})
+
         try:
-            return cls(from_url(url, **options), url)
+            store = from_url(_quoted(url), **options)
+            return cls(store, url, reopen=reopen)
         except (exceptions.BaseError, ValueError) as error:
             raise SettingError(
                 f"The state location {url!r} cannot be opened: {_first_line(error)}.",
@@ -56,7 +101,8 @@ class ObjectFiles:
         """See `FileSystem.put`; object stores acknowledge only what is durable, so `sync` changes nothing."""
         with self._bucket(), self._errors(name):
             pieces = views(data)
-            if not create and sum(len(piece) for piece in pieces) > PART:
+            size = sum(len(piece) for piece in pieces)
+            if not create and size > PART:
                 with self.upload(name) as write:
                     for piece in pieces:
                         write(piece)
@@ -68,8 +114,10 @@ class ObjectFiles:
                 # Not said, pieces are always put in parts: three requests for the smallest object.
                 obstore.put(self.store, self._prefix + name, body, use_multipart=False)
                 return
+            if size > LARGEST:
+                raise too_large(self.locate(name), size)
             try:
-                obstore.put(self.store, self._prefix + name, body, mode="create")
+                obstore.put(self._patient_for(size), self._prefix + name, body, mode="create")
             except exceptions.AlreadyExistsError as error:
                 if self.exists(name):
                     raise
@@ -153,6 +201,15 @@ class ObjectFiles:
     def locate(self, name: str) -> str:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
+
+    def _patient_for(self, size: int) -> ObjectStore:
+        """The store, with a time-out that leaves a request the time to send so many bytes."""
+        if size <= PART or self._reopen is None:
+            return self.store
+        size = 1 << size.bit_length()  # a few handles are enough
+        if size not in self._patient:
+            self._patient[size] = self._reopen(TIMEOUT + size / SLOWEST)
+        return self._patient[size]
 
     @contextmanager
     def _bucket(self) -> Iterator[None]:
@@ -302,12 +359,37 @@ def conflict(url: str) -> TransientError:
     return TransientError("The store was busy with another request for this name.", action="Try again.", file=url)
 
 
+def too_large(url: str, size: int) -> UsageError:
+    """The error for an object that has to be one put, and is larger than a store takes."""
+    return UsageError(
+        f"An object of {size:,} bytes is to be put at once, and object stores take {LARGEST:,}.",
+        action="Give the query more partitions (spark.millpond.partitions), or let its batches read less.",
+        file=url,
+    )
+
+
 def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:
     """The error for an object that ends before what is asked of it."""
     until = f" before byte {wanted}" if wanted is not None else ""
     return StateDamagedError(
         f"A state file ends{until} too early.", action="Restore it from a backup of the location.", file=url
     )
+
+
+def _client_options(store: ObjectStore) -> dict[str, str]:
+    """What the environment says of a store's client: options that are given to that stand in place of all this."""
+    prefix = next((prefix for kind, prefix in _PREFIXES.items() if isinstance(store, kind)), None)
+    names = {name: f"{prefix}_{name.upper()}" for name in _CLIENT_OPTIONS if prefix is not None}
+    return {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
+
+
+def _quoted(url: str) -> str:
+    """A location as obstore reads it: its path is taken to the letter, as Hadoop takes it, and has no query."""
+    scheme, mark, rest = url.partition("://")
+    if scheme in ("http", "https"):
+        return url
+    authority, slash, path = rest.partition("/")
+    return scheme + mark + authority + slash + quote(path)
 
 
 def _first_line(error: BaseException) -> str:

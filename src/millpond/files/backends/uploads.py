@@ -12,6 +12,9 @@ PART = 8 << 20
 """Bytes of a part of an object that is put in parts; what is not longer, and what must not be there yet, is one put.
 Object stores take parts of 5 MiB or more, and 10,000 of them."""
 
+SLOWEST = 1 << 20
+"""Bytes a second below which a put counts as stuck."""
+
 
 class Parts(Protocol):
     """An object on its way in parts."""

@@ -96,7 +96,8 @@ def pin_query(
         specs: of its operators. changed: what happens if it has changed (`spark.millpond.onChangedState`).
 
     Raises:
-        StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store.
+        StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store; or the state is
+            of a query that has committed batches, of which the ledger has none.
     """
     nothing_done = ledger.last("commits") < 0 and not is_rolled_back(ledger_files)
     try:
@@ -104,9 +105,27 @@ def pin_query(
     except StateIncompatibleError:
         if not nothing_done:
             raise
+        _see_nothing_done(files, ledger_files)
         log.warning("another query was started on this checkpoint and committed nothing: this one takes its place")
         return Pinned(query, anew=True)
-    return Pinned(query, shape, nothing_done and ledger.last("offsets") < 0)
+    anew = nothing_done and ledger.last("offsets") < 0
+    if anew:
+        _see_nothing_done(files, ledger_files)
+    return Pinned(query, shape, anew)
+
+
+def _see_nothing_done(files: FileSystem, ledger_files: FileSystem) -> None:
+    """See that there is no more state than a first batch that was never committed has made."""
+    version = Recovery(files).newest()
+    if version > 1:
+        raise StateIncompatibleError(
+            f"Spark's ledger at {ledger_files.url} has no committed batch, and the state is that after "
+            f"{counted(version, 'batch', 'batches')}: it would be lost.",
+            action="Write the location as for the last run, or put back what was in offsets/ and commits/; to begin "
+            "anew, delete both folders and the state, or start with a new checkpointLocation.",
+            version=version,
+            file=files.url,
+        )
 
 
 def settle(
