@@ -451,8 +451,8 @@ def test_the_path_of_a_location_is_taken_to_the_letter(scheme, path):
     """As Hadoop's `Path` takes it, by which Spark's part of a checkpoint is written."""
     config = {"az": {"account_name": "account"}, "abfs": {"account_name": "account"}}.get(scheme, {})
     files = open_filesystem(f"{scheme}://bucket/{path}", config=config | {"skip_signature": "true"})
-    assert files.store.prefix == path
-    assert open_filesystem(join_url(files.url, "below"), config=config).store.prefix == f"{path}/below"
+    assert files.store.prefix == path  # type: ignore[attr-defined]
+    assert open_filesystem(join_url(files.url, "below"), config=config).store.prefix == f"{path}/below"  # type: ignore[attr-defined]
     assert files.locate("x") == f"{scheme}://bucket/{path}/x"
 
 
