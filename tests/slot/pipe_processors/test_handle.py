@@ -81,13 +81,24 @@ def test_timers_are_listed_in_the_order_of_sparks_bytes() -> None:
     assert slot.of(TIMERS) == {("a",): [-1, 256, 513]}
 
 
-@pytest.mark.parametrize("time", [1.5, "1", None])
+@pytest.mark.parametrize("time", [1.5, "1", True, 2**63])
 def test_times_are_whole_numbers(time: Any) -> None:
     def rows(self: Any, key: Any, rows: Any, times: Any) -> None:
         self.handle.registerTimer(time)
 
-    with pytest.raises(TypeError):
+    said = "cannot be interpreted as an integer|Field .*RegisterTimer.expiryTimestampMs: Expected an int|out of range"
+    with pytest.raises((TypeError, ValueError), match=said):
         MiniSlot(user_processor(Scripted(rows=rows), mode="processing")).batch([("a", 1)], 0)
+
+
+def test_no_time_is_the_first_one() -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        self.handle.registerTimer(None)
+        yield from ()
+
+    slot = MiniSlot(user_processor(Scripted(rows=rows), mode="event"))
+    slot.batch([("a", 1)], watermark=-1)
+    assert slot.of(TIMERS) == {("a",): [0]}
 
 
 def test_timers_of_keys_of_all_kinds() -> None:

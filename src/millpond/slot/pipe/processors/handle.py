@@ -59,13 +59,13 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Let the processor be called at a time, in milliseconds."""
-        time = _milliseconds(expiryTimestampMs)
+        time = _milliseconds(expiryTimestampMs, "RegisterTimer.expiryTimestampMs")
         self._check_timers("register timer", "register_timer")
         self._register(time)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Let it not be called at a time, in milliseconds."""
-        time = _milliseconds(expiryTimestampMs)
+        time = _milliseconds(expiryTimestampMs, "DeleteTimer.expiryTimestampMs")
         self._check_timers("deleting timer", "delete_timer")
         self._delete(time)
 
@@ -87,7 +87,7 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
         self._check_state(doing, f"get_{kind}_state")
         if name in self._variables:
             raise refused(doing, refusals.defined_twice(name))
-        ttl_ms = 0 if ttl is None else _milliseconds(ttl)
+        ttl_ms = _milliseconds(ttl, "TTLConfig.durationMs")
         if ttl_ms and self._mode != "processing":
             raise refused(doing, refusals.ttl_needs_processing_time(name, _MODES[self._mode]))
         if ttl_ms < 0:
@@ -199,8 +199,12 @@ def _check_name(name: str, doing: str, operation: str) -> None:
         raise refused(doing, refusals.reserved_name(name))
 
 
-def _milliseconds(value: Any) -> int:
-    time = operator.index(value)
+def _milliseconds(value: Any, field: str) -> int:
+    """A number as Spark puts it into a field of a message: nothing is 0, and a truth value is no number."""
+    if isinstance(value, bool):
+        name = f"org.apache.spark.sql.execution.streaming.state.{field}"
+        raise TypeError(f"Field {name}: Expected an int, got a boolean.")
+    time = 0 if value is None else operator.index(value)
     if not -(1 << 63) <= time < 1 << 63:
         raise ValueError(f"Value out of range: {time}")
     return time
