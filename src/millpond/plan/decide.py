@@ -233,7 +233,7 @@ class _Decider:
         return reading, reading.spec(self.output_mode)
 
     def _processor(self, node: Node) -> tuple[Reading, OperatorSpec]:
-        reading, spec = read_processor(self.catalyst, node, self.output_mode)
+        reading, spec = read_processor(self.catalyst, node)
         self._check_watermarks(spec.time_mode == "event")
         return reading, spec
 

@@ -200,8 +200,8 @@ class ProcessorOperator:
             earliest = int(times_of(batch.column(at), parse_type(field.type)).min(initial=NEVER))
             if earliest <= self._times.late * 1000:
                 raise UsageError(
-                    f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] The processor gave out a row whose event time "
-                    f"{field.name} is {earliest // 1000} ms, and the watermark was {self._times.late} ms.",
+                    f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] The processor gave out a row with "
+                    f"eventTime={earliest} (microseconds, {field.name}), not later than watermark={self._times.late} (ms).",
                     action="Give out rows later than the watermark of the batch before, or without an event time.",
                 )
         self._shown.add(batch)

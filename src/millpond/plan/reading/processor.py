@@ -50,7 +50,7 @@ def processor_title(node: Node) -> str:
     return f"{name} by {keys}"
 
 
-def read_processor(catalyst: Catalyst, node: Node, output_mode: str) -> tuple[ProcessorReading, ProcessorSpec]:
+def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, ProcessorSpec]:
     """Read a node that calls a processor.
 
     Its left child has the grouping columns, then all columns of the data.
@@ -60,8 +60,6 @@ def read_processor(catalyst: Catalyst, node: Node, output_mode: str) -> tuple[Pr
         PySparkException: the processor's `init` uses its handle in a way that Spark does not allow.
     """
     mode = str(node.java.outputMode().toString()).lower()
-    if mode != output_mode:  # which Spark refuses
-        raise Unsupported(Reason("MP-PROCESSOR", f"output mode {mode} in a query of output mode {output_mode}"))
     if node.java.hasInitialState():
         raise Unsupported(Reason("MP-PROCESSOR", "an initial state"))
     if not callable_here():
