@@ -201,7 +201,7 @@ class ProcessorOperator:
             if earliest <= self._times.late * 1000:
                 raise UsageError(
                     f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] The processor gave out a row with "
-                    f"eventTime={earliest} (microseconds, {field.name}), not later than watermark={self._times.late} (ms).",
+                    f"eventTime={earliest} (µs, {field.name}), not later than watermark={self._times.late} (ms).",
                     action="Give out rows later than the watermark of the batch before, or without an event time.",
                 )
         self._shown.add(batch)
