@@ -118,9 +118,7 @@ def test_late_rows(spark: SparkSession, tmp_path: Path) -> None:
 def test_append_mode(spark: SparkSession, tmp_path: Path) -> None:
     query = timed("rows", "at", "0 seconds", "append")
     tables = [script(("a", "register(10), register(1000)", 0)), script(("b", "1", 20)), script(("b", "2", 30))]
-    found = compare(
-        spark, tmp_path, [Turn(query, tables[:2], mode="append"), Turn(query, tables[2:], mode="append")]
-    )
+    found = compare(spark, tmp_path, [Turn(query, tables[:2], mode="append"), Turn(query, tables[2:], mode="append")])
     assert values(found) == [
         [("a", 0, "(None, None)")],
         [("b", 0, "1")],
