@@ -243,6 +243,24 @@ class Several(Both):
                 yield from ((key[0], at, seen) for at in range(int(row.do or 0)))
 
 
+class Frames(StatefulProcessor):
+    """Tells what frames it is given: how large, and the types of columns and values; for pandas."""
+
+    pandas = True
+    ddl = "key string, size int, types string, held string"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        for frame in rows:
+            types = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes.items())
+            values = ", ".join("|".join(sorted({type(one).__name__ for one in frame[name]})) for name in frame)
+            yield pd.DataFrame({"key": [str(key)], "size": len(frame), "types": types, "held": values})
+
+
 class Stateless(Both):
     """Has no state."""
 

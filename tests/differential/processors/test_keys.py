@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from tests.differential.data import DDL as ALL
 from tests.differential.data import batch
 from tests.differential.processors.checks import APIS, Turn, compare, script, transformed, values
-from tests.differential.processors.processors import Count, Script
+from tests.differential.processors.processors import Count, Frames, Script
 
 ATOMIC = ["b", "i8", "i16", "i32", "i64", "f32", "f64", "dec9", "dec18", "dec38", "s", "bin", "d", "ts", "tsn"]
 
@@ -73,3 +73,17 @@ def test_what_a_processor_sees(spark: SparkSession, tmp_path: Path, api: str) ->
     } < told
     names = "['k', 'n', 'ts', 'do', 'st']"
     assert any(said == names or said.startswith("Row(k='b', n=2, ts=datetime.datetime(2024, 5, 1, 12") for said in told)
+
+
+@pytest.mark.parametrize(("nulls", "records"), [(0.0, "7"), (0.3, "1000")])
+def test_frames(spark: SparkSession, tmp_path: Path, nulls: float, records: str) -> None:
+    """Types of columns are as pandas guesses them from the values; frames have so many rows at most."""
+
+    def query(df: DataFrame) -> DataFrame:
+        return transformed(df.withColumn("one", F.lit("one")), Frames(), by=["one"])
+
+    conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": records}
+    found = compare(spark, tmp_path, [Turn(query, [batch(5, 20, nulls)], conf=conf)], ddl=ALL)
+    assert ("i32 float64" if nulls else "i32 int64") in found[0][0][2]
+    assert "Timestamp" in found[0][0][3]
+    assert sorted(row[1] for row in found[0]) == ([6, 7, 7] if records == "7" else [20])
