@@ -73,6 +73,27 @@ SAID = {
     ),
     "one more": (by_k("sum(v)"), by_k("sum(v)", "max(d)"), "update", [K + "max(d) is new"]),
     "one less": (by_k("count(1)", "sum(v)", "max(d)"), by_k("sum(v)", "max(d)"), "update", [K + "count(1) is gone"]),
+    "one less before others": (
+        by_k("count(1)", "max(v)", "sum(d)"),
+        by_k("count(1)", "sum(d)"),
+        "update",
+        [K + "max(v) is gone"],
+    ),
+    "another order of inputs": (
+        by_k("max(v)", "sum(d)", "min(v)"),
+        by_k("sum(d)", "max(v)", "min(v)"),
+        "update",
+        [K + "the functions are in another order: max(v), sum(d), min(v) became sum(d), max(v), min(v)"],
+    ),
+    "another order, and one less": (
+        by_k("max(v)", "sum(d)", "min(v)"),
+        by_k("min(v)", "max(v)"),
+        "update",
+        [
+            K + "the functions are in another order: max(v), sum(d), min(v) became min(v), max(v)",
+            K + "sum(d) is gone",
+        ],
+    ),
     "another order": (
         by_k("sum(v)", "min(v)"),
         by_k("min(v)", "sum(v)"),

@@ -163,11 +163,27 @@ def _calls(both: _Both) -> Iterator[str]:
     if Counter(map(repr, olds)) == Counter(map(repr, news)) and (olds != news or moved):
         yield f"the functions are in another order: {_listed(before)} became {_listed(now)}"
         return
-    matcher = SequenceMatcher(None, list(map(repr, olds)), list(map(repr, news)), autojunk=False)
+    # Where inputs stand changes with the functions before: what the query calls them tells functions apart, if it can.
+    names, new_names = ([_unqualified(text) for text in some] for some in (texts, new_texts))
+    by_name = names != new_names and all(
+        all(call.named for call in some) and len(set(each)) == len(each)
+        for some, each in ((before, names), (now, new_names))
+    )
+    if by_name and [name for name in names if name in new_names] != [name for name in new_names if name in names]:
+        yield f"the functions are in another order: {_listed(before)} became {_listed(now)}"
+        for name, call in zip(names, before, strict=True):
+            yield from call.changed(now[new_names.index(name)]) if name in new_names else [f"{call.text} is gone"]
+        yield from (f"{call.text} is new" for name, call in zip(new_names, now, strict=True) if name not in names)
+        return
+    keys = (names, new_names) if by_name else (list(map(repr, olds)), list(map(repr, news)))
+    matcher = SequenceMatcher(None, *keys, autojunk=False)
     for tag, i, j, k, m in matcher.get_opcodes():
         if tag == "equal":
-            pairs = zip(before[i:j], now[k:m], strict=True)
-            yield from (f"{old.text} became {new.text}" for old, new in pairs if old.differs(new))
+            for old, new in zip(before[i:j], now[k:m], strict=True):
+                if old.differs(new):
+                    yield f"{old.text} became {new.text}"
+                elif by_name:
+                    yield from old.changed(new)
             continue
         changed = min(j - i, m - k)
         for old, new in zip(before[i : i + changed], now[k : k + changed], strict=True):
@@ -212,18 +228,17 @@ class _Call:
         if self.text != new.text:
             yield f"{self.text} became {new.text}"
             return
-        said = False
+        lines = list(self.changed(new))
+        yield from lines or [f"{self.text} reads other columns, or the functions share them in another way"]
+
+    def changed(self, new: _Call) -> Iterator[str]:
+        """What differs between this and the same function, but for where its inputs stand."""
         if self.types != new.types:
-            said = True
             yield f"{self.text} was of {', '.join(self.types)}, and is of {', '.join(new.types)} now"
         if self.call.get("type") != new.call.get("type"):
-            said = True
             yield f"{self.text} gave {self.call.get('type')}, and gives {new.call.get('type')} now"
         for line in _others(self.plain, new.plain, {"inputs", "types", "type", "filter", "options"}):
-            said = True
             yield f"{self.text}: {line}"
-        if not said:
-            yield f"{self.text} reads other columns, or the functions share them in another way"
 
 
 def _inputs(both: _Both) -> Iterator[str]:
