@@ -55,6 +55,7 @@ def options(
 @state.command("ls")
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
+    from millpond.checkpoint.generation import newest_claim
     from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader, span
     from millpond.time_slices import base_name
@@ -65,6 +66,9 @@ def list_state(location: Location) -> None:
     there = span(versions) if newest else none
     there += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
     partitions = counted(reader.partitions, "partition")
+    claimed = newest_claim(reader.files)
+    if claimed is not None and claimed.partitions != reader.partitions:
+        partitions += f" ({claimed.partitions:,} from the next start on)"
     _out.print(f"{reader.files.url}: generation {reader.claim.number}, {partitions}, {there}")
     table = Table("operator", "table", "runs", "run rows", "run bytes", "deltas", "delta bytes")
     for operator in reader.operators:

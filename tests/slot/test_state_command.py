@@ -252,6 +252,7 @@ def test_a_rescale_is_explained_and_made(checkpoint: Path, state: Callable[..., 
     claimed = newest_claim(before.files)
     assert claimed is not None
     assert (claimed.partitions, claimed.key_groups) == (PARTITIONS + 1, 1 << 15)
+    assert f", 2 partitions ({PARTITIONS + 1} from the next start on), " in state("ls", checkpoint)[1][0]
     assert state("verify", checkpoint)[0] == 0
 
 
