@@ -17,7 +17,10 @@ from millpond.errors import MillpondError, StateDamagedError, UsageError
 from millpond.words import counted
 
 if TYPE_CHECKING:
-    from millpond.checkpoint.formats.manifest import PartitionManifest
+    from collections.abc import Iterable
+
+    from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, TableState
+    from millpond.files.refs import RunRef
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 state = typer.Typer(help="Look at the state of a query, without Spark.", no_args_is_help=True)
@@ -55,6 +58,7 @@ def options(
 @state.command("ls")
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
+    from millpond.checkpoint.generation import newest_claim
     from millpond.query.ledger.finding import find_state
     from millpond.slot.reading.reader import StateReader, span
     from millpond.time_slices import base_name
@@ -65,6 +69,9 @@ def list_state(location: Location) -> None:
     there = span(versions) if newest else none
     there += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
     partitions = counted(reader.partitions, "partition")
+    claimed = newest_claim(reader.files)
+    if claimed is not None and claimed.partitions != reader.partitions:
+        partitions += f" ({claimed.partitions:,} from the next start on)"
     _out.print(f"{reader.files.url}: generation {reader.claim.number}, {partitions}, {there}")
     table = Table("operator", "table", "runs", "run rows", "run bytes", "deltas", "delta bytes")
     for operator in reader.operators:
@@ -77,8 +84,8 @@ def list_state(location: Location) -> None:
             held = [(at, one) for each in manifests for at, one in each.tables.items() if base_name(at) == name]
             slices = len({at for at, _ in held if at != name})
             # A pending run is not part of the state yet: what it holds is counted where it came from.
-            runs = [run for _, one in held for run in one.runs.runs if not run.pending]
-            deltas = [delta for _, one in held for delta in one.deltas]
+            runs = [run for run in _runs(one for _, one in held) if not run.pending]
+            deltas = _deltas(one for _, one in held)
             table.add_row(
                 f"{operator.index}: {operator.title}",
                 f"{name} ({counted(slices, 'slice')})" if slices else name,
@@ -171,7 +178,9 @@ def rescale_state(
     reader = StateReader(find_state(location))
     version = reader.choose()
     before = counted(reader.partitions, "partition")
-    table = Table("operator", "partition", "made of", "keys, about", "runs", "of them shared", "deltas", "delta bytes")
+    names = ("runs", "of them shared", "deltas", "of them shared", "delta bytes")
+    table = Table("operator", "partition", "made of", "keys, about", *names)
+    everywhere: dict[tuple[str, int], int] = {}
     for operator in reader.operators:
 
         def manifest(partition: int, index: int = operator.index) -> PartitionManifest:
@@ -179,8 +188,8 @@ def rescale_state(
 
         for made in rescaled(reader.claim, partitions, operator.index, version, manifest):
             tables = made.manifest.tables.values()
-            runs = [run for one in tables for run in one.runs.runs]
-            deltas = [delta for one in tables for delta in one.deltas]
+            runs, deltas = _runs(tables), _deltas(tables)
+            everywhere |= {(delta.commit, delta.offset): delta.length for delta in deltas}
             table.add_row(
                 f"{operator.index}: {operator.title}",
                 str(made.partition),
@@ -189,10 +198,13 @@ def rescale_state(
                 f"{len(runs):,}",
                 f"{sum(run.window is not None for run in runs):,}",
                 f"{len(deltas):,}",
+                f"{sum(delta.window is not None for delta in deltas):,}",
                 f"{sum(delta.length for delta in deltas):,}",
             )
     _out.print(f"{reader.files.url}: version {version}, {before}, to become {partitions}")
     _out.print(table)
+    deltas_of_all = f"{counted(len(everywhere), 'delta')} of {sum(everywhere.values()):,} bytes"
+    _out.print(f"{deltas_of_all} in all; what partitions share stands in the line of each")
     if not dry_run:
         claim(
             reader.files,
@@ -341,6 +353,16 @@ def bench(context: typer.Context) -> None:
         )
     sys.path.insert(0, str(root))
     raise typer.Exit(import_module("benchmarks.cli").main(context.args))
+
+
+def _runs(tables: Iterable[TableState]) -> list[RunRef]:
+    """The run files of some tables, each once: what partitions share is named several times, for other hashes each."""
+    return list({run.name: run for one in tables for run in one.runs.runs}.values())
+
+
+def _deltas(tables: Iterable[TableState]) -> list[DeltaRef]:
+    """The deltas of some tables, likewise."""
+    return list({(delta.commit, delta.offset): delta for one in tables for delta in one.deltas}.values())
 
 
 def _complain(error: MillpondError) -> None:

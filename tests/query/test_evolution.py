@@ -158,7 +158,9 @@ def test_without_the_setting_it_is_refused(session: SparkSession, tmp_path: Path
         job.run(agg(job.stream(), ["n", "sum"]))
 
 
-def test_functions_that_change_places_are_refused_or_followed(session: SparkSession, tmp_path: Path) -> None:
+def test_functions_that_change_places_are_refused_or_followed(
+    session: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     job = Job(session, tmp_path)
     job.put(0, 100)
     rows = lambda df, *names: df.groupBy("k").agg(*[F.sum(name) for name in names])  # noqa: E731
@@ -171,6 +173,9 @@ def test_functions_that_change_places_are_refused_or_followed(session: SparkSess
     session.conf.set("spark.millpond.onChangedState", "evolve")
     shown = job.run(rows(twice(job.stream()), "w", "v"))
     assert shown == sorted(map(tuple, rows(twice(job.rows()), "w", "v").collect()), key=repr)
+    assert any(
+        "its state follows:\n  aggregate by k: its functions are in another order" in one for one in caplog.messages
+    )
 
 
 ODD = "sum(v) FILTER (WHERE v % 2 = 1)"

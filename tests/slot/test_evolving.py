@@ -374,7 +374,7 @@ def test_the_query_as_it_was_is_refused_without_the_setting(tmp_path: Path) -> N
     seen: dict[int, Life] = {}
     Job(tmp_path, ["sum(v)"], TYPES, 2, seen).done(3)
     crash(Job(tmp_path, ["max(d)", "sum(v)"], TYPES, 2, seen), 4, "planned")
-    with pytest.raises(StateIncompatibleError, match=r"max\(d\) became"):
+    with pytest.raises(StateIncompatibleError, match=r"max\(d\) is gone"):
         Job(tmp_path, ["sum(v)"], TYPES, 2, seen, "error").done(4)
     Job(tmp_path, ["sum(v)"], TYPES, 2, seen).done(4)
     Job(tmp_path, ["sum(v)"], TYPES, 2, seen, "error").done(5)

@@ -50,6 +50,7 @@ def test_a_version_is_exported(history: Path, tmp_path: Path, state: Callable[..
     said = f"version {version or BATCHES}, {PARTITIONS} files, {len(rows)} rows"
     assert told == f"file:{tmp_path}/out: {said}"
     assert written(open_filesystem(str(tmp_path / "out"))) == rows
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_SUCCESS", "operator-0"]
 
 
 def test_an_export_goes_to_an_object_store(history: Path) -> None:

@@ -217,10 +217,10 @@ def test_sizes_are_those_of_all_slices(tmp_path: Path, state: Callable[..., tupl
     Recovery(files, generation, 1).begin([0])
     slot = Slot(files, generation.number, tmp_path / "host")
     for partition in range(2):
-        run = RunRef(f"files/{partition}.run", 1000, 5000, 0, 1)
+        run, other = (RunRef(f"files/{partition}{at}.run", 1000, 5000, 0, 1) for at in "ab")
         held = {
             "main@0:9": (TableManifest((run,)), [b"abc"]),
-            "main@10:19": (TableManifest((run, RunRef("files/made.run", 7, 7, 0, 1, pending=True))), [b"de"]),
+            "main@10:19": (TableManifest((other, RunRef("files/made.run", 7, 7, 0, 1, pending=True))), [b"de"]),
             "distinct0": (TableManifest(), [b"fghi"]),
         }
         sealed = seal(PartitionManifest(0, partition, 0), held, input_checksum=1, input_rows=1)
@@ -245,6 +245,9 @@ def test_a_rescale_is_explained_and_made(checkpoint: Path, state: Callable[..., 
     keys = sum(one.runs.keys for at in range(PARTITIONS) for one in _tables(before, at))
     assert abs(sum(int(row[3].replace(",", "")) for row in rows) - keys) <= PARTITIONS
     assert newest_claim(before.files) == before.claim
+    deltas = [delta for at in range(PARTITIONS) for one in _tables(before, at) for delta in one.deltas]
+    assert lines[-1].startswith(f"{len(deltas)} deltas of {sum(delta.length for delta in deltas):,} bytes in all; ")
+    assert [row[6:8] for row in rows] == [["3", "3"], ["6", "6"], ["3", "3"]]
 
     code, lines = state("rescale", checkpoint, "--partitions", PARTITIONS + 1)
     assert code == 0
@@ -252,7 +255,24 @@ def test_a_rescale_is_explained_and_made(checkpoint: Path, state: Callable[..., 
     claimed = newest_claim(before.files)
     assert claimed is not None
     assert (claimed.partitions, claimed.key_groups) == (PARTITIONS + 1, 1 << 15)
+    assert f", 2 partitions ({PARTITIONS + 1} from the next start on), " in state("ls", checkpoint)[1][0]
     assert state("verify", checkpoint)[0] == 0
+
+
+def test_what_partitions_share_is_counted_once(checkpoint: Path, state: Callable[..., tuple]) -> None:
+    def rows(*arguments: object) -> list[list[str]]:
+        lines = state(*arguments)[1]
+        return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+
+    before = rows("ls", checkpoint)
+    files = open_filesystem(join_url(str(checkpoint), "millpond"))
+    generation = claim(files, run="test", partitions=PARTITIONS + 1)
+    Recovery(files, generation, 1).begin([BATCHES])
+    assert rows("ls", checkpoint) == before
+    rescaled = rows("rescale", checkpoint, "--partitions", PARTITIONS, "--dry-run")
+    assert [row[2] for row in rescaled] == ["0, 1", "1, 2"]
+    assert [row[6:8] for row in rescaled] == [["3", "3"], ["3", "3"]]
+    assert sum(int(row[8].replace(",", "")) for row in rescaled) == sum(int(row[6].replace(",", "")) for row in before)
 
 
 def _tables(reader: StateReader, partition: int) -> Iterator[TableState]:

@@ -85,6 +85,7 @@ def test_refused(spark: SparkSession, tmp_path: Path, before: str, after: str) -
     assert spoken(found, "a") == [["None"], ["(1,)"]]
 
 
+@pytest.mark.xfail(strict=True, reason="Millpond refuses other names of keys and fields")
 def test_renamed(spark: SparkSession, tmp_path: Path) -> None:
     """Without Avro, other names of the same types are the same: of keys, values, and keys of maps."""
     write = "v.update((1, 'x')), m.updateValue((1,), (1, 'x'))"
@@ -92,5 +93,5 @@ def test_renamed(spark: SparkSession, tmp_path: Path) -> None:
         Turn(of(all_of("a int, b string")), [script(("a", write))]),
         Turn(of(all_of("c int, d string", "k2 int"), "key"), [script(("a", "v.get(), m.keys(), m.getValue((1,))"))]),
     ]
-    found = compare(spark, tmp_path, turns, ours_on=ENGINE)
+    found = compare(spark, tmp_path, turns)
     assert spoken(found, "a")[1] == ["((1, 'x'), [(1,)], Row(c=1, d='x'))"]

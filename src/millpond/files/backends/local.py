@@ -146,6 +146,11 @@ class LocalFiles:
         _make_folder(os.path.dirname(staged))
         return staged
 
+    def tidy(self) -> None:
+        """Remove the folder for what is written aside, if nothing is in it: nobody is to go on writing here."""
+        with suppress(OSError):
+            os.rmdir(os.path.join(self.path, STAGING))
+
     def publish(self, staged: str, name: str) -> None:
         """Sync a file written aside and make it the object `name`, as old as it has that name."""
         with self._errors(name):

@@ -27,6 +27,8 @@ PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
 EMITTED_TIME = "UpdateEventTimeWatermarkColumn"
 """The node above a processor that says which of its columns is the event time (`eventTimeColumnName`)."""
 
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+
 _TIME_MODES: dict[str, TimeMode] = {"NoTime": "none", "ProcessingTime": "processing", "EventTime": "event"}
 
 
@@ -64,6 +66,8 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         raise Unsupported(Reason("MP-PROCESSOR", "an initial state"))
     if not callable_here():
         raise Unsupported(Reason("MP-PROCESSOR", "a version of Spark before 4.3"))
+    if str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro":
+        raise Unsupported(Reason("MP-PROCESSOR", "state that is encoded as Avro, whose types may change"))
     time_mode = _TIME_MODES[str(node.java.timeMode().toString())]
     if time_mode == "processing" and mode == "complete":
         raise Unsupported(Reason("MP-PROCESSOR", "processing time in output mode complete"))

@@ -19,6 +19,7 @@ from millpond.checkpoint.formats.documents import FORMAT, digits, read_document,
 from millpond.checkpoint.generation import check_fence
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
+from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.patience import patiently
 
 Log = Literal["offsets", "commits"]
@@ -66,6 +67,8 @@ class Ledger:
 
         with suppress(AlreadyExistsError):
             patiently(choose)
+        if isinstance(self._files, LocalFiles):
+            self._files.tidy()
         identity = self.query_id()
         assert identity is not None
         return identity

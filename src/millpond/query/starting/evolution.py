@@ -217,7 +217,10 @@ def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
         for at, source in sorted(found.items())
         if new.functions[at] != old.functions[source]
     ]
-    gone = set(range(len(calls))) - set(found.values())
+    places = [source for _, source in sorted(found.items())]
+    if places != sorted(places):
+        told.append("its functions are in another order")
+    gone = set(range(len(calls))) - set(places)
     told += [f"{old.functions[at]} is gone, and what it had counted" for at in sorted(gone)]
     made = repinned(new, _with_fields(spec, fields), following)
     _check_tables(old, made, spec)

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, open_filesystem
+from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.patience import put_own
 from millpond.slot.reading.reader import StateOperator, StateReader
 from millpond.spec.operators import Field
@@ -88,6 +89,8 @@ def export_state(location: str, target: str, version: int | None = None, operato
                 _send(file, files, f"{folder}/part-{partition:05d}.parquet")
     files.put(SUCCESS, [b""])
     files.delete(STARTED)
+    if isinstance(files, LocalFiles):
+        files.tidy()
     return Export(files.url, chosen, len(parts) * partitions, rows)
 
 
