@@ -35,6 +35,17 @@ def test_it_gives_up(error, tries):
     assert len(seen) == tries
 
 
+def test_pauses_stay_bounded():
+    pauses = []
+
+    def action():
+        raise TransientError("no")
+
+    with pytest.raises(TransientError):
+        patiently(action, tries=100, pause=pauses.append)
+    assert max(pauses) == pauses[-1] == 15.0
+
+
 def test_it_leaves_what_has_taken_long():
     seen = []
 

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from millpond.errors import UsageError
+from millpond.errors import TransientError, UsageError
 from millpond.files.backends import objects
 from millpond.files.backends.filesystem import open_filesystem
+from millpond.files.backends.patience import LASTING
+from tests.real_s3 import free_ports
 from tests.s3 import pointed_at
 
 RATE = 6 << 20
@@ -62,6 +64,15 @@ def test_a_large_object_has_the_time_that_it_takes_to_send_it() -> None:
         files = open_filesystem("s3://bucket/query")
         files.put("commits/1", [bytes(9 << 20), bytes(2 * RATE)], create=True)
     assert taken == [(9 << 20) + 2 * RATE]
+
+
+def test_a_put_if_absent_is_given_up_soon() -> None:
+    """Whatever is asked for long: its caller has to see each time what has become of it."""
+    (port,) = free_ports(1)
+    with pointed_at(f"http://127.0.0.1:{port}"):
+        files = open_filesystem("s3://bucket/query", retry_config=LASTING)
+        with pytest.raises(TransientError, match="after 10 retries"):
+            files.put("commits/1", [b"1"], create=True)
 
 
 def test_an_object_that_no_store_takes_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def counting(task: PipeTask) -> PipeTask:
 
 def begin(task: PipeTask, versions: tuple[int, ...] = (0,)) -> None:
     """What a driver does before the query starts: claim the generation, find what it builds on."""
-    files = open_filesystem(join_url(task.location, "millpond"), **task.storage)
+    files = open_filesystem(join_url(task.location, "millpond"))
     claimed = claim(files, run=task.run, partitions=task.partitions)
     assert claimed.number == task.generation
     Recovery(files, claimed, 1).begin(versions)

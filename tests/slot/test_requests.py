@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +15,8 @@ from millpond.checkpoint.committer import Committer
 from millpond.metrics import PRICES
 from millpond.query.progress.reader import ProgressReader
 from millpond.slot.partition import running
-from tests.s3 import asked, s3
+from tests.proxy import faulty
+from tests.s3 import asked, pointed_at, s3
 from tests.slot.test_damage import Counts
 
 FIRST = 3
@@ -56,6 +59,20 @@ def test_a_batch_is_one_put_and_no_list_and_no_get(
     assert total["heads"] <= 2 * total["puts"] + 2
     assert not total["lists"]
     assert not total["gets"]
+
+
+def test_a_store_that_refuses_connections_for_a_while_ends_no_batch(bucket: str, tmp_path: Path) -> None:
+    with faulty(os.environ["AWS_ENDPOINT_URL"], 1, {}) as proxy, pointed_at(proxy.endpoint):
+        Counts(tmp_path, bucket).through(2)
+        application = Counts(tmp_path, bucket)
+        try:
+            application.start()
+            proxy.shares["reset"] = 1.0
+            threading.Timer(8.0, proxy.shares.clear).start()
+            application.go(4)
+        finally:
+            application.close()
+    assert proxy.happened["reset"]
 
 
 def test_nothing_is_told_of_state_on_a_disk(tmp_path: Path) -> None:

@@ -68,25 +68,32 @@ _memories_lock = threading.Lock()
 class ObjectFiles:
     """Objects of an obstore store below `prefix`; `url` is what messages call the location.
 
-    `reopen` makes another handle of the store, which gives a request up after so many seconds.
+    `reopen` makes the handle of the store for puts-if-absent of so many bytes.
     """
 
     def __init__(
-        self, store: ObjectStore, url: str, prefix: str = "", reopen: Callable[[float], ObjectStore] | None = None
+        self, store: ObjectStore, url: str, prefix: str = "", reopen: Callable[[int], ObjectStore] | None = None
     ) -> None:
         self.store = store
         self.url = url.rstrip("/")
         self._prefix = prefix + "/" if prefix else ""
         self._reopen = reopen
-        self._patient: dict[int, ObjectStore] = {}
+        self._creating: dict[int, ObjectStore] = {}
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ObjectFiles:
         """Open a remote store by URL through obstore."""
 
-        def reopen(timeout: float) -> ObjectStore:
-            client = options.get("client_options", _client_options(store)) | {"timeout": timedelta(seconds=timeout)}
-            return from_url(_quoted(url), **{**options, "client_options": client})
+        def reopen(size: int) -> ObjectStore:
+            if size <= PART and "retry_config" not in options:
+                return store
+            # Who puts something if it is absent tries again himself, as each time he has to see what has become of it.
+            given = {name: value for name, value in options.items() if name != "retry_config"}
+            if size > PART:  # the time-out is for the whole body
+                client = options.get("client_options") or _client_options(store)
+                timeout = timedelta(seconds=TIMEOUT + size / SLOWEST)
+                given["client_options"] = {**client, "timeout": timeout}
+            return from_url(_quoted(url), **given)
 
         try:
             store = from_url(_quoted(url), **options)
@@ -117,7 +124,7 @@ class ObjectFiles:
             if size > LARGEST:
                 raise too_large(self.locate(name), size)
             try:
-                obstore.put(self._patient_for(size), self._prefix + name, body, mode="create")
+                obstore.put(self._creator(size), self._prefix + name, body, mode="create")
             except exceptions.AlreadyExistsError as error:
                 if self.exists(name):
                     raise
@@ -202,14 +209,14 @@ class ObjectFiles:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
 
-    def _patient_for(self, size: int) -> ObjectStore:
-        """The store, with a time-out that leaves a request the time to send so many bytes."""
-        if size <= PART or self._reopen is None:
+    def _creator(self, size: int) -> ObjectStore:
+        """The handle of the store for a put-if-absent of so many bytes."""
+        if self._reopen is None:
             return self.store
-        size = 1 << size.bit_length()  # a few handles are enough
-        if size not in self._patient:
-            self._patient[size] = self._reopen(TIMEOUT + size / SLOWEST)
-        return self._patient[size]
+        size = max(PART, 1 << (size - 1).bit_length())  # a few handles are enough
+        if size not in self._creating:
+            self._creating[size] = self._reopen(size)
+        return self._creating[size]
 
     @contextmanager
     def _bucket(self) -> Iterator[None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 from millpond.errors import TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileSystem
@@ -13,7 +14,19 @@ TRIES = 5
 AT_ONCE = 5.0
 """Seconds: what has failed after more has been tried again by the store's own client."""
 
+LASTING: dict[str, Any] = {
+    "max_retries": 1000,
+    "retry_timeout": timedelta(minutes=3),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 4},
+}
+"""How obstore asks again where a query runs: for some minutes, also a store that refuses connections, some 60 times in
+all. By default it gives that up after ten times, which are a few seconds: enough for who has only begun."""
+
+SOON: dict[str, Any] = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
+"""How obstore looks for something that need not be there."""
+
 _PAUSE = 0.05  # seconds before the second try; doubled for each further one
+_LONGEST = 15.0  # up to this
 
 T = TypeVar("T")
 
@@ -42,7 +55,7 @@ def patiently(
         except TransientError:
             if time.monotonic() > until:
                 raise
-            pause(_PAUSE * 2**attempt)
+            pause(min(_LONGEST, _PAUSE * 2**attempt))
     return action()
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from millpond.errors import StateDamagedError, TransientError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError, open_filesystem
+from millpond.files.backends.patience import LASTING
 from millpond.slot.batch.task import PipeTask
 
 
@@ -65,4 +66,4 @@ def check_time(task: PipeTask, batch: int, time: int | None) -> None:
 
 
 def _log(task: PipeTask) -> FileSystem:
-    return open_filesystem(task.offsets, **task.storage)
+    return open_filesystem(task.offsets, retry_config=LASTING)

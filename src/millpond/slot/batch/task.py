@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import uuid
 from typing import Any, Literal
+=======
+from typing import Literal
+>>>>>>> h-mendA
 
 import msgspec
 
@@ -65,7 +69,6 @@ class PipeTask(msgspec.Struct, frozen=True):
         generation: the generation that this run writes.
         offsets: URL of the query's offset log, which maps a batch's time to its id.
         settings: what slots and pipes obey.
-        storage: options of the file system at `location`.
         template: Python module that the template process runs.
         adopts: whether what comes is not rows of a batch but state of Spark's, of which no output is wanted.
         exchange: `spark` shuffles the rows; `local` their parcels, the rows themselves travel in files of the host.
@@ -82,7 +85,6 @@ class PipeTask(msgspec.Struct, frozen=True):
     generation: int
     offsets: str
     settings: SlotSettings = SlotSettings()
-    storage: dict[str, Any] = {}
     template: str = "millpond.slot.template"
     exchange: Literal["local", "spark"] = "spark"
     adopts: bool = False

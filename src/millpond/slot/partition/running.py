@@ -17,6 +17,7 @@ from millpond.checkpoint.sealed import SealedFiles
 from millpond.files.backends.counted import CountedFiles
 from millpond.files.backends.filesystem import FileSystem, on_disk
 from millpond.files.backends.hedged import HedgedFiles
+from millpond.files.backends.patience import LASTING
 from millpond.metrics import TIERS, WAITING, request_cost
 from millpond.slot.batch.offsets import Planned, planned
 from millpond.slot.batch.parcels import exchange_folder, forget_batches
@@ -86,7 +87,7 @@ class RunningQuery:
 
     def __post_init__(self) -> None:
         task = self.task
-        self.files = open_state(task.location, **task.storage)
+        self.files = open_state(task.location, retry_config=LASTING)
         if not on_disk(task.location):
             self._counted = CountedFiles(self.files)
             self.files = self._hedged = HedgedFiles(self._counted, task.settings.hedging)
