@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import uuid
-from typing import Any, Literal
-=======
 from typing import Literal
->>>>>>> h-mendA
 
 import msgspec
 
