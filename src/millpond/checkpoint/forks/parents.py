@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from millpond.checkpoint.formats.documents import FORMAT, read_document
-from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem
+from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem, same_place
 from millpond.files.backends.forked import with_parents
 
 NAME = "parents.json"
@@ -35,12 +35,7 @@ class Parents(msgspec.Struct, frozen=True):
 
     def made_at(self, url: str) -> bool:
         """Whether the fork was made at a URL, however Hadoop and others write that."""
-        return _place(self.fork) == _place(url)
-
-
-def _place(url: str) -> str:
-    scheme, colon, rest = url.partition(":")
-    return ("s3" if scheme in ("s3a", "s3n") else scheme) + colon + rest.rstrip("/")
+        return same_place(self.fork, url)
 
 
 def open_state(location: str, **options: Any) -> FileSystem:

@@ -7,6 +7,7 @@ where the bytes live (Flink 2.0 §5.1, the unified file system). The one primiti
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -159,6 +160,20 @@ def join_url(url: str, name: str) -> str:
     """The location `name` below `url`, whatever its scheme (the query of a `faults+` URL stays at the end)."""
     path, mark, query = url.partition("?") if url.startswith("faults+") else (url, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
+def same_place(url: str, other: str) -> bool:
+    """Whether two URLs mean one location, however Hadoop and others write it."""
+    return _place(url) == _place(other)
+
+
+def _place(url: str) -> str:
+    scheme, colon, rest = url.partition(":")
+    if on_disk(url):
+        return f"file:{os.path.abspath(_local_path(url, rest) if scheme == 'file' else url)}"
+    if scheme == "memory":
+        return f"memory:{rest.strip('/')}"
+    return ("s3" if scheme in ("s3a", "s3n") else scheme) + colon + rest.rstrip("/")
 
 
 def views(data: Sequence[Buffer]) -> list[memoryview]:

@@ -22,6 +22,9 @@ LASTING: dict[str, Any] = {
 """How obstore asks again where a query runs: for some minutes, also a store that refuses connections, some 60 times in
 all. By default it gives that up after ten times, which are a few seconds: enough for who has only begun."""
 
+SOON: dict[str, Any] = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
+"""How obstore looks for something that need not be there."""
+
 _PAUSE = 0.05  # seconds before the second try; doubled for each further one
 _LONGEST = 15.0  # up to this
 

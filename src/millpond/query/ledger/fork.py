@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from millpond.checkpoint.forks.fork import Share, begin_fork, share
-from millpond.checkpoint.forks.parents import NAME, open_parent, read_parents
+from millpond.checkpoint.forks.parents import NAME, Parents, open_parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, write_pin
 from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.pinned import read_shapes, shape_name
@@ -30,9 +30,10 @@ from millpond.files.backends.filesystem import FileSystem, MissingFileError, joi
 from millpond.files.backends.forked import with_parents
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.patience import put_own
+from millpond.query.ledger.copies import is_copy
 from millpond.query.ledger.copying import copy_folders, copy_ledger, out_of_reach
 from millpond.query.ledger.ledger import METADATA, Ledger, is_rolled_back
-from millpond.query.ledger.ownership import SOON, state_of_last_run
+from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reading.reader import StateReader, span
 
 
@@ -119,6 +120,7 @@ def check_fork(checkpoint: str, ledger_files: FileSystem) -> None:
 
     Raises:
         StateIncompatibleError: so it is.
+        TransientError: of a fork that was moved or copied, the place where it was made does not answer.
     """
     files = open_filesystem(join_url(checkpoint, "millpond"))
     known = read_parents(files)
@@ -130,7 +132,7 @@ def check_fork(checkpoint: str, ledger_files: FileSystem) -> None:
             action="Delete it, and fork (millpond state fork) or import (millpond.import_checkpoint) again.",
             file=ledger_files.url,
         )
-    if known.parents and not known.made_at(files.url) and _is_copy(files, known.fork):
+    if known.parents and not known.made_at(files.url) and _is_copy(files, known):
         raise StateIncompatibleError(
             f"This checkpoint is a copy of {known.fork}, a fork that shares files with {known.parents[0].location}: "
             "only the fork itself keeps them from being removed.",
@@ -139,19 +141,10 @@ def check_fork(checkpoint: str, ledger_files: FileSystem) -> None:
         )
 
 
-def _is_copy(files: FileSystem, other: str) -> bool:
-    """Whether the same fork is at another place, too, which is not this one under another name."""
-    probe = f"claims/probe-{uuid.uuid4().hex}"
-    with suppress(MillpondError, OSError):  # what cannot be reached, nobody will go on with from here
-        there = open_filesystem(other, retry_config=SOON)
-        if read_parents(there) != read_parents(files):
-            return False
-        files.put(probe, [b""])
-        try:
-            return not there.exists(probe)
-        finally:
-            files.delete(probe)
-    return False
+def _is_copy(files: FileSystem, known: Parents) -> bool:
+    """Whether the same fork is at the place where it was made, too."""
+    gone = "If that place is gone for good, fork this checkpoint (millpond state fork) and go on with the fork."
+    return is_copy(files, "claims/", known.fork, lambda there: read_parents(there) == known, gone=gone)
 
 
 def _check_original(original: FileSystem, ledger: Ledger) -> None:

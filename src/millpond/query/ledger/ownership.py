@@ -7,22 +7,18 @@ checkpoint that knows the state's newest generation is the one that went on with
 
 from __future__ import annotations
 
-import uuid
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 
 import msgspec
 
 from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
 from millpond.checkpoint.generation import base_name, begun
-from millpond.errors import MillpondError, StateIncompatibleError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.errors import StateIncompatibleError
+from millpond.files.backends.filesystem import FileSystem, same_place
+from millpond.query.ledger.copies import is_copy
 from millpond.query.ledger.ledger import Ledger
 
 _FOLDER = "millpond/claims/"
-SOON = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
-"""How obstore looks for something that need not be there."""
 
 _FORK = (
     "To run both, give this one a state of its own: copy the state's folder below another location, and set "
@@ -59,6 +55,7 @@ class Ownership:
 
         Raises:
             StateIncompatibleError: this checkpoint, or the one that last went on with the state, is a copy.
+            TransientError: the one that did lies elsewhere, and does not answer.
         """
         newest = max(begun(self.files), default=None)
         if newest is None:
@@ -71,7 +68,8 @@ class Ownership:
                 file=self.files.locate(base_name(newest)),
             )
         last = read_document(self.ledger_files, _name(newest), _Claim)
-        if last.checkpoint != self.checkpoint and last.state == self.state and self._is_copy_of(last.checkpoint):
+        moved = not same_place(last.checkpoint, self.checkpoint)
+        if moved and same_place(last.state, self.state) and self._is_copy_of(last.checkpoint, _name(newest)):
             raise StateIncompatibleError(
                 f"The checkpoint {self.checkpoint} is a copy of {last.checkpoint}, and both would write to one state.",
                 action=f"Delete the checkpoint that is not wanted. {_FORK}",
@@ -86,19 +84,11 @@ class Ownership:
             if info.name < _name(newest):
                 self.ledger_files.delete(info.name)
 
-    def _is_copy_of(self, other: str) -> bool:
+    def _is_copy_of(self, other: str, note: str) -> bool:
         """Whether another checkpoint is there, of the same query: not this one under another name."""
-        probe = f"{_FOLDER}probe-{uuid.uuid4().hex}"
-        with suppress(MillpondError, OSError):  # what cannot be reached, nobody will go on with from here
-            files = open_filesystem(other, retry_config=SOON)
-            if Ledger(files).query_id() != Ledger(self.ledger_files).query_id():
-                return False
-            self.ledger_files.put(probe, [b""])
-            try:
-                return not files.exists(probe)
-            finally:
-                self.ledger_files.delete(probe)
-        return False
+        query = Ledger(self.ledger_files).query_id()
+        gone = f"If that place is gone for good, write where this one lies into {self.ledger_files.locate(note)}."
+        return is_copy(self.ledger_files, _FOLDER, other, lambda there: Ledger(there).query_id() == query, gone=gone)
 
 
 def state_of_last_run(ledger_files: FileSystem) -> str | None:

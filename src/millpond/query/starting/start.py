@@ -30,6 +30,7 @@ from millpond.errors import (
     TransientError,
 )
 from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
+from millpond.files.backends.patience import SOON
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.reading.decision import Decision
 from millpond.plan.replay.fingerprint import fingerprint
@@ -37,7 +38,7 @@ from millpond.plan.workers import load_ahead, on_one_host, run_this_python
 from millpond.query.ledger.fork import check_fork
 from millpond.query.ledger.garbage import collect_garbage
 from millpond.query.ledger.ledger import Ledger, RollBack
-from millpond.query.ledger.ownership import SOON, Ownership, state_of_last_run
+from millpond.query.ledger.ownership import Ownership, state_of_last_run
 from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.pinning import pin_query, pinned_query, settle
 from millpond.query.starting.running import note_while_running
