@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import numbers
-from millpond.errors import TransientError, UsageError
+from millpond.errors import MillpondError, UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.compaction.worker import Worker
@@ -39,6 +39,7 @@ class Locations:
     def __init__(self, locations: Sequence[str]) -> None:
         self._places = {location: open_filesystem(location) for location in locations}
         self._found: dict[str, FileSystem] = {}
+        self._told: dict[str, str] = {}  # what keeps each from being found
 
     def __iter__(self) -> Iterator[FileSystem]:
         """Those that have begun."""
@@ -48,8 +49,10 @@ class Locations:
                     files = open_state(state_of_last_run(place) or location)
                     if not numbers(files):
                         continue
-                except TransientError as error:
-                    log.warning("%s: %s", location, error)
+                except MillpondError as error:  # the others go on
+                    if self._told.get(location) != str(error):
+                        log.warning("%s: %s", location, error)
+                    self._told[location] = str(error)
                     continue
                 log.info("the state of %s is at %s", location, files.url)
                 self._found[location] = files

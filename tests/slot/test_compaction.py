@@ -336,6 +336,17 @@ def test_a_query_that_begins_later_is_found(tmp_path: Path) -> None:
     assert not isinstance(original, ForkedLocalFiles)
 
 
+def test_a_damaged_checkpoint_keeps_no_others_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    damaged = tmp_path / "damaged/millpond/claims/000000000000001.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"torn")
+    Counts(tmp_path / "whole").through(2)
+    locations = Locations([str(tmp_path / "damaged"), str(tmp_path / "whole")])
+    for _ in range(2):
+        assert [files.url for files in locations] == [open_state(str(tmp_path / "whole")).url]
+    assert caplog.text.count(str(damaged)) == 1, "it is told once"
+
+
 def test_the_worker_imports_nothing_of_spark() -> None:
     code = "import sys, millpond.compactor; print([m for m in sys.modules if m.startswith(('pyspark', 'py4j'))])"
     said = subprocess.run([sys.executable, "-c", code], env=with_tests_on_path(), capture_output=True, check=True)
