@@ -12,7 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millpond.checkpoint.compaction.requests import Done, Request, made_for, requests, withdraw
+from millpond.checkpoint.compaction.requests import (
+    Done,
+    Request,
+    made_for,
+    put_request,
+    read_done,
+    requests,
+    withdraw,
+)
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
 from millpond.compactor import Locations
@@ -25,7 +33,7 @@ from millpond.query.ledger.fork import fork
 from millpond.slot.batch.task import SlotSettings
 from millpond.slot.compaction.remote import RemoteCompaction
 from millpond.slot.compaction.worker import Worker, do_job
-from millpond.stores.jobs import MergeRuns
+from millpond.stores.jobs import CompactSegments, MergeParts, MergeRuns
 from millpond.stores.rmw import flush
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.run_set import RunSet
@@ -288,6 +296,27 @@ def test_a_missing_input_fails_the_job_and_nothing_else(application: Asking) -> 
         application.files.rename(f"aside/{name}", name)
     application.until(lambda: application.remote.stats.local > 0)
     assert application.remote.stats.remote == 0
+
+
+JOBS = {
+    "runs": MergeRuns(TableSchema((), ()), (), 0, 0, 1, False, 1),
+    "parts": MergeParts(TableSchema((), ()), (), (), 0, 1, (), False, 1),
+    "segments": CompactSegments(TableSchema((), ()), (), (), (), 1),
+}
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_a_job_that_says_more_than_is_known_is_not_done(tmp_path: Path, kind: str) -> None:
+    """What a later version has added may change what is to be made."""
+    files = open_filesystem(str(tmp_path))
+    number = claim(files, run="later", partitions=1).number
+    job = msgspec.msgpack.encode(msgspec.to_builtins(JOBS[kind]) | {"but_not": [7]})
+    put_request(files, Request("one", number, job))
+    assert Worker([files], beats=False).step()
+    done = read_done(files, number, "one")
+    assert done is not None
+    assert "unknown field `but_not`" in done.error
+    assert not done.files
 
 
 def test_an_answer_that_is_cut_off_or_names_nothing_is_not_used(application: Asking) -> None:

@@ -1,7 +1,7 @@
 """Compactions as plain data, so that they can be done elsewhere: all that there is to know of one.
 
 What a job makes is made of its inputs alone, by the same code that compacts in a slot. Who asked for it decides whether
-the result still fits when it comes.
+the result still fits when it comes. A job that says more than is known here, as that of a later version may, is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millpond.layout import TableSchema
 T = TypeVar("T")
 
 
-class MergeRuns(msgspec.Struct, frozen=True, tag="runs"):
+class MergeRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="runs"):
     """A merge of runs into one (see `stores.runs.merge`).
 
     Attributes:
@@ -40,7 +40,7 @@ class MergeRuns(msgspec.Struct, frozen=True, tag="runs"):
     earlier: tuple[TableSchema, ...] = ()
 
 
-class MergeParts(msgspec.Struct, frozen=True, tag="parts"):
+class MergeParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="parts"):
     """A merge of the parts of an ordered table into one for each window of time that has rows (see `stores.ordered`).
 
     Attributes:
@@ -62,7 +62,7 @@ class MergeParts(msgspec.Struct, frozen=True, tag="parts"):
     size: int
 
 
-class CompactSegments(msgspec.Struct, frozen=True, tag="segments"):
+class CompactSegments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="segments"):
     """A compaction of segments of the unaligned append store into one (see `stores.unaligned.compaction`).
 
     Attributes:
