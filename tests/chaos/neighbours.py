@@ -261,7 +261,7 @@ def check_location(world: World, outside: bool) -> None:
     world.stop_all()
     world.clock.now += UPLOAD
     kept = max(world.retain, world.state_retain, IN_FLIGHT)
-    batches = world.committed + 1 + kept + IN_FLIGHT + 1
+    batches = world.committed + 1 + kept + 2 * IN_FLIGHT + 1
     world.calm = True
     world.start()
     while world.committed < batches - 1:

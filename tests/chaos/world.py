@@ -658,7 +658,8 @@ class World:
             with self.wired(), self.meanwhile(self._go_on):
                 self._collector.collect(planned.stop - 1 - ago, planned.start)
         except StateDamagedError as error:
-            self.forget_torn_pin(error)
+            if "commits/" not in (error.file or ""):  # a torn put: as long as it is retained nothing is removed
+                self.forget_torn_pin(error)
 
     def forget_torn_pin(self, error: StateDamagedError) -> None:
         """Delete the pin that ends all collections: the fork was interrupted while it was written."""

@@ -4,7 +4,7 @@ from millpond.checkpoint.formats.manifest import seal
 from millpond.checkpoint.generation import claim, numbers
 from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.retention.needs import IN_FLIGHT
-from millpond.errors import FencedError
+from millpond.errors import FencedError, StateDamagedError
 from millpond.files.refs import RunRef, TableManifest
 from tests.checkpoint.rig import Slot, begin, memory
 
@@ -72,6 +72,24 @@ def test_old_versions_go_and_the_last_ones_stay(tmp_path):
     fresh = Slot(job.files, job.generation.number, tmp_path)
     for version in (8, 9, 10):
         assert fresh.read(fresh.open(0, version)) == [b"delta"]
+
+
+def test_nothing_goes_while_a_retained_commit_is_damaged(tmp_path):
+    job = Job(tmp_path)
+    for name in ("of-it", "orphan"):
+        job.write_run(name)
+    for version in range(10):
+        job.batch("of-it") if version == 7 else job.batch(flushed=version)
+    collector, before = job.settled(9), job.names("")
+    (name,) = [name for name in job.names("commits/") if int(name[8:20]) == 8]
+    whole = job.files.get(name)
+    job.files.put(name, [whole[:50]])
+    with pytest.raises(StateDamagedError, match="cut short"):
+        twice(job, job.collector(), running=9)
+    assert job.names("") == before
+    job.files.put(name, [whole])  # from a backup, say
+    assert twice(job, collector, running=9).objects
+    assert job.names("files/") == ["files/of-it.run"]
 
 
 def test_retained_batches_stay(tmp_path):

@@ -73,7 +73,7 @@ class Collector:
         self._grace = grace
         self._keep_aside = keep_aside
         self._clock = clock
-        self._needs: dict[str, frozenset[str]] = {}  # of each commit: what its manifests name
+        self._needs: dict[str, frozenset[str]] = {}  # of each commit that is retained: what its manifests name
         self._unneeded: dict[str, float] = {}  # since when
         self._listed: set[str] = set()  # the files that the last collection found
         self._there: dict[str, int] = {}  # of those, which the one before had found: the batch that ran then, at most
@@ -97,7 +97,7 @@ class Collector:
 
         Raises:
             FencedError: a newer run has taken over.
-            StateDamagedError: a fork's pin cannot be read.
+            StateDamagedError: a commit that is retained, or a fork's pin, cannot be read: what it needs is not known.
         """
         oldest = running - self._retain if first is None else min(running - self._retain, first)
         runs = self.files.list("files/")  # before the commits: what a later commit names was there already
@@ -141,14 +141,16 @@ class Collector:
         return (own | newer) - gone
 
     def _named(self, commits: Iterable[FileInfo]) -> set[str]:
-        known, self._needs = self._needs, {}
+        found: dict[str, frozenset[str]] = {}
         self._all_read = True
         for info in commits:
             try:
-                self._needs[info.name] = known.get(info.name) or read_needs(self.files, info)
-            except (MissingFileError, StateDamagedError):
-                self._all_read = False  # torn: nobody opens it
-        return set().union(*self._needs.values())
+                known = self._needs.get(info.name)
+                found[info.name] = read_needs(self.files, info) if known is None else known
+            except MissingFileError:
+                self._all_read = False  # a collection from outside was faster
+        self._needs = found
+        return set().union(*found.values())
 
     def _find_unused(self, live: set[str]) -> dict[str, Parent]:
         if not self._looked:
