@@ -1,12 +1,7 @@
 """Compactions as plain data, so that they can be done elsewhere: all that there is to know of one.
 
 What a job makes is made of its inputs alone, by the same code that compacts in a slot. Who asked for it decides whether
-<<<<<<< HEAD
-the result still fits when it comes. A job that says more than is known
-here, as that of a later version may, is refused.
-=======
 the result still fits when it comes. A job that says more than is known here, as one of a later version may, is refused.
->>>>>>> h-mendA
 """
 
 from __future__ import annotations

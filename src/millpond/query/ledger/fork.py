@@ -31,7 +31,6 @@ from millpond.files.backends.forked import with_parents
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.patience import put_own
 from millpond.query.ledger.copies import is_copy
-<<<<<<< HEAD
 from millpond.query.ledger.copying import (
     check_finished,
     check_free,
@@ -40,9 +39,6 @@ from millpond.query.ledger.copying import (
     objects_of,
     out_of_reach,
 )
-=======
-from millpond.query.ledger.copying import copy_folders, copy_ledger, out_of_reach
->>>>>>> h-mendA
 from millpond.query.ledger.ledger import METADATA, Ledger, is_rolled_back
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.slot.reading.reader import StateReader, span
@@ -132,16 +128,7 @@ def check_fork(checkpoint: str, ledger_files: FileSystem) -> None:
     known = read_parents(files)
     if known is None:
         return
-<<<<<<< HEAD
     check_finished(ledger_files)
-=======
-    if not ledger_files.exists(METADATA):
-        raise StateIncompatibleError(
-            "This checkpoint was to go on from the state of another, and its making was interrupted.",
-            action="Delete it, and fork (millpond state fork) or import (millpond.import_checkpoint) again.",
-            file=ledger_files.url,
-        )
->>>>>>> h-mendA
     if known.parents and not known.made_at(files.url) and _is_copy(files, known):
         raise StateIncompatibleError(
             f"This checkpoint is a copy of {known.fork}, a fork that shares files with {known.parents[0].location}: "
