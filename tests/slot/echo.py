@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from millpond.errors import StateDamagedError
+from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Done, Run
@@ -24,7 +25,7 @@ class Echo:
         self.waiting = False
         self.versions: dict[tuple[int, int], int] = {}
 
-    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None]) -> Answer:
+    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None], caller: Caller) -> Answer:
         rows = []
         for batch in batches:
             command = batch.schema.names[-1]
