@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from millpond.errors import StateIncompatibleError
 from millpond.operators.tables.spark_buffers import Carried, carried
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
-from millpond.plan.catalyst.ddl import quoted
+from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.reading.aggregate import Reading

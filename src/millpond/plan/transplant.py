@@ -15,7 +15,7 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructF
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
-from millpond.plan.catalyst.ddl import quoted
+from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.changelog.changes import filtered

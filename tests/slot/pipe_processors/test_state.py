@@ -426,12 +426,9 @@ class Model:
         assert sorted(processor.handle.listTimers()) == sorted(self.timers)
 
 
-firsts = st.lists(st.tuples(st.sampled_from("abcdefg"), st.lists(operation, max_size=4)), max_size=6)
-
-
 @settings(max_examples=150, deadline=None)
-@given(batches, firsts, st.sampled_from([0, 5]), st.integers(1, 4))
-def test_any_program(program: Any, initial_state: Any, ttl: int, together: int) -> None:
+@given(batches, st.sampled_from([0, 5]), st.integers(1, 4))
+def test_any_program(program: Any, ttl: int, together: int) -> None:
     models: dict[str, Model] = {}
     waiting: dict[str, list[Any]] = {}
     now = 0
@@ -451,10 +448,6 @@ def test_any_program(program: Any, initial_state: Any, ttl: int, together: int) 
         model.check(self, ("a", None), now)
         yield from ()
 
-    def initial(self: Any, key: Any, row: Any, times: Any) -> None:
-        for one in initial_state[row.at][1]:
-            models.setdefault(key[0], Model()).run(self, one, now, ttl)
-
     def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Row]:
         fired.append((key.k, info.getExpiryTimeInMs()))
         models[key.k].check(self, ("a", 1), now)
@@ -463,18 +456,14 @@ def test_any_program(program: Any, initial_state: Any, ttl: int, together: int) 
         yield from ()
         models[key.k].timers.discard(info.getExpiryTimeInMs())
 
-    processor = Scripted(init=init, rows=rows, initial=initial, timer=timer)
-    slot = MiniSlot(user_processor(processor, mode="processing", initial="k string, at int"), together)
-    given_first = [(key, at) for at, (key, _) in enumerate(initial_state)]
+    slot = MiniSlot(user_processor(Scripted(init=init, rows=rows, timer=timer), mode="processing"), together)
     for step, batch in program:
         now += step
         waiting.clear()
         for key, operations in batch:
             waiting.setdefault(key, []).append(operations)
         fired.clear()
-        given = [(key, at) for key, many in waiting.items() for at in range(len(many))]
-        slot.batch(given, now, initial=given_first)
-        given_first = []
+        slot.batch([(key, at) for key, many in waiting.items() for at in range(len(many))], now)
         assert fired == sorted(fired, key=lambda one: (list(dict.fromkeys(k for k, _ in fired)).index(one[0]), one[1]))
         assert all(time <= now for _, time in fired)
         for key, model in models.items():

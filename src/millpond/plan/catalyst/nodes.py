@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql.types import DataType, StructType
 
-from millpond.plan.catalyst.ddl import PLAIN_NAME, ddl
+from millpond.ddl import PLAIN_NAME, ddl
 
 _DAY = 86_400_000_000
 

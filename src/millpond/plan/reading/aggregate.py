@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from millpond.plan.catalyst.ddl import quoted
+from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expression, Node
 from millpond.plan.reading.functions import read_function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.plan.catalyst.ddl import quoted
+from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.join import JoinReading, SideReading

@@ -18,9 +18,6 @@ from millpond.spec.types import DataType, has_twins, parse_type
 TIMERS = "timers"
 """The name of the table of timers: for each key, the times at which they are due, in order."""
 
-NEVER_EXPIRES = (1 << 63) - 1
-"""The time of expiry, in milliseconds, of what has none."""
-
 VARIABLE = "variable."
 """What the names of variables' tables begin with, so that a variable may be called as it likes."""
 

@@ -19,7 +19,8 @@ from millpond.slot.pipe.processors.state.columns import bounds, built, nulls, of
 from millpond.slot.pipe.processors.state.refusals import empty_list, refused
 from millpond.slot.pipe.processors.state.values import Form, Refused
 from millpond.slot.pipe.processors.state.variables import Changes, Held, Place
-from millpond.spec.kinds.processor import NEVER_EXPIRES, Variable
+from millpond.layout import NEVER
+from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
 
 _TOGETHER = 512  # keys that are read together
@@ -83,11 +84,11 @@ class _HeldParts(Held):
 
     def _changes(self, at: list[int], counts: list[int], parts: dict[str, pa.Array], expiries: list[int]) -> Changes:
         """What keys have now, from how many parts each has, and the columns and expiries of all these."""
-        firsts = [NEVER_EXPIRES] * len(at)
+        firsts = [NEVER] * len(at)
         if self._lives:
             parts["expiry"] = pa.array(expiries, pa.int64())
             ends = accumulate(counts)
-            firsts = [min(expiries[end - n : end], default=NEVER_EXPIRES) for n, end in zip(counts, ends, strict=True)]
+            firsts = [min(expiries[end - n : end], default=NEVER) for n, end in zip(counts, ends, strict=True)]
         fields = [pa.field(name, part.type) for name, part in parts.items()]
         whole = pa.StructArray.from_arrays(list(parts.values()), fields=fields) if len(parts) > 1 else parts["value"]
         kind = pa.list_(pa.field("element", whole.type))
@@ -296,7 +297,7 @@ class HeldMap(_HeldParts, MapState):  # type: ignore[misc]
         if columns is None:
             return _Entries()
         keys, values = columns[:2]
-        expiries = columns[2] if self._lives else repeat(NEVER_EXPIRES)
+        expiries = columns[2] if self._lives else repeat(NEVER)
         told = keys if self._identity is None else map(self._identity, keys)
         return _Entries(zip(told, zip(keys, values, expiries, strict=False), strict=True))
 

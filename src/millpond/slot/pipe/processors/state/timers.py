@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from millpond.slot.pipe.processors.state.columns import built, stored
 from millpond.slot.pipe.processors.state.variables import Changes
-from millpond.spec.kinds.processor import NEVER_EXPIRES
+from millpond.layout import NEVER
 
 _TIMES = pa.list_(pa.field("element", pa.int64()))
 
@@ -54,5 +54,5 @@ class Timers:
         """What the call has changed; the call is over."""
         at = sorted(self._changed)
         times = [sorted(self.of(one)) for one in at]
-        firsts = [one[0] if one else NEVER_EXPIRES for one in times]
+        firsts = [one[0] if one else NEVER for one in times]
         return Changes(at, built([one or None for one in times], _TIMES), firsts)

@@ -16,7 +16,8 @@ from pyspark.sql.streaming.stateful_processor import ValueState
 from millpond.slot.pipe.processors.state.columns import built, stored
 from millpond.slot.pipe.processors.state.refusals import no_key, refused
 from millpond.slot.pipe.processors.state.values import Form, Refused
-from millpond.spec.kinds.processor import NEVER_EXPIRES, Variable
+from millpond.layout import NEVER
+from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
 
 
@@ -66,7 +67,7 @@ class Held:
         self._place = place
         self._now = now
         self._lives = bool(variable.ttl_ms)
-        self._expiry = min(now + variable.ttl_ms, NEVER_EXPIRES) if variable.ttl_ms else NEVER_EXPIRES
+        self._expiry = min(now + variable.ttl_ms, NEVER) if variable.ttl_ms else NEVER
         self._form = Form(parse_type(variable.value))
         self._kept = self._form.kept
         self._sent: pa.Array | None = None
@@ -176,5 +177,5 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
             mask = pa.array([value is None for value in values], pa.bool_())
             fields = [pa.field("value", array.type), pa.field("expiry", pa.int64())]
             array = pa.StructArray.from_arrays([array, pa.array(expiries, pa.int64())], fields=fields, mask=mask)
-            expiries = [NEVER_EXPIRES if value is None else self._expiry for value in values]
+            expiries = [NEVER if value is None else self._expiry for value in values]
         return Changes(at, array, expiries)
