@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +31,16 @@ __all__ = ["state"]
 KEYS = 150_000
 
 
+@pytest.fixture(scope="module")
+def own_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Slots that no other tests have: how much memory they have, an application's first query says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("slots")))
+        yield
+
+
 @pytest.fixture
-def session(spark: SparkSession) -> SparkSession:
+def session(spark: SparkSession, own_slots: None) -> SparkSession:
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", "2")
     session.conf.set("spark.millpond.onChangedState", "evolve")

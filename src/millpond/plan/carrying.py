@@ -14,10 +14,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from millpond.ddl import quoted
 from millpond.errors import StateIncompatibleError
 from millpond.operators.tables.spark_buffers import Carried, carried
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
-from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.reading.aggregate import Reading

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
 from millpond.ddl import quoted
+from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.changelog.changes import filtered

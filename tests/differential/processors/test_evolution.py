@@ -85,7 +85,6 @@ def test_refused(spark: SparkSession, tmp_path: Path, before: str, after: str) -
     assert spoken(found, "a") == [["None"], ["(1,)"]]
 
 
-@pytest.mark.xfail(strict=True, reason="Millpond refuses other names of keys and fields")
 def test_renamed(spark: SparkSession, tmp_path: Path) -> None:
     """Without Avro, other names of the same types are the same: of keys, values, and keys of maps."""
     write = "v.update((1, 'x')), m.updateValue((1,), (1, 'x'))"

@@ -12,11 +12,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
 from pyspark.sql.types import StructType
 
+from millpond.ddl import ddl as ddl_of
+from millpond.layout import NEVER
 from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import Running, UserProcessor
-from millpond.slot.pipe.processors.state.schemas import spark_type, text
+from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.slot.process.protocol import Call
-from millpond.spec.kinds.processor import NEVER_EXPIRES, TIMERS, ProcessorSpec, TimeMode
+from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, TimeMode
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 
@@ -56,7 +58,7 @@ def struct(ddl: str) -> StructType:
 
 
 def fields(ddl: str) -> tuple[Field, ...]:
-    return tuple(Field(one.name, text(one.dataType)) for one in struct(ddl).fields)
+    return tuple(Field(one.name, ddl_of(one.dataType)) for one in struct(ddl).fields)
 
 
 def user_processor(
@@ -163,7 +165,7 @@ class MiniSlot:
                 assert value.type == self.types[table]
                 if value.null_count:
                     self.state[table].pop(keys[one], None)
-                    assert expiry == NEVER_EXPIRES
+                    assert expiry == NEVER
                 else:
                     assert not pa.types.is_list(value.type) or value.to_pylist()[0]
                     self.state[table][keys[one]] = value

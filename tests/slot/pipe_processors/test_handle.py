@@ -10,8 +10,9 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import LongType, Row, StringType, StructType
 
 from millpond.errors import UsageError
+from millpond.layout import NEVER
 from millpond.slot.pipe.processors.learning import learned
-from millpond.spec.kinds.processor import NEVER_EXPIRES, TIMERS, Variable
+from millpond.spec.kinds.processor import TIMERS, Variable
 from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, user_processor
 
 HANDLE_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
@@ -42,7 +43,7 @@ def test_timers_fire_once_and_are_gone() -> None:
     assert slot.expiries[TIMERS] == {("a",): 50, ("b",): 30}
     assert slot.batch([], 60) == [{"k": "a", "n": 50}, {"k": "b", "n": 30}]
     assert slot.state[TIMERS] == {}
-    assert slot.expiries[TIMERS] == {("a",): NEVER_EXPIRES, ("b",): NEVER_EXPIRES}
+    assert slot.expiries[TIMERS] == {("a",): NEVER, ("b",): NEVER}
     assert seen == [("a", 20, 25), ("a", 50, 60), ("b", 30, 60)]
 
 

@@ -14,9 +14,9 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import LongType, Row, StructField, StructType
 
 from millpond.errors import UsageError
+from millpond.layout import NEVER
 from millpond.slot.pipe.processors.state import columns, parts
 from millpond.slot.pipe.processors.state.order import row_bytes
-from millpond.spec.kinds.processor import NEVER_EXPIRES
 from millpond.spec.types import parse_type
 from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, user_processor
 
@@ -225,7 +225,7 @@ def test_what_has_lived_its_time_is_gone(declare: Any) -> None:
     run(lambda self: write(self.state, 3), 112)
     assert run.slot.expiries["variable.x"] == {("k",): 122 if single else 115}
     run(lambda self: self.state.clear(), 113)
-    assert run.slot.expiries["variable.x"] == {("k",): NEVER_EXPIRES}
+    assert run.slot.expiries["variable.x"] == {("k",): NEVER}
 
 
 def test_with_another_time_to_live_the_middle_of_a_list_may_go_first() -> None:
@@ -373,7 +373,7 @@ class Model:
 
     def run(self, processor: Any, one: Any, now: int, ttl: int) -> None:
         name, argument = one[:2]
-        expiry = now + ttl if ttl else NEVER_EXPIRES
+        expiry = now + ttl if ttl else NEVER
         if name == "update":
             processor.value.update(argument)
             self.value = [(argument, expiry)]
@@ -452,7 +452,7 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
         fired.append((key.k, info.getExpiryTimeInMs()))
         models[key.k].check(self, ("a", 1), now)
         self.list.appendValue((info.getExpiryTimeInMs(), None))
-        models[key.k].list.append(((info.getExpiryTimeInMs(), None), now + ttl if ttl else NEVER_EXPIRES))
+        models[key.k].list.append(((info.getExpiryTimeInMs(), None), now + ttl if ttl else NEVER))
         yield from ()
         models[key.k].timers.discard(info.getExpiryTimeInMs())
 
@@ -470,7 +470,7 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
             assert not any(time <= now for time in model.timers)
             model.expire(now)
             for table, has in [("value", model.value), ("list", model.list), ("map", model.map)]:
-                first = slot.expiries[f"variable.{table}"].get((key,), NEVER_EXPIRES)
+                first = slot.expiries[f"variable.{table}"].get((key,), NEVER)
                 if has:
                     parts_of = has.values() if isinstance(has, dict) else has
                     assert first <= min(expiry for _, expiry in parts_of)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
+from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 import obstore
 from obstore import exceptions
-from obstore.store import AzureStore, GCSStore, MemoryStore, ObjectStore, S3Store, from_url
+from obstore.store import MemoryStore, ObjectStore, from_url
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, Write, views
+from millpond.files.backends.opening import environment, first_line, for_creating, literally
 from millpond.files.backends.patience import patiently
-from millpond.files.backends.uploads import PART, SLOWEST, in_parts
+from millpond.files.backends.uploads import PART, in_parts
 
 AHEAD = 3
 """Parts of one object that are on their way at a time."""
@@ -28,38 +27,8 @@ NEAR = 1 << 20
 PAGE = 1000
 """Names in one answer to a list."""
 
-_METADATA = ("/latest/api/token", "/latest/meta-data/iam/")
-"""Where Amazon's machines are asked for the credentials of their role: who has others is not."""
-_REFUSED = "status code: 4"
-
-TIMEOUT = 30.0
-"""Seconds that obstore gives a request, its body included, unless the environment says otherwise."""
-
 LARGEST = 5000 << 20
 """Bytes that stores take in one put."""
-
-_PREFIXES: dict[type[ObjectStore], str] = {S3Store: "AWS", GCSStore: "GOOGLE", AzureStore: "AZURE"}
-"""Of the environment's variables for each kind of store."""
-
-_CLIENT_OPTIONS = (
-    "allow_http",
-    "allow_invalid_certificates",
-    "connect_timeout",
-    "default_content_type",
-    "http1_only",
-    "http2_keep_alive_interval",
-    "http2_keep_alive_timeout",
-    "http2_keep_alive_while_idle",
-    "http2_only",
-    "pool_idle_timeout",
-    "pool_max_idle_per_host",
-    "proxy_ca_certificate",
-    "proxy_excludes",
-    "proxy_url",
-    "randomize_addresses",
-    "read_timeout",
-    "user_agent",
-)
 
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
@@ -84,23 +53,12 @@ class ObjectFiles:
     def from_url(cls, url: str, **options: Any) -> ObjectFiles:
         """Open a remote store by URL through obstore."""
 
-        def reopen(size: int) -> ObjectStore:
-            if size <= PART and "retry_config" not in options:
-                return store
-            # Who puts something if it is absent tries again himself, as each time he has to see what has become of it.
-            given = {name: value for name, value in options.items() if name != "retry_config"}
-            if size > PART:  # the time-out is for the whole body
-                client = options.get("client_options") or _client_options(store)
-                timeout = timedelta(seconds=TIMEOUT + size / SLOWEST)
-                given["client_options"] = {**client, "timeout": timeout}
-            return from_url(_quoted(url), **given)
-
         try:
-            store = from_url(_quoted(url), **options)
-            return cls(store, url, reopen=reopen)
+            store = from_url(literally(url), **options)
+            return cls(store, url, reopen=partial(for_creating, store, url, options))
         except (exceptions.BaseError, ValueError) as error:
             raise SettingError(
-                f"The state location {url!r} cannot be opened: {_first_line(error)}.",
+                f"The state location {url!r} cannot be opened: {first_line(error)}.",
                 action="Use a path, file:, s3:, gs:, az: or hdfs: in spark.millpond.state.location.",
             ) from error
 
@@ -233,7 +191,7 @@ class ObjectFiles:
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         try:
-            with _environment(self.locate(name)):
+            with environment(self.locate(name)):
                 yield
         except FileNotFoundError as error:
             raise missing(self.locate(name)) from error
@@ -241,23 +199,23 @@ class ObjectFiles:
             raise taken(self.locate(name)) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:
             raise SettingError(
-                f"The store refuses access: {_first_line(error)}.",
+                f"The store refuses access: {first_line(error)}.",
                 action="Check the credentials and rights on spark.millpond.state.location.",
                 file=self.locate(name),
             ) from error
         except (exceptions.NotSupportedError, NotImplementedError) as error:
             raise SettingError(
-                f"The store cannot do what state needs: {_first_line(error)}.",
+                f"The store cannot do what state needs: {first_line(error)}.",
                 action="Use file:, s3:, gs: or az: in spark.millpond.state.location, and leave conditional puts on.",
                 file=self.locate(name),
             ) from error
         except (exceptions.BaseError, OSError) as error:
-            if "404 Not Found" in _first_line(error):  # of a list
+            if "404 Not Found" in first_line(error):  # of a list
                 raise missing(self.locate(name)) from error
-            if "range" in _first_line(error).lower():
+            if "range" in first_line(error).lower():
                 raise cut_short(self.locate(name)) from error
             raise TransientError(
-                f"The store failed: {_first_line(error)}.",
+                f"The store failed: {first_line(error)}.",
                 action="Try again; if it goes on, check spark.millpond.state.location and the store's credentials.",
                 file=self.locate(name),
             ) from error
@@ -381,48 +339,3 @@ def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:
     return StateDamagedError(
         f"A state file ends{until} too early.", action="Restore it from a backup of the location.", file=url
     )
-
-
-def _client_options(store: ObjectStore) -> dict[str, str]:
-    """What the environment says of a store's client: options that are given to that stand in place of all this."""
-    prefix = next((prefix for kind, prefix in _PREFIXES.items() if isinstance(store, kind)), None)
-    names = {name: f"{prefix}_{name.upper()}" for name in _CLIENT_OPTIONS if prefix is not None}
-    return {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
-
-
-def _quoted(url: str) -> str:
-    """A location as obstore reads it: its path is taken to the letter, as Hadoop takes it, and has no query."""
-    scheme, mark, rest = url.partition("://")
-    if scheme in ("http", "https"):
-        return url
-    authority, slash, path = rest.partition("/")
-    return scheme + mark + authority + slash + quote(path)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
-
-
-@contextmanager
-def _environment(url: str) -> Iterator[None]:
-    """Tell what the environment lacks. Of a machine's role, the service may only have failed for the moment."""
-    try:
-        yield
-    except (exceptions.BaseError, OSError) as error:
-        said = _first_line(error)
-        if "builder error" in said and "BadScheme" in str(error):
-            raise SettingError(
-                "The store's endpoint has no TLS, and nothing allows that.",
-                action="Set AWS_ALLOW_HTTP=true in the environment of driver and executors, or name one with https:.",
-                file=url,
-            ) from error
-        if any(path in said for path in _METADATA):
-            kind = SettingError if isinstance(error, FileNotFoundError) or _REFUSED in said else TransientError
-            raise kind(
-                "There are no credentials for the store in the environment, and the machine's metadata service, which "
-                f"was asked for those of a role, gives none: {said}.",
-                action="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of driver and executors, or "
-                "give the machine a role.",
-                file=url,
-            ) from error
-        raise

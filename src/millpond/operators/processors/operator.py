@@ -17,9 +17,9 @@ from millpond.errors import UsageError
 from millpond.layout import NEVER, HashRange, Rows
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller, Phase
 from millpond.operators.processors.input import Group, Input
-from millpond.operators.processors.stored import Keys, Stored
+from millpond.operators.processors.stored import Stored
 from millpond.operators.processors.tables import variables
 from millpond.operators.protocol import MakeTable, Times
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
@@ -144,10 +144,9 @@ class ProcessorOperator:
         finally:
             due.close()
 
-    def _call(self, phase: str, group: Group) -> None:
+    def _call(self, phase: Phase, group: Group) -> None:
         """Call the user's code for some keys, and write what it changed."""
-        some = next(iter(self._variables.values()), None)
-        keys = None if some is None else Keys.of(group.hashes, group.keys, some.variable)
+        keys = {name: one.keys(group.hashes, group.keys) for name, one in self._asked_for.items()}
         names = [field.name for field in self.spec.key_fields]
         told = self._as_they_came(group) if phase == "rows" else group.keys
         tables = {KEYS: pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])}
@@ -156,21 +155,14 @@ class ProcessorOperator:
         else:
             tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
         for name, one in self._asked_for.items():
-            assert keys is not None
-            values = one.read(keys.rows(one.variable))
+            values = one.read(keys[name])
             if phase == "timers" and name == TIMERS:
                 values = _joined(group, values)
             tables[name] = pa.RecordBatch.from_arrays([values], names=["value"])
         for name, changed in self._ask(phase, tables).items():
-            assert keys is not None
-            one = self._variables[name]
-            at = changed.column(0).to_numpy()
-            rows = keys.rows(one.variable)
-            one.write(Rows(rows.words[at], rows.heap), changed.column(1), changed.column(2))
-
-    @property
-    def _names(self) -> list[str]:
-        return [field.name for field in self.spec.columns]
+            words, heap = keys[name]
+            rows = Rows(words[changed.column(0).to_numpy()], heap)
+            self._asked_for[name].write(rows, changed.column(1), changed.column(2))
 
     def _in_order(self, columns: list[pa.Array]) -> list[pa.Array]:
         """The columns that were kept, in the order of the spec."""
@@ -184,13 +176,13 @@ class ProcessorOperator:
             for at, key in zip(self.spec.keys, group.keys, strict=True)
         ]
 
-    def _ask(self, phase: str, tables: dict[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
+    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
         if self.caller is None:
             raise UsageError(
                 "Nobody is there to call the processor.", action="Run the query with millpond.writeStream."
             )
         times = (self._times.processing, self._times.closed) if self.spec.timed else (-1, -1)
-        return dict(self.caller(phase, times, tables, self._take))  # type: ignore[arg-type]
+        return dict(self.caller(phase, times, tables, self._take))
 
     def _take(self, batch: pa.RecordBatch) -> None:
         """Take rows that the user's code gave out."""

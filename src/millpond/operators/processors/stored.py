@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from millpond.layout import NEVER, Ints, Rows
 from millpond.operators.columns.decode import ints, key_columns, nested_column
-from millpond.operators.columns.encode import ALL, Leaf, flatten, key_rows, strings
+from millpond.operators.columns.encode import ALL, flatten, key_rows, strings
 from millpond.operators.columns.nested import pack
 from millpond.operators.processors.tables import Variable
 from millpond.operators.protocol import MakeTable
@@ -21,23 +21,6 @@ from millpond.stores.rmw.expiry import Expiry
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
     from millpond.stores.rmw.table import RmwTable
-
-
-class Keys(NamedTuple):
-    """Different keys: their hashes, and their columns as the tables take them."""
-
-    hashes: Ints
-    leaves: list[Leaf]
-
-    @classmethod
-    def of(cls, hashes: Ints, columns: list[pa.Array], variable: Variable) -> Keys:
-        """Keys by their columns."""
-        types = variable.keyed.types
-        return cls(hashes, [leaf for one, dtype in zip(columns, types, strict=True) for leaf in flatten(one, dtype)])
-
-    def rows(self, variable: Variable) -> Rows:
-        """The keys as rows of a variable's table."""
-        return key_rows(self.hashes, self.leaves, variable.keyed.keys, variable.keyed.layout.key_stop)
 
 
 class Due(NamedTuple):
@@ -74,6 +57,12 @@ class Stored:
         """Start the batch that reads state `version`."""
         self._version = version
         self.table.begin(version)
+
+    def keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
+        """Keys, by their hashes and columns, as the table takes them."""
+        keyed = self.variable.keyed
+        leaves = [leaf for one, dtype in zip(columns, keyed.types, strict=True) for leaf in flatten(one, dtype)]
+        return key_rows(hashes, leaves, keyed.keys, keyed.layout.key_stop)
 
     def expect(self, keys: int) -> None:
         """Be ready for so many more keys, which come in the order of their hashes (see `RmwTable.expect`)."""

@@ -122,12 +122,27 @@ def _varied(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
             raise _RefusedError(
                 f"the state variable {name} was a {before[name]['kind']}, and is a {now[name]['kind']} now"
             )
-        if before[name] != now[name]:
+        if _nameless(before[name]) != _nameless(now[name]):
             raise _RefusedError(
                 f"the state variable {name} was {_variable(before[name])}, and is {_variable(now[name])} now"
             )
     told = [f"the state variable {name} is new" for name in now if name not in before]
+    told += [
+        f"fields of the state variable {name} have other names"
+        for name in now
+        if name in before and before[name] != now[name]
+    ]
     return made, told + [f"the state variable {name} is deleted" for name in before if name not in now]
+
+
+def _nameless(variable: Mapping[str, Any]) -> dict[str, Any]:
+    """A variable without the names of its types' fields: what is stored does not have them."""
+    return {**variable, **{part: _types(parse_type(variable[part])) for part in ("key", "value") if variable[part]}}
+
+
+def _types(dtype: DataType) -> DataType:
+    fields = tuple((str(at), _types(inner)) for at, (_, inner) in enumerate(dtype.fields))
+    return msgspec.structs.replace(dtype, fields=fields)
 
 
 def _variable(plain_: Mapping[str, Any]) -> str:
@@ -137,10 +152,14 @@ def _variable(plain_: Mapping[str, Any]) -> str:
 
 
 def _but_variables(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
-    """An operator with the variables that it had, if it is a processor, so that all else can be compared."""
+    """A processor with the variables that it had, and the names of its key, so that all else can be compared."""
     if _VARIABLES not in new.spec or old.spec.get("type") != new.spec.get("type"):
         return repinned(new, named(spec, old), old.fields)
     as_before = {**new.spec, _VARIABLES: old.spec[_VARIABLES]}
+    keys, old_keys = ([parse_type(key["type"]) for key in each.spec["columns"]] for each in (new, old))
+    if list(map(_types, keys)) == list(map(_types, old_keys)):
+        as_before["columns"] = old.spec["columns"]
+        new = msgspec.structs.replace(new, name=old.name)
     return msgspec.structs.replace(new, spec=as_before, functions=old.functions, fields=old.fields, tables=old.tables)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +26,12 @@ _SPACES = "".join(map(chr, range(ord(" ") + 1)))  # as Java trims
 _HELD: Mapping[str, Any] = {"value": HeldValue, "list": HeldList, "map": HeldMap}
 
 
+_REGISTERED, _DELETED = "RegisterTimer.expiryTimestampMs", "DeleteTimer.expiryTimestampMs"
+
+Made = Callable[[Any, str, "StructType | str", "StructType | str", int], Any]
+"""Makes a variable: its kind, its name, the type of its values, that of its keys, and how long they live."""
+
+
 class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
     """What may be asked of a handle when, as in Spark; what is done then, is for others to say.
 
@@ -33,8 +39,9 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
         state: how far the processor is.
     """
 
-    def __init__(self, mode: TimeMode, state: State) -> None:
+    def __init__(self, mode: TimeMode, state: State, made: Made) -> None:
         self.state = state
+        self._made = made
         self._mode = mode
         self._initial = state
         self._variables: dict[str, tuple[str, Any]] = {}
@@ -59,20 +66,18 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Let the processor be called at a time, in milliseconds."""
-        time = _milliseconds(expiryTimestampMs, "RegisterTimer.expiryTimestampMs")
+        _milliseconds(expiryTimestampMs, _REGISTERED)
         self._check_timers("register timer", "register_timer")
-        self._register(time)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Let it not be called at a time, in milliseconds."""
-        time = _milliseconds(expiryTimestampMs, "DeleteTimer.expiryTimestampMs")
+        _milliseconds(expiryTimestampMs, _DELETED)
         self._check_timers("deleting timer", "delete_timer")
-        self._delete(time)
 
     def listTimers(self) -> Iterator[int]:
         """The times at which it is to be called for the key, when the first is asked for."""
         self._check_timers("listing timers", "list_timers")
-        yield from self._times()
+        yield from ()
 
     def deleteIfExists(self, stateName: str) -> None:
         """Let a variable of earlier runs be deleted."""
@@ -107,18 +112,6 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
         if self.state not in (State.INITIALIZED, State.DATA_PROCESSED):
             raise refused(doing, refusals.wrong_handle_state(operation, self.state.name))
 
-    def _made(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
-        raise NotImplementedError
-
-    def _register(self, time: int) -> None:
-        raise NotImplementedError
-
-    def _delete(self, time: int) -> None:
-        raise NotImplementedError
-
-    def _times(self) -> list[int]:
-        raise NotImplementedError
-
 
 class Handle(CheckedHandle):
     """The handle of a processor that runs: over the state that calls send.
@@ -131,7 +124,7 @@ class Handle(CheckedHandle):
     """
 
     def __init__(self, spec: ProcessorSpec, now: int) -> None:
-        super().__init__(spec.time_mode, State.CREATED)
+        super().__init__(spec.time_mode, State.CREATED, self._held)
         self.place = Place()
         self.timers = Timers()
         self._timed = spec.timed
@@ -164,7 +157,7 @@ class Handle(CheckedHandle):
             made[TIMERS] = self.timers.changes()
         return {name: changes.table() for name, changes in made.items() if changes.at}
 
-    def _made(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
+    def _held(self, kind: str, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
         variable = self._known.get(name)
         if variable is None or (variable.kind, variable.ttl_ms) != (kind, ttl_ms):
             raise UsageError(
@@ -175,14 +168,20 @@ class Handle(CheckedHandle):
         held.require(value, key)
         return held
 
-    def _register(self, time: int) -> None:
-        self.timers.add(self._at("register timer"), time)
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Let the processor be called for the key at a time, in milliseconds."""
+        super().registerTimer(expiryTimestampMs)
+        self.timers.add(self._at("register timer"), _milliseconds(expiryTimestampMs, _REGISTERED))
 
-    def _delete(self, time: int) -> None:
-        self.timers.remove(self._at("deleting timer"), time)
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Let it not be called for the key at a time, in milliseconds."""
+        super().deleteTimer(expiryTimestampMs)
+        self.timers.remove(self._at("deleting timer"), _milliseconds(expiryTimestampMs, _DELETED))
 
-    def _times(self) -> list[int]:
-        return self.timers.listed(self._at("listing timers"))
+    def listTimers(self) -> Iterator[int]:
+        """The times at which it is to be called for the key, when the first is asked for."""
+        yield from super().listTimers()
+        yield from self.timers.listed(self._at("listing timers"))
 
     def _at(self, doing: str) -> int:
         if self.place.at is None:

@@ -10,10 +10,11 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState as State
 from pyspark.sql.types import StructType
 
+from millpond.ddl import ddl
 from millpond.errors import UsageError
 from millpond.slot.pipe.processors.handle import CheckedHandle
 from millpond.slot.pipe.processors.state.refusals import refused, wrong_handle_state
-from millpond.slot.pipe.processors.state.schemas import spark_type, text
+from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.spec.kinds.processor import TimeMode, Variable
 from millpond.spec.types import parse_type
 
@@ -58,7 +59,7 @@ class LearningHandle(CheckedHandle):
     """
 
     def __init__(self, mode: TimeMode) -> None:
-        super().__init__(mode, State.PRE_INIT)
+        super().__init__(mode, State.PRE_INIT, self._learnt)
         self.variables: list[Variable] = []
         self.purged: list[str] = []
 
@@ -67,7 +68,7 @@ class LearningHandle(CheckedHandle):
         super().deleteIfExists(stateName)
         self.purged.append(stateName)
 
-    def _made(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
+    def _learnt(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
         self.variables.append(Variable(name, kind, _written(value), _written(key) if kind == "map" else "", ttl_ms))
         return _unusable(kind, name)
 
@@ -95,13 +96,13 @@ def learned(processor: StatefulProcessor, time_mode: TimeMode) -> LearningHandle
 def _written(schema: StructType | str) -> str:
     """The type of a variable as text: a struct."""
     if not isinstance(schema, str):
-        return text(schema)
+        return ddl(schema)
     try:
         dtype = parse_type(f"struct<{schema}>")
     except UsageError as error:
         raise refused("parsing string schema", str(error)) from None
     try:
-        return text(spark_type(dtype))
+        return ddl(spark_type(dtype))
     except KeyError:
         return f"struct<{schema}>"  # of a type that is refused later on
 

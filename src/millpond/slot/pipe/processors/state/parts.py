@@ -15,11 +15,11 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ListState, MapState
 from pyspark.sql.types import Row
 
+from millpond.layout import NEVER
 from millpond.slot.pipe.processors.state.columns import bounds, built, nulls, offsets, stored
 from millpond.slot.pipe.processors.state.refusals import empty_list, refused
 from millpond.slot.pipe.processors.state.values import Form, Refused
 from millpond.slot.pipe.processors.state.variables import Changes, Held, Place
-from millpond.layout import NEVER
 from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
 

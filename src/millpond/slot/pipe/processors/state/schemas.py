@@ -36,4 +36,3 @@ def spark_type(dtype: DataType) -> SparkType:
     if dtype.name == "decimal":
         return spark.DecimalType(dtype.precision, dtype.scale)
     return _ATOMIC[dtype.name]
-

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from millpond.layout import NEVER
 from millpond.slot.pipe.processors.state.columns import built, stored
 from millpond.slot.pipe.processors.state.variables import Changes
-from millpond.layout import NEVER
 
 _TIMES = pa.list_(pa.field("element", pa.int64()))
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ValueState
 
+from millpond.layout import NEVER
 from millpond.slot.pipe.processors.state.columns import built, stored
 from millpond.slot.pipe.processors.state.refusals import no_key, refused
 from millpond.slot.pipe.processors.state.values import Form, Refused
-from millpond.layout import NEVER
 from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
 
