@@ -151,7 +151,9 @@ class ProcessorOperator:
         told = self._as_they_came(group) if phase == "rows" else group.keys
         tables = {KEYS: pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])}
         if phase == "rows":
-            tables[ROWS] = pa.RecordBatch.from_arrays(self._in_order(group.rows), names=self._names)
+            tables[ROWS] = pa.RecordBatch.from_arrays(
+                self._in_order(group.rows), names=[field.name for field in self.spec.columns]
+            )
         else:
             tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
         for name, one in self._asked_for.items():
