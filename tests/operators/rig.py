@@ -24,6 +24,7 @@ from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.unaligned.table import UnalignedTable
 
@@ -72,10 +73,13 @@ def hash_of(key: tuple[Any, ...], bits: int) -> int:
 
 
 class Rig:
-    """Runs an operator as a slot would."""
+    """Runs an operator as a slot would; with a store, rows may leave memory."""
 
-    def __init__(self, shape: OperatorSpec, budget: int = 64 << 20, memory: int = 64 << 20) -> None:
+    def __init__(
+        self, shape: OperatorSpec, budget: int = 64 << 20, memory: int = 64 << 20, store: Writer | None = None
+    ) -> None:
         self.spec = shape
+        self._store = store
         self._memory = memory
         self.version = 0
         self._budget = budget
@@ -99,7 +103,7 @@ class Rig:
             if kind == "scratch":
                 return RmwTable(schema, initial, no_runs(schema), budget, self._pool)
             keys = self._manifests.get(name, TableManifest()).keys
-            table: Any = RmwTable(schema, initial, no_runs(schema), budget, self._pool, keys=keys)
+            table: Any = RmwTable(schema, initial, no_runs(schema), budget, self._pool, store=self._store, keys=keys)
             if kind == "unaligned":
                 files, folder = self._appended.files, self._appended.folder
                 table = UnalignedTable(schema, files, budget, self._pool, TableManifest(), directory=folder)

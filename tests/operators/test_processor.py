@@ -1,5 +1,6 @@
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from millpond.operators.protocol import Times
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, Variable
 from millpond.spec.operators import EventTime
 from tests.operators.rig import Rig, Row, as_rows, fields, record_batch
+from tests.stores.shelf import Shelf
 
 COUNT = Variable("count", "value", "struct<n:int>")
 SEEN = Variable("seen", "list", "struct<s:string>", ttl_ms=1000)
@@ -213,4 +215,61 @@ def test_a_processor_needs_somebody_to_call_it() -> None:
     rig = Rig(shape(COUNT))
     with pytest.raises(UsageError, match="Nobody is there"):
         rig.batch(record_batch(rig.spec, rows_of(("a", 1)), ["k"]))
+    rig.close()
+
+
+def test_a_state_that_is_larger_than_memory(tmp_path: Path) -> None:
+    """Values, lists that expire and timers that move forth and back are found in files, and nothing else is."""
+    text = Variable("text", "value", "struct<s:string>")
+    rig = Rig(shape(text, SEEN, time_mode="processing"), budget=2 << 20, store=Shelf(tmp_path))
+    chosen = random.Random(5)
+    texts: dict[str, str] = {}
+    seen: dict[str, list[int]] = {}
+    timers: dict[str, set[int]] = {}
+    now = 0
+    fired: list[tuple[str, int]] = []
+
+    def handle(phase: str, key: Any, things: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:
+        assert held[TIMERS] == (sorted(timers[key]) if timers.get(key) else None)
+        assert (held[text.table] or {"s": None})["s"] == texts.get(key)
+        alive = [part["expiry"] for part in held[SEEN.table] or () if part["expiry"] > now]
+        assert alive == [expiry for expiry in seen.get(key, ()) if expiry > now]
+        mine = timers.setdefault(key, set())
+        for due in things if phase == "timers" else ():
+            fired.append((key, due["time"]))
+            mine.discard(due["time"])
+        for row in things if phase == "rows" else ():
+            if row["v"] % 5 == 0:
+                texts.pop(key, None)
+            else:
+                texts[key] = f"{key} {row['v']} " * 4
+            seen[key] = [*alive, now + row["v"] % 7000 + 1]
+            mine.add(now + row["v"] % 9000)
+            if row["v"] % 3 == 0:
+                mine.discard(max(mine))
+        held[TIMERS] = sorted(mine) or None
+        held[text.table] = {"s": texts[key]} if key in texts else None
+        if phase == "rows":
+            held[SEEN.table] = [{"value": {"s": key}, "expiry": expiry} for expiry in seen[key]]
+        return []
+
+    expiry = {TIMERS: lambda times: times[0], SEEN.table: lambda parts: min(part["expiry"] for part in parts)}
+    fake = Fake(handle, expiry)
+    for batch in range(30):
+        now = 1000 * batch
+        numbers = chosen.sample(range(30_000), 2500)
+        coming = {str(number): chosen.randrange(1 << 20) for number in numbers}
+        before = {key: set(times) for key, times in timers.items()}
+        fired.clear()
+        call(rig, fake, rows_of(*coming.items()), Times(0, 0, now))
+        due = {(key, time) for key, times in before.items() if key not in coming for time in times if time <= now}
+        assert {one for one in fired if one[0] not in coming} == due
+        assert len(fired) == len(set(fired))
+        assert not any(time <= now for times in timers.values() for time in times)
+        seen = {key: left for key, parts in seen.items() if (left := [one for one in parts if one > now])}
+    figures = rig.operator.tables[text.table].stats()
+    assert figures["run_rows"] > figures["hot_rows"] > 0
+    assert {key: one["s"] for key, one in state(rig, text.table).items()} == texts
+    assert {key: [part["expiry"] for part in parts] for key, parts in state(rig, SEEN.table).items()} == seen
+    assert {key: set(times) for key, times in state(rig, TIMERS).items()} == {k: t for k, t in timers.items() if t}
     rig.close()
