@@ -18,7 +18,8 @@ from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.copies import KEPT, claim_copies, remove_old_copies
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.partition.running import RunningQuery
-from millpond.stores.runs.run_set import Run, RunSet
+from millpond.stores.runs.run import Run
+from millpond.stores.runs.run_set import RunSet
 from tests.rows import FIXED, random_rows
 
 from .conftest import begin

@@ -13,7 +13,8 @@ from millpond.files.refs import RunRef
 from millpond.kernels.hot_table.state import STAMP_SHIFT
 from millpond.kernels.runs.gather import gather_rows
 from millpond.layout import META, RowLayout, Rows
-from millpond.stores.runs.run_set import Run, RunSet
+from millpond.stores.runs.run import Run
+from millpond.stores.runs.run_set import RunSet
 
 
 def found_rows(runs: RunSet, keys: Rows, pending: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:

@@ -262,7 +262,8 @@ def test_hints_keep_rows_in_memory(pools, tmp_path) -> None:
     count_up(table, NUMBERS, np.arange(1000), 10)
     table.seal()
     hinted = keys(NUMBERS, np.arange(0, 1000, 7)).words[:, 0]
-    table.hint(hinted, np.full(len(hinted), 500))
+    table._memory.complete = False
+    table.announce(hinted, 500, 1)
     table._memory.evict(table._eviction_buffer, 0.7)
     left = np.concatenate([table.words[ids, 0] for ids in table._hot.walk(4096)])
     assert 200 < len(left) < 400

@@ -1,5 +1,6 @@
 """The read-modify-write table against a dictionary."""
 
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,21 @@ class Immediate(Executor):
         return future
 
 
+class Later(Immediate):
+    """Does what is submitted in a thread of its own, some time; or all of it now."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], object]] = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.waiting.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def work(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
 @dataclass
 class Upsert:
     keys: list[tuple[Value, ...]]
@@ -68,6 +84,20 @@ class Flush:
 
 
 @dataclass
+class Announce:
+    """Hints: of keys that come, or do not, in this batch, the next one, or one that is over."""
+
+    keys: list[tuple[Value, ...]]
+    stamp: int
+    later: int
+
+
+@dataclass
+class Read:
+    """What was announced is read by now."""
+
+
+@dataclass
 class Recover:
     pass
 
@@ -85,6 +115,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.shelf = Shelf(self.folder)
+        self.readers = Later()
         self.table = self._open(RunSet(self.layout), 0)
 
     def _open(self, runs: RunSet, flushed: int, keys: int = 0) -> RmwTable:
@@ -96,9 +127,14 @@ class Rig:
             Immediate(),
             HashRange(),
             store=self.shelf,
+            readers=self.readers,
             flushed=flushed,
             keys=keys,
         )
+
+    def announce(self, step: Announce) -> None:
+        hashes = np.array([self.hash(key) for key in step.keys], np.uint64)
+        self.table.announce(hashes, step.stamp, self.version + step.later)
 
     def hash(self, key: tuple[Value, ...]) -> int:
         number = int.from_bytes(repr(key).encode()[-16:], "big") * 0x9E3779B97F4A7C15 % 2**64
@@ -109,6 +145,7 @@ class Rig:
         table, names = self.table, [(self.hash(key), key) for key in step.keys]
         blank = (None,) * len(self.layout.schema.values)
         keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
+        self.readers.work()  # nobody else would, and whoever asks for a key waits for it
         if step.ahead and not table._memory.complete:
             table._locate(keys, step.stamp, TOUCH_NONE)
             table._memory.expect(len(names))
@@ -140,6 +177,7 @@ class Rig:
         names = [(self.hash(key), key) for key in step.keys]
         blank = (None,) * len(self.layout.schema.values)
         keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
+        self.readers.work()
         located = self.table.upsert(keys, 0, "created")
         assert located.created.tolist() == [
             name not in self.state and name not in names[:i] for i, name in enumerate(names)
@@ -162,7 +200,7 @@ class Rig:
             if column.kind == "bytes":
                 table.put_bytes(rows, at, source.words[:, at : at + 2], source.heap)
 
-    def batch(self, steps: list[Upsert | Remove | Passes | Evict | Flush]) -> None:
+    def batch(self, steps: list[Upsert | Remove | Passes | Evict | Flush | Announce | Read]) -> None:
         table = self.table
         table.begin(self.version)
         changed, gone = set(), set()
@@ -177,6 +215,10 @@ class Rig:
                 table._memory.evict(table._eviction_buffer, step.share)
             elif isinstance(step, Flush):
                 table._flusher._most_bytes = 0
+            elif isinstance(step, Announce):
+                self.announce(step)
+            elif isinstance(step, Read):
+                self.readers.work()
         want = {name: self.state[name] for name in changed}
         before = list(table.touched(7))
         assert entries_of(before, self.layout) == want
@@ -244,6 +286,13 @@ def scripts(draw: st.DrawFn) -> tuple[RowLayout, str, list[list[object]]]:
         | st.builds(Passes, upserts, cuts)
         | st.builds(Evict, st.sampled_from([0.3, 0.7, 1.0]))
         | st.builds(Flush)
+        | st.builds(
+            Announce,
+            st.lists(values(columns.keys, small=True), min_size=1, max_size=12),
+            st.integers(0, 1000),
+            st.integers(-1, 1),
+        )
+        | st.builds(Read)
     )
     batches = st.lists(st.lists(steps, max_size=6), min_size=1, max_size=6)
     return shape, draw(st.sampled_from(["top", "low", "one", "full", "ends"])), draw(batches)

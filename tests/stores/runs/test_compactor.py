@@ -18,7 +18,8 @@ from millpond.files.tiers.local_copies import CachedSource
 from millpond.layout import Rows
 from millpond.stores.runs.compactor import Compactor
 from millpond.stores.runs.pace import Pace
-from millpond.stores.runs.run_set import RunSet, memory_run
+from millpond.stores.runs.run import memory_run
+from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, HASHES, MIXED, decode, encode, entries, in_order, random_rows
 

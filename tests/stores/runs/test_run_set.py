@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from millpond.files.formats import blocks
 from millpond.files.formats.blocks import sort_rows
 from millpond.layout import HashRange, Rows
-from millpond.stores.runs.run_set import RunSet, memory_run
+from millpond.stores.runs.run import memory_run
+from millpond.stores.runs.run_set import RunSet
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
 from tests.stores.shelf import found_rows
 

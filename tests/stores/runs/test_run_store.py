@@ -21,7 +21,8 @@ from millpond.files.tiers import local_copies
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.files.tiers.mapped import MappedSource
 from millpond.layout import HashRange, Rows
-from millpond.stores.runs.run_set import Run, RunSet
+from millpond.stores.runs.run import Run
+from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows
 from tests.stores.shelf import found_rows

@@ -360,10 +360,16 @@ def touch_rows(state, touched, rows):
         _touch(state, touched, at, rows[i], word(at, 1))
 
 
-@kernel("void(int64[::1], uint64[::1], int64[::1])")
-def raise_stamps(state, hashes, stamps):
-    """Give the rows with some hashes the stamps given, where these are later than their own."""
+@kernel("int64(int64[::1], uint64[::1], int64[::1], uint8[::1])")
+def raise_stamps(state, hashes, stamps, there):
+    """Give the rows with some hashes the stamps given, where these are later than their own.
+
+    Returns:
+        How many of the hashes have rows; those are marked in `there`.
+    """
+    found = 0
     for i in range(len(hashes)):
+        there[i] = 0
         mark = fingerprint(state, hashes[i])
         if mark > np.uint64(state[LAST]):
             continue
@@ -373,5 +379,8 @@ def raise_stamps(state, hashes, stamps):
             at = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
             if (entry >> BITS) == mark and word(at, 0) == hashes[i]:
                 put_word(at, 1, _refresh(word(at, 1), stamps[i]))
+                there[i] = 1
             slot += 1
             entry = word(entries, slot)
+        found += there[i]
+    return found

@@ -43,7 +43,7 @@ from millpond.stores.ordered.merge import Input
 from millpond.stores.ordered.parts import Part
 from millpond.stores.runs.compactor import do_merge as merge_runs
 from millpond.stores.runs.pace import Pace
-from millpond.stores.runs.run_set import Run
+from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned.compaction import CompactionInput, compact
 from millpond.stores.unaligned.segment import ENTRY

@@ -20,7 +20,8 @@ from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.protocol import LoadedTable
-from millpond.stores.runs.run_set import RunSet, memory_run
+from millpond.stores.runs.run import memory_run
+from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned.table import UnalignedTable
 from millpond.stores.windows import axis_word, inside

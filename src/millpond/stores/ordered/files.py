@@ -22,7 +22,7 @@ from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MOST_LAYERS, Extent, pick
-from millpond.stores.runs.run_set import Run
+from millpond.stores.runs.run import Run
 
 _MOST_DELTAS = 64
 _LEAST_BYTES = 32 << 20

@@ -19,7 +19,7 @@ from millpond.kernels.pointers import address, data_of
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, NEVER, HashRange, Rows
 from millpond.stores.ordered.layout import OrderedLayout
-from millpond.stores.runs.run_set import Run
+from millpond.stores.runs.run import Run
 
 BEGINNING = -(1 << 63)
 """Earlier than every time."""

@@ -7,7 +7,8 @@ from concurrent.futures import Executor, Future, wait
 
 from millpond.layout import Rows
 from millpond.stores.runs.compactor import Writer
-from millpond.stores.runs.run_set import Run, RunSet, memory_run
+from millpond.stores.runs.run import Run, memory_run
+from millpond.stores.runs.run_set import RunSet
 
 
 class EvictedRun:

@@ -16,7 +16,8 @@ from millpond.stores.protocol import Found
 from millpond.stores.rmw.hot_table import HotTable
 from millpond.stores.rmw.memory_pressure import MemoryManager
 from millpond.stores.runs.merge import merge
-from millpond.stores.runs.run_set import Query, Run, RunSet
+from millpond.stores.runs.run import Query, Run
+from millpond.stores.runs.run_set import RunSet
 
 _SHARE = 8  # one in so many rows is filed, or read ahead, so that passing over all of them pays
 _SAMPLE = 4096

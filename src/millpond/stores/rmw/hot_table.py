@@ -283,9 +283,11 @@ class HotTable:
         """Those of some rows that are not tombstones."""
         return ids[(self.words[ids, META] & np.uint64(hs.TOMBSTONE)) == 0] if self.dead else ids
 
-    def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
-        """Move the stamps of the rows with given hashes forward, where there are such rows."""
-        raise_stamps(self.state, np.ascontiguousarray(hashes), np.ascontiguousarray(stamps))
+    def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Move the stamps of the rows with given hashes forward; says which hashes have rows."""
+        there = np.empty(len(hashes), np.uint8)
+        raise_stamps(self.state, np.ascontiguousarray(hashes), np.ascontiguousarray(stamps), there)
+        return there.view(np.bool_)
 
     # Copies
 

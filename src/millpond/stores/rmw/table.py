@@ -31,6 +31,7 @@ from millpond.stores.rmw.memory_pressure import MemoryManager
 from millpond.stores.rmw.scan import merged
 from millpond.stores.rmw.scratch import Scratch
 from millpond.stores.runs.compactor import Compactor, Writer
+from millpond.stores.runs.prefetcher import Prefetcher
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.windows import axis_word, inside
@@ -39,6 +40,8 @@ _PIECE = 65536  # rows in a piece of a scan or a delta, at most
 _LEAST_PIECE = 1024
 _MOST_ROWS = 1 << 32  # more than any batch has
 _CHUNK = 16384  # rows that are loaded at once
+_AHEAD_SHARE = 4
+"""Keys that were read ahead may take such a part of the table's memory."""
 _RARE = 0.02  # share of keys to be brought into memory that is small
 
 
@@ -57,6 +60,7 @@ class RmwTable:
         store: writes run files. Without one, everything stays in memory.
         writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
         elsewhere: has merges done by others.
+        readers: reads keys that are announced. Without one, they are not.
         flushed: the version up to which deltas are covered by `runs`.
         keys: how many keys the state holds that `runs` and the deltas to be loaded make up.
         axis: by what rows belong to the partition. Keys that are looked for have the hash of their group behind their
@@ -81,6 +85,7 @@ class RmwTable:
         store: Writer | None = None,
         writers: Executor | None = None,
         elsewhere: Elsewhere | None = None,
+        readers: Executor | None = None,
         flushed: int = 0,
         keys: int = 0,
         axis: Axis = "hash",
@@ -105,6 +110,9 @@ class RmwTable:
                 runs, store, background, piece=budget.piece, elsewhere=elsewhere, earlier=earlier
             )
         self._memory = MemoryManager(self._hot, runs, self._eviction_buffer, self._account)
+        self._prefetcher: Prefetcher | None = None
+        if readers is not None:
+            self._prefetcher = Prefetcher(runs, readers, lambda: self._account.limit // _AHEAD_SHARE)
         self._version = flushed
         self._sealed = True
         self._narrow = False
@@ -128,6 +136,7 @@ class RmwTable:
         *,
         writers: Executor | None = None,
         elsewhere: Elsewhere | None = None,
+        readers: Executor | None = None,
         axis: Axis = "hash",
         earlier: Collection[TableSchema] = (),
     ) -> RmwTable:
@@ -152,6 +161,7 @@ class RmwTable:
             store=store,
             writers=writers,
             elsewhere=elsewhere,
+            readers=readers,
             flushed=manifest.flushed,
             keys=manifest.keys,
             axis=axis,
@@ -293,6 +303,7 @@ class RmwTable:
         located, pending = self._hot.upsert(keys, stamps, mode, search)
         self._missed += len(pending)
         if search and len(pending):
+            self._asked(keys, pending)
             found = self._runs.lookup(keys, pending)
             self._memory.reserve_values(self._hot.found_bytes(found))
             self._hot.settle(located, pending, found, mode)
@@ -324,6 +335,7 @@ class RmwTable:
             if not self._hot.expiring:
                 self._hot.stamp(keys.words[:, HASH], np.full(count, stamp))
             if len(absent):
+                self._asked(keys, absent)
                 found = self._runs.lookup(keys, absent)
                 if len(found.positions):
                     rows[found.positions] = self._bring_in(found, stamp)
@@ -472,6 +484,8 @@ class RmwTable:
         self._sealed_keys = count
         self._changed = kept if held <= limit else None
         self._sealed = True
+        if self._prefetcher is not None:
+            self._prefetcher.over(self._version)
         self._version += 1
         if self._flusher is not None:
             self._flusher.sealed(self._version, held)
@@ -506,13 +520,28 @@ class RmwTable:
 
     # The rest
 
-    def hint(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> None:
-        """Announce keys (by hash) that will be needed at given times: those in memory stay until then.
+    def announce(self, hashes: Words, stamp: int, needed: int) -> int:
+        """Say which keys the batch that reads version `needed` will ask for: they stay in memory, or are brought near.
 
-        (Rows that expire stay in the order in which they do.)
+        Args:
+            hashes: of keys. stamp: when they will be used (rows that expire stay in the order in which they do).
+
+        Returns:
+            How many were not in memory.
         """
-        if not self._hot.expiring:
-            self._hot.stamp(hashes, stamps)
+        if self._memory.complete:
+            return 0
+        hashes = np.unique(hashes)
+        there = self._hot.stamp(hashes, np.full(len(hashes), 0 if self._hot.expiring else stamp))
+        absent = hashes[~there]
+        if self._prefetcher is not None:
+            self._prefetcher.announce(absent, needed)
+        return len(absent)
+
+    def _asked(self, keys: Rows, pending: NDArray[np.int64]) -> None:
+        """Keys are looked for in the runs now: it is too late to read them ahead."""
+        if self._prefetcher is not None:
+            self._prefetcher.take(keys.words[pending, HASH])
 
     def manifest(self) -> TableManifest:
         """The runs that hold the state together with the deltas of later versions."""
@@ -545,6 +574,8 @@ class RmwTable:
 
     def close(self) -> None:
         """Give all memory back."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         if self._eviction_buffer is not None and self._compactor is not None:
             self._eviction_buffer.close()
             self._compactor.close()

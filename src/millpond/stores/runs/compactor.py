@@ -14,7 +14,8 @@ from millpond.stores.jobs import Elsewhere, MergeRuns
 from millpond.stores.runs.merge import PIECE_ROWS, merge
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MOST_LAYERS, Extent, Pick, layered, pick
-from millpond.stores.runs.run_set import Run, RunSet
+from millpond.stores.runs.run import Run
+from millpond.stores.runs.run_set import RunSet
 
 _PATIENCE = 5
 """Failures in a row after which a merge's error is raised."""

@@ -24,7 +24,7 @@ from millpond.files.tiers.mapped import CompressedError, MappedSource
 from millpond.files.tiers.policy import ADMISSION, HistoryPolicy
 from millpond.files.tiers.remote import RemoteSource
 from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
-from millpond.stores.runs.run_set import Run
+from millpond.stores.runs.run import Run
 
 FOLDER = "files/"
 """Folder of run files below the state location."""

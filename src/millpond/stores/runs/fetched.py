@@ -1,0 +1,126 @@
+"""Rows that were read from runs before their keys are asked for (Keyed Prefetching, §IV-C).
+
+Only the hashes of the keys are known beforehand. What is read stands in front of the runs that it comes from: a key is
+looked for there first, and one of whose hash they hold nothing is not looked for in them at all. Newer runs go first,
+as always, so that a hint may cost time and never a result.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.errors import MillpondError
+from millpond.files.formats.blocks import shape_of
+from millpond.kernels.runs.gather import gather_rows
+from millpond.kernels.runs.search import DELETED
+from millpond.layout import HASH, RowLayout, Rows, Words
+from millpond.stores.runs.run import Query, Run, memory_run
+
+_ABSENT, _THERE, _UNSURE = range(3)
+
+
+class Fetched:
+    """What runs hold of some hashes.
+
+    Args:
+        runs: neighbours, newest first, down to the oldest of a set. layout: of their rows.
+        hashes: in order, each once.
+        needed: the version that the batch reads which they were announced for.
+
+    Attributes:
+        first: the newest of the runs. memory: bytes that are held.
+        used: how many of the hashes were asked for. seconds: how long it took to read them.
+    """
+
+    def __init__(self, runs: Sequence[Run], layout: RowLayout, hashes: Words, needed: int) -> None:
+        self.first = runs[0]
+        self.needed = needed
+        self.hashes = hashes
+        self.seconds = 0.0
+        self._runs = runs
+        self._layout = layout
+        self._state = np.full(len(hashes), _UNSURE, np.uint8)
+        self._asked = np.zeros(len(hashes), np.bool_)
+        self._rows: Run | None = None
+        self._done = threading.Event()
+        self._given_up = False
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been read, or given up."""
+        return self._done.is_set()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it holds."""
+        return self.hashes.nbytes + 2 * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
+
+    @property
+    def used(self) -> int:
+        """How many of the hashes were asked for."""
+        return int(np.count_nonzero(self._asked))
+
+    def give_up(self) -> None:
+        """Read no further: nobody needs it, or the runs are not what they were."""
+        self._given_up = True
+
+    def read(self) -> None:
+        """Read all; for a thread of its own. What cannot be read is left to whoever asks for the keys."""
+        started = time.perf_counter()
+        try:
+            if not self._given_up:
+                self._read()
+        except (MillpondError, OSError):
+            self._given_up = True
+        finally:
+            self.seconds = time.perf_counter() - started
+            self._runs = ()
+            self._done.set()
+
+    def _read(self) -> None:
+        query = Query.by_hash(self.hashes)
+        found_at = query.sought.found_at
+        select = np.arange(len(self.hashes), dtype=np.int32)
+        for run in self._runs:
+            if self._given_up:
+                return
+            select = run.search(query, select)
+        there = np.flatnonzero(found_at > DELETED)
+        shape = shape_of(self._layout)
+        rows = Rows(*gather_rows(found_at[there], query.sought.found_heap[there], shape.width, shape.blobs))
+        self._rows = memory_run(rows, self._layout, filtered=False)
+        state = np.full(len(self.hashes), _ABSENT, np.uint8)
+        state[there] = _THERE
+        state[found_at == DELETED] = _UNSURE  # of which key is not known
+        self._state = state
+
+    def holds(self, hashes: Words) -> NDArray[np.bool_]:
+        """Which of some hashes are among its own."""
+        return self._places(hashes)[1]
+
+    def _places(self, hashes: Words) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return at, self.hashes[at] == hashes
+
+    def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Look for selected keys, and return those to seek in the runs; waits for what is being read of them."""
+        at, mine = self._places(query.sought.hashes[select])
+        if not mine.any():
+            return select
+        self._done.wait()
+        if self._rows is None:
+            return select
+        self._asked[at[mine]] = True
+        state = np.where(mine, self._state[at], _UNSURE)
+        left = self._rows.search(query, select[state == _THERE])
+        return np.sort(np.concatenate([select[state == _UNSURE], left]))
+
+
+def can_be_fetched(runs: Sequence[Run]) -> bool:
+    """Whether hashes alone tell what runs hold of keys: not if these belong to the partition by something else."""
+    return all(run.view.window.whole or run.view.axis == HASH for run in runs)

@@ -1,0 +1,131 @@
+"""The prefetching manager of a table (Keyed Prefetching, §IV-C): turns announced keys into reads of its runs.
+
+Its buffer has two stages: keys that wait, each once, and keys that are being read or have been. All that waits when a
+read ends is the next read: many keys in few merged requests. A key that is asked for while it waits is taken out; one
+that is asked for while it is read is waited for, and not read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from millpond.layout import Words
+from millpond.stores.runs.fetched import Fetched
+from millpond.stores.runs.run_set import RunSet
+
+_LATEST = 1 << 8
+"""Reads of which the durations are remembered."""
+
+
+@dataclass
+class Prefetches:
+    """What came of hints.
+
+    Attributes:
+        hinted: keys that were announced and not in memory. dropped: of these, those that there was no memory for.
+        read: keys that were read ahead. used: of those that are over, how many were asked for; unused: how many not.
+        seconds: how long the latest reads took.
+    """
+
+    hinted: int = 0
+    dropped: int = 0
+    read: int = 0
+    used: int = 0
+    unused: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+
+class Prefetcher:
+    """Reads keys of one table ahead, in the background. `announce` may be called from any thread.
+
+    Args:
+        runs: of the table. pool: where they are read; its threads may wait.
+        limit: how many bytes may be held for keys that were not asked for yet.
+    """
+
+    def __init__(self, runs: RunSet, pool: Executor, limit: Callable[[], int]) -> None:
+        self._runs = runs
+        self._pool = pool
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._waiting: Words = np.empty(0, np.uint64)
+        self._needed = 0
+        self._reading: Fetched | None = None
+        self._closed = False
+        self._row_bytes = float(8 * runs.layout.width + 64)
+        self.figures = Prefetches()
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let keys be read that are not in memory.
+
+        Args:
+            hashes: theirs, in order, each once. needed: the version that the batch reads which will ask for them.
+        """
+        for fetched in self._runs.fetched:
+            hashes = hashes[~fetched.holds(hashes)]
+        if not len(hashes):
+            return
+        with self._lock:
+            if self._closed:
+                return
+            waiting = np.union1d(self._waiting, hashes)
+            self.figures.hinted += len(waiting) - len(self._waiting)
+            most = max(0, int((self._limit() - self._runs.fetched_memory) / self._row_bytes))
+            if len(waiting) > most:
+                self.figures.dropped += len(waiting) - most
+                waiting = waiting[:most]
+            self._waiting = waiting
+            self._needed = max(self._needed, needed)
+            self._start()
+
+    def _start(self) -> None:
+        """Begin the next read, if there is something to read and nothing is being read."""
+        if self._closed or self._reading is not None or not len(self._waiting):
+            return
+        hashes, self._waiting = self._waiting, np.empty(0, np.uint64)
+        self._reading = self._runs.fetch(hashes, self._needed)
+        if self._reading is not None:
+            with suppress(RuntimeError):  # the slot ends
+                self._pool.submit(self._read, self._reading)
+
+    def _read(self, fetched: Fetched) -> None:
+        fetched.read()
+        with self._lock:
+            self._reading = None
+            figures = self.figures
+            figures.read += len(fetched.hashes)
+            figures.seconds = [*figures.seconds[1 - _LATEST :], fetched.seconds]
+            self._row_bytes = max(16.0, fetched.memory / len(fetched.hashes))
+            self._start()
+
+    def take(self, hashes: Words) -> None:
+        """Keys that are asked for now need no reading ahead any more."""
+        if not len(self._waiting):
+            return
+        with self._lock:
+            self._waiting = np.setdiff1d(self._waiting, hashes)
+
+    def over(self, version: int) -> None:
+        """Let go of what was read for batches up to the one that read a version."""
+        gone = self._runs.drop_fetched(version)
+        with self._lock:
+            for fetched in gone:
+                used = fetched.used
+                self.figures.used += used
+                self.figures.unused += len(fetched.hashes) - used
+            if self._needed <= version:
+                self._waiting = np.empty(0, np.uint64)
+
+    def close(self) -> None:
+        """Read no further."""
+        with self._lock:
+            self._closed = True
+            self._waiting = np.empty(0, np.uint64)
+            if self._reading is not None:
+                self._reading.give_up()

@@ -1,0 +1,268 @@
+"""One immutable hash-ordered run: how keys are looked for in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, shape_of
+from millpond.files.refs import RunRef, range_of
+from millpond.kernels.hot_table.state import STAMP_SHIFT
+from millpond.kernels.pointers import data_of
+from millpond.kernels.runs.bloom import admit
+from millpond.kernels.runs.gather import addresses, gather_rows
+from millpond.kernels.runs.search import (
+    DELETED,
+    KEY_PLACES,
+    RunBlocks,
+    Sought,
+    likely_places,
+    locate,
+    probe,
+    remaining,
+    walk,
+)
+from millpond.kernels.runs.sort import order_by_hash
+from millpond.layout import HASH, META, NULLS, HashRange, RowLayout, Rows, Words
+from millpond.stores.runs.merge import View, merge
+
+_USELESS = 0.9
+"""Share of keys that pass a filter from which it is not asked for the next `_IDLE` searches."""
+_IDLE = 7
+_ROWS_PER_KEY = 64
+"""Rows for each key sought from which probing is quicker than reading them all (measured on rows of 48 bytes)."""
+_NO_STAMP = 1 << 48
+_PART_BLOCKS = 128
+"""Blocks that one step of a search brings into memory."""
+
+
+@dataclass(eq=False)
+class Query:
+    """Keys looked up together, in hash order, and what has been found of them so far.
+
+    Attributes:
+        keys: the key table; keys_at: the address of its words, the words of a row, and the address of its heap.
+        sought: the hashes, and what is found.
+        pins: keeps what the addresses point to alive.
+        places: where the key stands, if not where the layout says.
+    """
+
+    keys: Rows
+    keys_at: tuple[int, int, int]
+    sought: Sought
+    pins: list[Any] = field(default_factory=list)
+    places: NDArray[Any] | None = None
+
+    @classmethod
+    def of(cls, keys: Rows, pending: NDArray[np.int64]) -> Query:
+        """A query for some rows of a key table."""
+        if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
+            keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
+        hashes, order = order_by_hash(keys.words[pending, HASH])
+        count = len(hashes)
+        at = (data_of(keys.words), keys.words.strides[0] // 8, data_of(keys.heap))
+        return cls(keys, at, Sought(hashes, pending[order], np.zeros(count, np.uint64), np.zeros(count, np.uint64)))
+
+    @classmethod
+    def by_hash(cls, hashes: Words) -> Query:
+        """A query for some row of each of some hashes (ascending, each once), whatever its key."""
+        words = np.zeros((len(hashes), NULLS + 1), np.uint64)
+        words[:, HASH] = hashes
+        query = cls.of(Rows(words, np.empty(0, np.uint8)), np.arange(len(hashes)))
+        query.places = np.zeros(1, KEY_PLACES)
+        return query
+
+
+class Run:
+    """One immutable hash-ordered run, in memory or in a file.
+
+    Args:
+        source: where its blocks come from.
+        ref: its file, if it has one.
+        range_: the hashes that it is opened for; it may hold others, which nobody asks for.
+        axis: the word of a row by which it belongs to a partition (see `stores.windows`).
+
+    Attributes:
+        view: the run for merges. range: the hashes of its rows that count.
+    """
+
+    def __init__(
+        self,
+        source: BlockSource,
+        ref: RunRef | None = None,
+        range_: HashRange = HashRange(),  # noqa: B008
+        axis: int = HASH,
+    ) -> None:
+        self.source = source
+        self.layout = source.layout
+        self.ref = ref
+        self.view = View(source, range_of(ref.window if ref is not None else None), axis)
+        self.range = range_.meet(self.view.window) if axis == HASH else range_
+        self._filter_idle = 0
+        self._due: int | None = None
+
+    @property
+    def due(self) -> int:
+        """A stamp below which no row is that expires and was not brought into memory."""
+        if self._due is None:
+            self._due = self.ref.oldest if self.ref is not None else _oldest(self.view)
+        return self._due
+
+    @due.setter
+    def due(self, stamp: int) -> None:
+        self._due = stamp
+
+    def inherit(self, inputs: Sequence[Run]) -> None:
+        """Hold the rows of other runs, or the newest of them: what is known of those holds for this one too."""
+        if any(run._due is not None for run in inputs):
+            self._due = max(self.due, min(run.due for run in inputs))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, tombstones included; of a narrowed run, those of the blocks in its range."""
+        index = self.source.index
+        begin, end = index.span(self.range.lo, self.range.hi - 1)
+        return int(index.starts[end] - index.starts[begin])
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the run holds."""
+        return self.source.memory
+
+    def close(self) -> None:
+        """Let go of caches and files."""
+        self.source.close()
+
+    def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Look for the selected keys of a query, note what is found, and return those to seek in older runs."""
+        if self.view.window.whole:
+            return self._search(query, select)
+        values = query.keys.words[query.sought.order[select], self.view.axis]
+        count = self.view.window.covers(values)
+        left = self._search(query, select[count])
+        return np.sort(np.concatenate([select[~count], left]))
+
+    def _search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
+        index = self.source.index
+        if not index.count or not len(select):
+            return select
+        wanted = query.sought.hashes[select]
+        begin = int(np.searchsorted(wanted, index.fence[0], "left"))
+        end = int(np.searchsorted(wanted, np.uint64(index.highest), "right"))
+        inside = select[begin:end]
+        count = len(inside)
+        if not count:
+            return select
+        blocks = np.empty(count, np.int32)
+        locate(query.sought.hashes, inside, count, index.fence, blocks)
+        admitted = np.empty(count, np.int32)
+        if self._filter_idle:
+            self._filter_idle -= 1
+            admitted = np.arange(count, dtype=np.int32)
+        else:
+            filters = self.source.filters(blocks)
+            count = admit(query.sought.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
+            if count > _USELESS * len(inside):
+                self._filter_idle = _IDLE
+        done = np.zeros(len(inside), np.uint8)
+        table = self.source.blocks(blocks[admitted[:count]]) if self.source.resident else None
+        if table is not None and table.complete:
+            self._probe(query, inside, blocks, admitted[:count], done, table)
+        else:
+            self._probe_in_parts(query, inside, blocks, admitted[:count], done)
+        left = np.empty(len(inside), np.int32)
+        kept = remaining(inside, len(inside), done, left)
+        return np.concatenate([select[:begin], left[:kept], select[end:]])
+
+    def _probe_in_parts(
+        self,
+        query: Query,
+        select: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        admitted: NDArray[np.int32],
+        done: NDArray[np.uint8],
+    ) -> None:
+        """Probe block after block, so that only some are in memory at a time; what is found is copied out."""
+        if not len(admitted):
+            return
+        first = blocks[admitted].astype(np.int64)
+        fence = self.source.index.fence
+        hashes = query.sought.hashes[select[admitted]]
+        last = first.copy()
+        # Rows of one hash may go on in the next blocks.
+        runs_on = np.flatnonzero(fence[np.minimum(first + 1, len(fence) - 1)] == hashes)
+        last[runs_on] = np.searchsorted(fence, hashes[runs_on], "right") - 1
+        last = np.maximum(last, first)
+        distinct = np.cumsum(np.diff(first, prepend=-1) > 0)
+        shape = shape_of(self.layout)
+        begin = 0
+        while begin < len(admitted):
+            end = int(np.searchsorted(distinct, distinct[begin] + _PART_BLOCKS, "left"))
+            spread = [np.arange(first[i], last[i] + 1) for i in runs_on[(runs_on >= begin) & (runs_on < end)]]
+            table = self.source.blocks(np.unique(np.concatenate([first[begin:end], *spread])))
+            self._probe(query, select, blocks, admitted[begin:end], done, table)
+            positions = select[admitted[begin:end]]
+            found_at, found_heap = query.sought.found_at, query.sought.found_heap
+            positions = positions[found_at[positions] > DELETED]
+            rows = gather_rows(found_at[positions], found_heap[positions], shape.width, shape.blobs)
+            found_at[positions], found_heap[positions] = addresses(*rows)
+            query.pins[-1] = rows
+            begin = end
+
+    def _probe(
+        self,
+        query: Query,
+        select: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        admitted: NDArray[np.int32],
+        done: NDArray[np.uint8],
+        table: BlockTable,
+    ) -> None:
+        index = self.source.index
+        query.pins.append(table.pins)
+        count = len(admitted)
+        if not count:
+            return
+        run = RunBlocks(index.fence, index.starts, table.words_at, table.heap_at)
+        rows_between = index.starts[blocks[admitted[-1]] + 1] - index.starts[blocks[admitted[0]]]
+        dense = count * _ROWS_PER_KEY > rows_between
+        if self.source.distant and not dense:
+            places_at = np.empty(count, np.uint64)
+            width = self.layout.width
+            likely_places(query.sought.hashes, select, blocks, admitted, run, index.highest, width, places_at)
+            self.source.expect_rows(places_at)
+        places = shape_of(self.layout).places
+        if query.places is not None:
+            places = query.places.copy()
+            places["width"] = self.layout.width
+        for part in self._parts(blocks, admitted) if self.source.distant and dense else (admitted,):
+            look = walk if dense else probe
+            look(query.sought, select, blocks, part, run, index.highest, *query.keys_at, places, done)
+
+    def _parts(self, blocks: NDArray[np.int32], admitted: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+        """The keys of some blocks at a time, while the next blocks are on their way into memory."""
+        first = blocks[admitted]
+        cuts = np.flatnonzero(np.diff(first // _PART_BLOCKS)) + 1
+        bounds = [0, *cuts.tolist(), len(admitted)]
+        ranges = [(int(first[begin]), int(first[end - 1]) + 1) for begin, end in pairwise(bounds)]
+        self.source.expect_blocks(*ranges[0])
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            if number + 1 < len(ranges):
+                self.source.expect_blocks(*ranges[number + 1])
+            yield admitted[begin:end]
+
+
+def _oldest(run: View) -> int:
+    """The lowest stamp of a run's rows, tombstones aside."""
+    pieces = merge([run], run.source.layout, drop_tombstones=True)
+    return min((int(rows.words[:, META].min() >> np.uint64(STAMP_SHIFT)) for rows in pieces), default=_NO_STAMP)
+
+
+def memory_run(rows: Rows, layout: RowLayout, *, filtered: bool = True) -> Run:
+    """A run in memory: rows in hash order, each key once (see `sort_rows`)."""
+    return Run(MemorySource(rows, layout, filtered=filtered))
