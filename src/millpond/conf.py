@@ -51,6 +51,7 @@ class Settings:
     key_groups: int = 1 << KEY_GROUP_BITS
     batch_rows: int = 100_000
     exchange: Literal["auto", "local", "spark"] = "auto"
+    prefetch: bool = True
     changes: Literal["upsert", "all"] = "upsert"
     store_pattern: Literal["auto", "append", "rmw"] = "auto"
     map_groups: Literal["batch", "window"] = "batch"
@@ -158,6 +159,12 @@ def _one_of(*choices: str) -> Any:
     return parse
 
 
+def _on_or_off(text: str) -> bool:
+    if text.strip().lower() not in ("on", "off"):
+        raise ValueError("on or off")
+    return text.strip().lower() == "on"
+
+
 def _key_groups(text: str) -> int:
     if text.strip() != str(1 << KEY_GROUP_BITS):
         raise ValueError(f"{1 << KEY_GROUP_BITS}, the only number of key groups in this version")
@@ -221,6 +228,12 @@ SETTINGS = {
         _share,
         "likewise: of the requests that read parts of files, the share that may be made a second time because the "
         "first answer takes longer than 95 of 100 do (0 to 1); 0 makes none twice",
+    ),
+    "prefetch": Setting(
+        "prefetch",
+        _on_or_off,
+        "`on`: where state is larger than memory, keys are announced to their slot before their rows reach it, so that "
+        "their state is read meanwhile ([prefetching](guides/prefetching.md)); `off`: it is read when they come",
     ),
     "store.readBatchRatio": Setting(
         "read_batch_ratio",

@@ -206,39 +206,43 @@ def _set_resting(part: SliceState, resting: bool) -> None:
 
 
 class UnslicedState(Generic[P]):
-    """The state of an operator that has nothing to do with event time: one part, used like `SlicedState`."""
+    """The state of an operator that has nothing to do with event time: one part, used like `SlicedState`.
+
+    Attributes:
+        part: it.
+    """
 
     def __init__(self, part: P) -> None:
-        self._part = part
+        self.part = part
 
     @property
     def tables(self) -> Mapping[str, SlicedTable]:
         """All tables by name."""
-        return self._part.tables
+        return self.part.tables
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
-        self._part.begin(version)
+        self.part.begin(version)
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
-        return self._part.table.passes(rows)
+        return self.part.table.passes(rows)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self._part.table.narrow(range_)
+        self.part.table.narrow(range_)
 
     def divide(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> Iterator[tuple[P, pa.RecordBatch]]:
         """The part that all rows belong to."""
-        yield self._part, batch
+        yield self.part, batch
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: seal all tables."""
-        return self._part.seal()
+        return self.part.seal()
 
     def close(self) -> None:
         """Give all memory back."""
-        self._part.close()
+        self.part.close()
 
 
 def times_of(array: pa.Array, dtype: DataType) -> NDArray[np.int64]:

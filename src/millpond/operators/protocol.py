@@ -116,6 +116,17 @@ class Adopting(Protocol):
         """Take up a part of it: the column `__hash`, then what `plan.carrying` makes of Spark's state."""
 
 
+@runtime_checkable
+class Announced(Protocol):
+    """An operator that can be told which keys a batch will ask for."""
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let the state of keys be read that the batch which reads version `needed` will ask for.
+
+        Between two batches, or two `process` of one. `hashes`: of keys, as in the column `__hash`, unsigned.
+        """
+
+
 class Operator(Protocol):
     """One stateful operator on one partition.
 

@@ -94,3 +94,77 @@ def test_runs_are_replaced_in_place():
     assert runs.runs == (made[0], made[0], made[3])
     with pytest.raises(ValueError, match="neighbours"):
         runs.replace([made[0], made[3]], [])
+
+
+def _versions(shape, *numbers):
+    """The same keys once for each number, which is their first value."""
+    rows = sort_rows(random_rows(500, shape, 3), shape)
+    for number in numbers:
+        words = rows.words.copy()
+        words[:, shape.offsets[len(shape.schema.keys)]] = number
+        yield Rows(words, rows.heap)
+
+
+def _first_values(runs, rows, shape):
+    found, got = found_rows(runs, rows, np.arange(rows.count))
+    assert sorted(found.tolist()) == list(range(rows.count))
+    return set(got.words[:, shape.offsets[len(shape.schema.keys)]].tolist())
+
+
+def test_what_was_fetched_stands_behind_newer_runs():
+    old, new = _versions(FIXED, 1, 2)
+    runs = RunSet(FIXED, [memory_run(old, FIXED)])
+    fetched = runs.fetch(old.words[:, 0].copy(), 0)
+    fetched.read()
+    assert _first_values(runs, old, FIXED) == {1}
+    assert fetched.used == old.count
+    runs.add(memory_run(new, FIXED))
+    assert _first_values(runs, old, FIXED) == {2}
+
+
+@pytest.mark.parametrize("among", ["the first", "others"])
+def test_a_merge_of_runs_that_were_fetched_from(among):
+    oldest, old, new = _versions(FIXED, 0, 1, 2)
+    inputs = [memory_run(rows, FIXED) for rows in (old, oldest)]
+    runs = RunSet(FIXED, inputs)
+    fetched = runs.fetch(old.words[:, 0].copy(), 0)
+    fetched.read()
+    if among == "the first":  # what was fetched stands for the merged run, too
+        runs.replace(inputs, [memory_run(old, FIXED)])
+        assert _first_values(runs, old, FIXED) == {1}
+        assert fetched.used == old.count
+    else:
+        newer = memory_run(new, FIXED)
+        runs.add(newer)
+        runs.replace([newer, *inputs], [memory_run(new, FIXED)])
+        assert _first_values(runs, old, FIXED) == {2}
+        assert not runs.fetched
+
+
+def test_hashes_of_which_runs_hold_nothing_are_not_sought_again(monkeypatch):
+    rows = sort_rows(random_rows(500, FIXED, 3), FIXED)
+    run = memory_run(rows, FIXED)
+    runs = RunSet(FIXED, [run])
+    strangers = random_rows(300, FIXED, 4)
+    fetched = runs.fetch(np.unique(strangers.words[:, 0]), 0)
+    fetched.read()
+    sought = []
+    monkeypatch.setattr(run, "_search", lambda query, select: sought.append(len(select)) or select)
+    assert len(runs.lookup(strangers, np.arange(300)).positions) == 0
+    assert not any(sought)
+
+
+def test_keys_with_one_hash_are_told_apart_after_fetching():
+    rows = random_rows(400, FIXED, 5, bits=4)
+    one = sort_rows(rows, FIXED)
+    runs = RunSet(FIXED, [memory_run(one, FIXED)])
+    fetched = runs.fetch(np.unique(one.words[:, 0]), 0)
+    fetched.read()
+    found, got = found_rows(runs, rows, np.arange(400))
+    assert sorted(found.tolist()) == list(range(400))
+    assert decode(got, FIXED) == decode(Rows(rows.words[found], rows.heap), FIXED)
+
+
+def test_nothing_is_fetched_where_hashes_do_not_tell_what_counts():
+    (rows,) = _versions(FIXED, 1)
+    assert RunSet(FIXED).fetch(rows.words[:, 0].copy(), 0) is None

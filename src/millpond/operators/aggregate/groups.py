@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import distinct_hash, numeric
-from millpond.layout import HashRange, Rows
+from millpond.layout import HashRange, Rows, Words
 from millpond.operators.aggregate.tables import Distinct, accumulators_before, distincts, images, main_table
 from millpond.operators.columns.encode import (
     ALL,
@@ -94,6 +94,10 @@ class Groups:
         if self._settles:
             for call in self.calls:
                 call.begin(version)
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let groups be read that a later batch will ask for (see `operators.protocol.Announced`)."""
+        self.table.announce(hashes, needed, needed)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from millpond.layout import HashRange, Rows
+from millpond.layout import HashRange, Rows, Words
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
 from millpond.operators.tables.keyed import decode_rows
@@ -50,6 +50,10 @@ class AggregateOperator:
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
         return int(self._groups.table.passes(rows))
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let the groups of some keys be read (see `Announced`)."""
+        self._groups.announce(hashes, needed)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.layout import HashRange, Rows
+from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.dedup.tables import seen_table
 from millpond.operators.event_time_slices import SlicedState, UnslicedState, times_of
@@ -48,6 +48,10 @@ class Seen:
         """Start the batch that reads state `version`."""
         self._version = version
         self.table.begin(version)
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let the state of some keys be read (see `Announced`)."""
+        self.table.announce(hashes, needed, needed)
 
     def fresh(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows whose key is new; the batch has the column `__hash`, then those of the spec."""
@@ -107,6 +111,11 @@ class DeduplicateOperator:
         self._late = times.late * 1000
         self.late_rows = 0
         self._parts.begin(version, times)
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let the state of some keys be read (see `Announced`); of keys with event time it is not known where."""
+        if isinstance(self._parts, UnslicedState):
+            self._parts.part.announce(hashes, needed)
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""

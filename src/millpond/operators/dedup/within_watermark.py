@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.layout import HashRange, Rows
+from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, numbers, plain, portions, validity
 from millpond.operators.dedup.tables import within_table
 from millpond.operators.functions.accumulators import BLOCK
@@ -54,6 +54,10 @@ class WithinWatermarkOperator:
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
         return self._table.passes(rows)
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let the state of some keys be read (see `Announced`)."""
+        self._table.announce(hashes, needed, needed)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""

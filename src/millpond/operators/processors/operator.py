@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.errors import UsageError
-from millpond.layout import NEVER, HashRange, Rows
+from millpond.layout import NEVER, HashRange, Rows, Words
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
 from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller, Phase
@@ -92,6 +92,11 @@ class ProcessorOperator:
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch: one, in any order."""
         return 1
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let what variables have of some keys be read (see `Announced`)."""
+        for one in self._asked_for.values():
+            one.table.announce(hashes, needed, needed)
 
     def narrow(self, range_: HashRange) -> None:
         """Nothing: rows are taken in any order."""

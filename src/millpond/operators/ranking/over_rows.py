@@ -69,6 +69,10 @@ class OverRowsOperator:
         """One: what a batch brings is held until it is complete."""
         return 1
 
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let the state of some keys be read (see `Announced`)."""
+        self._table.announce(hashes, needed, needed)
+
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""
 

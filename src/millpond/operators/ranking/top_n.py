@@ -19,7 +19,7 @@ from millpond.kernels.ranking import changes as rank_changes
 from millpond.kernels.ranking import top_n as ranking
 from millpond.kernels.ranking.grouping import KeyBlock, group
 from millpond.kernels.ranking.packed_rows import BORN, long_slots, put_best, read_slots, write_slots
-from millpond.layout import HashRange, Rows
+from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.operators.ranking.packed_rows import PackedRows
@@ -69,6 +69,10 @@ class TopNOperator:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
         count: int = self._table.passes(rows)
         return count
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let the state of some keys be read (see `Announced`)."""
+        self._table.announce(hashes, needed, needed)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""

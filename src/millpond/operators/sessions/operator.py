@@ -17,7 +17,7 @@ import pyarrow as pa
 from millpond.files.formats.segment import decode_rows as decode_segment
 from millpond.files.formats.segment import encode_rows
 from millpond.kernels.event_time import sessions as kernels
-from millpond.layout import HashRange, Ints, Rows
+from millpond.layout import HashRange, Ints, Rows, Words
 from millpond.operators.columns.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK
@@ -83,6 +83,10 @@ class SessionOperator:
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
         return self._table.passes(rows)
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let the state of some keys be read (see `Announced`)."""
+        self._table.announce(hashes, needed, needed)
 
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""

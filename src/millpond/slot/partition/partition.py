@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
-from millpond.layout import HashRange
+from millpond.layout import HashRange, Words
 from millpond.metrics import DURABLE
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import Calling
@@ -26,6 +26,7 @@ from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.running import RunningQuery
 from millpond.slot.partition.tables import Tables
 from millpond.slot.partition.turns import Attempt, Turns
+from millpond.slot.prefetch.announcements import Announcements
 from millpond.spec.operators import GLOBAL_HASH
 from millpond.stores.aligned.table import AlignedTable
 from millpond.stores.memory.spool import Spool
@@ -77,6 +78,7 @@ class Partition:
         self.task = task
         self.number = number
         self._turns = Turns(task.settings.attempt_timeout)
+        self._hints = Announcements(query.hint_switch(task))
         self._busy = threading.Lock()  # held for each step that reads or replaces the operator
         self._epoch = 0  # changes whenever the state does, so that output of an older state stops
         self._operator: Operator | None = None
@@ -100,6 +102,13 @@ class Partition:
         with self._turns.taken(Attempt(version, -1, lambda: None, fed=True)):
             if self._manifest is None:
                 self._open(version)
+
+    def hint(self, batch: int, hashes: Words) -> None:
+        """Take note of keys that a batch will ask for; they are looked at now, or as soon as the partition can."""
+        self._hints.keep(batch, hashes)
+        with self._turns.if_free() as free:
+            if free and self._manifest is not None:
+                self._hints.pass_on(self._operator, self._manifest.version)
 
     def run(
         self,
@@ -194,6 +203,7 @@ class Partition:
                 seen.add(rows)
                 if range_ is not None:
                     operator.narrow(range_)
+                self._hints.pass_on(operator, batch)
                 take(rows)
             sealing = time.perf_counter()
             deltas = operator.finish()
@@ -207,6 +217,7 @@ class Partition:
             self._discard()  # half a batch is in the tables
             raise
         figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}
+        self._hints.learn(figures)
         self._applied = Applied(batch, seen, self._epoch, figures)
         return self._applied
 

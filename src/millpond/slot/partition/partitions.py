@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.task import PipeTask
@@ -74,6 +75,7 @@ class PartitionServer:
         self._directory = directory
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="millpond-merge")
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="millpond-write")
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="millpond-read-ahead")
         self._lock = threading.Lock()
         self._means: Means | None = None
         self._queries: dict[str, _Query] = {}
@@ -135,6 +137,15 @@ class PartitionServer:
             for partition in [self._partition(task, number) for number in partitions for task in tasks]:
                 partition.open_ahead(version)
 
+    def hint(self, task: PipeTask, partition: int, batch: int, hashes: Words) -> None:
+        """Announce keys to a partition, if it is there (see `Work`)."""
+        query = self._query(task.key)
+        running = query.running
+        if running is not None and running.task.generation == task.generation:
+            held = query.partitions.get((task.operator, partition))
+            if held is not None:
+                held.hint(batch, hashes)
+
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable and let go of it.
 
@@ -181,6 +192,7 @@ class PartitionServer:
                 query.let_go()
         self._merges.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     def _query(self, query: str) -> _Query:
         with self._lock:
@@ -212,6 +224,13 @@ class PartitionServer:
                 budget = MemoryBudget(task.settings.memory)
                 give_back_above(budget.total // _GIVEN_BACK)
                 self._means = Means(
-                    self.slot, self._number, self._directory, budget, budget.open(), self._merges, self._writers
+                    self.slot,
+                    self._number,
+                    self._directory,
+                    budget,
+                    budget.open(),
+                    self._merges,
+                    self._writers,
+                    self._readers,
                 )
             return self._means

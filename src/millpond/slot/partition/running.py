@@ -25,6 +25,7 @@ from millpond.slot.batch.task import PipeTask
 from millpond.slot.compaction.remote import RemoteCompaction
 from millpond.slot.partition.copies import CopiesFolder, claim_copies, remove_old_copies
 from millpond.slot.partition.timed import Timed
+from millpond.slot.prefetch.switch import HintSwitch
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import Account, MemoryBudget
 from millpond.stores.runs.run_store import RunStore
@@ -46,6 +47,7 @@ class Means:
         arrow: the part of it that record batches take.
         merges: thread that merges runs behind the batch's back.
         writers: thread that writes what leaves memory; nothing may keep it waiting.
+        readers: threads that read what was announced.
     """
 
     slot: str
@@ -55,6 +57,7 @@ class Means:
     arrow: Account
     merges: Executor
     writers: Executor
+    readers: Executor
 
     @property
     def cache_memory(self) -> int:
@@ -181,6 +184,12 @@ class RunningQuery:
                 kept = {known: entry for known, entry in self._planned.items() if known >= batch - 1}
                 self._planned = kept | {batch: planned(self.task, batch)}
             return self._planned[batch]
+
+    def hint_switch(self, task: PipeTask) -> HintSwitch | None:
+        """The switch of an operator's hints, where they can be had."""
+        if task.exchange != "local" or not task.settings.prefetch:
+            return None
+        return HintSwitch(self.means.directory, task, self.means.number)
 
     def durable(self, versions: Iterable[tuple[int, int, int]]) -> None:
         """Versions (operator, partition, version) that were sealed here are durable."""

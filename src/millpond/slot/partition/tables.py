@@ -96,6 +96,7 @@ class Tables:
             self._range if axis == "hash" else HashRange(),
             writers=means.writers,
             elsewhere=self._query.remote,
+            readers=means.readers if self._settings.prefetch else None,
             axis=axis,
             earlier=[tables[name] for tables in self._earlier.values() if (name := base_name(wanted.name)) in tables],
         )

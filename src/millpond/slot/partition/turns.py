@@ -66,6 +66,21 @@ class Turns:
                 self._current = None
                 self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Hold the turn for a moment if nobody does; whether it is held."""
+        with self._changed:
+            free = self._current is None and not self._closed
+            if free:
+                self._current = Attempt(-1, -1, lambda: None, fed=True)
+        try:
+            yield free
+        finally:
+            if free:
+                with self._changed:
+                    self._current = None
+                    self._changed.notify_all()
+
     def _take(self, attempt: Attempt) -> None:
         with self._changed:
             deadline = time.monotonic() + self._patience

@@ -26,6 +26,7 @@ from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.parcels import Parcel, exchange_folder
 from millpond.slot.batch.rows import key_groups
 from millpond.slot.batch.task import PipeTask
+from millpond.slot.pipe.hints import HintSender
 from millpond.slot.pipe.worker import promptly, settle
 from millpond.slot.process.identity import owner
 from millpond.slot.process.lifecycle import SlotDirectory
@@ -68,9 +69,10 @@ class ExchangeWrite:
         directory.enter(owner())
         folder = exchange_folder(directory.path, self.task) / str(batch)
         path = folder / f"{self.task.operator}-{context.taskAttemptId() if context else os.getpid()}.arrow"
+        hints = HintSender.of(directory, self.task, batch)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            parcels = self._write(path, first, batches)
+            parcels = self._write(path, first, batches, hints)
         except OSError as error:
             raise MillpondError(
                 f"Rows on their way to their slots cannot be written ({error}).",
@@ -80,6 +82,9 @@ class ExchangeWrite:
                 version=batch,
                 file=str(path),
             ) from error
+        finally:
+            if hints is not None:
+                hints.close()
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array([msgspec.msgpack.encode(parcel) for parcel in parcels.values()], pa.binary()),
@@ -89,7 +94,9 @@ class ExchangeWrite:
             schema=PARCELS,
         )
 
-    def _write(self, path: Path, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> dict[int, Parcel]:
+    def _write(
+        self, path: Path, first: pa.RecordBatch, others: Iterator[pa.RecordBatch], hints: HintSender | None
+    ) -> dict[int, Parcel]:
         parcels: dict[int, Parcel] = {}
         with (
             pa.OSFile(str(path), "wb") as unbuffered,
@@ -104,6 +111,8 @@ class ExchangeWrite:
                         parcel.places.append(file.tell())
                         parcel.rows += rows.num_rows
                         stream.write_batch(rows)
+                        if hints is not None:
+                            hints.send(partition, rows)
         return parcels
 
     def _by_partition(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -115,6 +115,20 @@ class Called(msgspec.Struct, tag=True):
     tables: list[str]
 
 
+class Hints(msgspec.Struct, tag=True):
+    """To a slot, which does not answer: keys of which rows are on their way; a schema and one record batch follow.
+
+    Attributes:
+        task: the operator.
+        partition: which partition the keys are of.
+        batch: the batch that will ask for them.
+    """
+
+    task: PipeTask
+    partition: int
+    batch: int
+
+
 class Open(msgspec.Struct, tag=True):
     """To a slot: these partitions will be asked for, at this version.
 
@@ -165,7 +179,21 @@ class Answered(msgspec.Struct, tag=True):
 
 
 Message = (
-    Ask | Granted | Hello | Welcome | Run | Call | Called | Done | Open | Opened | Drain | Drained | Status | Answered
+    Ask
+    | Granted
+    | Hello
+    | Welcome
+    | Run
+    | Call
+    | Called
+    | Done
+    | Hints
+    | Open
+    | Opened
+    | Drain
+    | Drained
+    | Status
+    | Answered
 )
 Frame = tuple[Kind, Any]
 

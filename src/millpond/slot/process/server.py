@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from millpond.errors import MillpondError
+from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.calling import ConnectedCaller
@@ -27,6 +28,7 @@ from millpond.slot.process.protocol import (
     Drain,
     Drained,
     Hello,
+    Hints,
     Kind,
     Open,
     Opened,
@@ -48,6 +50,9 @@ class Work(Protocol):
         """Run one batch of one partition; `abandon` cuts this attempt off when a later one overtakes it, `caller` calls
         the user's processor.
         """
+
+    def hint(self, task: PipeTask, partition: int, batch: int, hashes: Words) -> None:
+        """Keys that a batch will ask for, by their hashes; nothing comes of those that nobody can use."""
 
     def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
         """Open partitions of a query's operators before their first batch; failures are left to that."""
@@ -152,6 +157,9 @@ class Slot:
             caller = ConnectedCaller(connection)
             self._answer(connection, self.work.run(message, _incoming(connection), connection.abort, caller))
             connection.serving = None
+        elif isinstance(message, Hints):
+            hashes = next(_tables(connection)).column(0).to_numpy()
+            self.work.hint(message.task, message.partition, message.batch, hashes)
         elif isinstance(message, Open):
             self.work.open_ahead(message.tasks, message.partitions, message.version)
             connection.send(Opened())
@@ -178,6 +186,13 @@ class Slot:
             connection.send(end.value)
         finally:
             answer.close()
+
+
+def _tables(connection: Connection) -> Iterator[pa.RecordBatch]:
+    while True:
+        kind, payload = connection.receive()
+        if kind is Kind.BATCH:
+            yield payload
 
 
 def _incoming(connection: Connection) -> Iterator[pa.RecordBatch]:

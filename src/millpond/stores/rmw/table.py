@@ -31,7 +31,7 @@ from millpond.stores.rmw.memory_pressure import MemoryManager
 from millpond.stores.rmw.scan import merged
 from millpond.stores.rmw.scratch import Scratch
 from millpond.stores.runs.compactor import Compactor, Writer
-from millpond.stores.runs.prefetcher import Prefetcher
+from millpond.stores.runs.prefetcher import Prefetcher, Prefetches
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.windows import axis_word, inside
@@ -554,17 +554,23 @@ class RmwTable:
 
         `keys`: keys held. `bytes`: of the state in memory and in files.
         `cache_hits`, `cache_misses`: keys that were looked for and were in memory, or had to be sought in runs.
+        `prefetched_keys`, `prefetched_used`, `dropped_hints`, `prefetch_ms`: see `Prefetches`; of the last batch.
         `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows` of them are in no run yet; `buffer_bytes`: on
         their way to files; `run_rows`: rows in runs.
         """
         searched = 0 if self._memory.complete else self._missed
         files = sum(run.ref.bytes for run in self._runs.runs if run.ref is not None)
         buffered = 0 if self._eviction_buffer is None else self._eviction_buffer.memory
+        ahead = Prefetches() if self._prefetcher is None else self._prefetcher.latest
         return {
             "keys": self._keys,
             "bytes": self._hot.memory + buffered + files,
             "cache_hits": self._sought - searched,
             "cache_misses": searched,
+            "prefetched_keys": ahead.read,
+            "prefetched_used": ahead.used,
+            "dropped_hints": ahead.dropped,
+            "prefetch_ms": round(ahead.seconds * 1000),
             "hot_rows": self._hot.count,
             "hot_bytes": self._hot.memory,
             "dirty_rows": self._hot.dirty,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,26 +19,19 @@ from millpond.layout import Words
 from millpond.stores.runs.fetched import Fetched
 from millpond.stores.runs.run_set import RunSet
 
-_LATEST = 1 << 8
-"""Reads of which the durations are remembered."""
 
-
-@dataclass
-class Prefetches:
-    """What came of hints.
+class Prefetches(NamedTuple):
+    """What came of the hints for one batch.
 
     Attributes:
-        hinted: keys that were announced and not in memory. dropped: of these, those that there was no memory for.
-        read: keys that were read ahead. used: of those that are over, how many were asked for; unused: how many not.
-        seconds: how long the latest reads took.
+        read: keys that were read ahead. used: how many of them were asked for.
+        dropped: keys for which there was no memory. seconds: how long the longest read took.
     """
 
-    hinted: int = 0
-    dropped: int = 0
     read: int = 0
     used: int = 0
-    unused: int = 0
-    seconds: list[float] = field(default_factory=list)
+    dropped: int = 0
+    seconds: float = 0.0
 
 
 class Prefetcher:
@@ -47,6 +40,9 @@ class Prefetcher:
     Args:
         runs: of the table. pool: where they are read; its threads may wait.
         limit: how many bytes may be held for keys that were not asked for yet.
+
+    Attributes:
+        latest: what came of the hints for the batch that ended last.
     """
 
     def __init__(self, runs: RunSet, pool: Executor, limit: Callable[[], int]) -> None:
@@ -58,8 +54,9 @@ class Prefetcher:
         self._needed = 0
         self._reading: Fetched | None = None
         self._closed = False
+        self._dropped = 0
         self._row_bytes = float(8 * runs.layout.width + 64)
-        self.figures = Prefetches()
+        self.latest = Prefetches()
 
     def announce(self, hashes: Words, needed: int) -> None:
         """Let keys be read that are not in memory.
@@ -75,10 +72,9 @@ class Prefetcher:
             if self._closed:
                 return
             waiting = np.union1d(self._waiting, hashes)
-            self.figures.hinted += len(waiting) - len(self._waiting)
             most = max(0, int((self._limit() - self._runs.fetched_memory) / self._row_bytes))
             if len(waiting) > most:
-                self.figures.dropped += len(waiting) - most
+                self._dropped += len(waiting) - most
                 waiting = waiting[:most]
             self._waiting = waiting
             self._needed = max(self._needed, needed)
@@ -98,9 +94,6 @@ class Prefetcher:
         fetched.read()
         with self._lock:
             self._reading = None
-            figures = self.figures
-            figures.read += len(fetched.hashes)
-            figures.seconds = [*figures.seconds[1 - _LATEST :], fetched.seconds]
             self._row_bytes = max(16.0, fetched.memory / len(fetched.hashes))
             self._start()
 
@@ -115,10 +108,14 @@ class Prefetcher:
         """Let go of what was read for batches up to the one that read a version."""
         gone = self._runs.drop_fetched(version)
         with self._lock:
-            for fetched in gone:
-                used = fetched.used
-                self.figures.used += used
-                self.figures.unused += len(fetched.hashes) - used
+            read = [fetched for fetched in gone if fetched.done]
+            self.latest = Prefetches(
+                sum(len(fetched.hashes) for fetched in read),
+                sum(fetched.used for fetched in read),
+                self._dropped,
+                max((fetched.seconds for fetched in read), default=0.0),
+            )
+            self._dropped = 0
             if self._needed <= version:
                 self._waiting = np.empty(0, np.uint64)
 

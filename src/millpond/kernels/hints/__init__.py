@@ -1,0 +1,1 @@
+"""Finding out which keys need no hint."""

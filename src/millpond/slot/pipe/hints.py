@@ -1,0 +1,76 @@
+"""The hint extractor (Keyed Prefetching, §IV-B): tells slots which keys are on their way, past the data.
+
+It runs where rows are made ready for their slots: the stage that follows begins when all of them are written, and until
+then the state of their keys can be read. Keys that are surely hot are left out: a count-min sketch, which lives as long
+as the process, knows them.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.errors import MillpondError
+from millpond.kernels.hints.sketch import Sketch
+from millpond.layout import Words
+from millpond.slot.batch.task import PipeTask
+from millpond.slot.pipe.client import SlotFinder
+from millpond.slot.prefetch.switch import wanted
+from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.protocol import Connection, Hints
+
+SCHEMA = pa.schema([("hash", pa.uint64())])
+
+_sketches: dict[tuple[str, int], Sketch] = {}
+
+
+class HintSender:
+    """Sends the hints of one task of one batch. Whatever goes wrong ends them, and nothing else.
+
+    Args:
+        task: the operator. batch: its id. slots: those that want hints.
+    """
+
+    def __init__(self, task: PipeTask, batch: int, slots: frozenset[int]) -> None:
+        self._task = task
+        self._batch = batch
+        self._slots = slots
+        self._connections: dict[int, Connection | None] = {}
+        self._sketch = _sketches.setdefault((task.key, task.operator), Sketch())
+
+    @classmethod
+    def of(cls, directory: SlotDirectory, task: PipeTask, batch: int) -> HintSender | None:
+        """A sender, if any slot wants hints."""
+        slots = wanted(directory.path, task) if task.settings.prefetch else frozenset()
+        return cls(task, batch, slots) if slots else None
+
+    def send(self, partition: int, rows: pa.RecordBatch) -> None:
+        """Announce the keys of some rows of a partition, whose column `__hash` comes first."""
+        slot = partition % self._task.slots
+        if slot not in self._slots:
+            return
+        hashes = self._sketch.rare(np.unique(rows.column(0).to_numpy().view(np.uint64)))
+        if len(hashes):
+            self._announce(slot, partition, hashes)
+
+    def _announce(self, slot: int, partition: int, hashes: Words) -> None:
+        try:
+            if slot not in self._connections:
+                self._connections[slot] = None
+                self._connections[slot] = SlotFinder(self._task).find(slot)[0]
+            connection = self._connections[slot]
+            if connection is not None:
+                connection.send(Hints(self._task, partition, self._batch))
+                connection.send_schema(SCHEMA)
+                connection.send_batch(pa.RecordBatch.from_arrays([pa.array(hashes)], schema=SCHEMA))
+        except (OSError, MillpondError):
+            self._connections[slot] = None
+
+    def close(self) -> None:
+        """Hang up."""
+        for connection in self._connections.values():
+            if connection is not None:
+                with suppress(OSError):
+                    connection.close()

@@ -1,0 +1,58 @@
+"""What one partition does with hints: looks at them when it is at rest, or between two pieces of a batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+
+from millpond.layout import Words
+from millpond.operators.protocol import Announced, Operator
+from millpond.slot.prefetch.switch import HintSwitch
+
+_MOST = 1 << 20
+"""Keys that are kept for one batch until they can be looked at, at most: more would be read too late anyway."""
+
+_MISSED = 0.002
+"""Share of the keys of a batch that were not in memory, from which hints are wanted."""
+
+
+class Announcements:
+    """Hints for one partition. `keep` may be called from any thread, the rest by whoever has the partition's turn.
+
+    Args:
+        switch: to be set when hints are wanted; None where there are none to be had.
+    """
+
+    def __init__(self, switch: HintSwitch | None) -> None:
+        self._switch = switch
+        self._lock = threading.Lock()
+        self._kept: dict[int, list[Words]] = {}
+        self._counts: dict[int, int] = {}
+
+    def keep(self, batch: int, hashes: Words) -> None:
+        """Keep hints for a batch, as far as there is room."""
+        with self._lock:
+            count = self._counts.get(batch, 0)
+            if count < _MOST:
+                self._kept.setdefault(batch, []).append(hashes[: _MOST - count])
+                self._counts[batch] = min(_MOST, count + len(hashes))
+
+    def pass_on(self, operator: Operator | None, version: int) -> None:
+        """Tell an operator, which is at some version, of all that was kept; what is for earlier batches is dropped."""
+        if not self._kept:
+            return
+        with self._lock:
+            kept, self._kept, self._counts = self._kept, {}, {}
+        if not isinstance(operator, Announced):
+            return
+        for needed, parts in kept.items():
+            if needed >= version:
+                operator.announce(np.concatenate(parts), needed)
+
+    def learn(self, figures: Mapping[str, float]) -> None:
+        """See from a batch's figures whether hints are wanted for the next ones."""
+        if self._switch is not None:
+            misses, hits = figures.get("cache_misses", 0.0), figures.get("cache_hits", 0.0)
+            self._switch.set(misses > _MISSED * (misses + hits))

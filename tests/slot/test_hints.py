@@ -1,0 +1,129 @@
+"""Hints: what is announced is read before its rows come, and makes no difference but time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.slot.batch.task import PipeTask
+from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.prefetch.switch import wanted
+from millpond.slot.process.protocol import Run
+
+from .conftest import TIME, hashes_in, key_hash, table_of
+
+MEMORY = 16 << 20
+KEYS = 400_000
+"""Of which some 200,000 have room in memory."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[PartitionServer]:
+    server = PartitionServer(tmp_path / "slot")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def large(counting: PipeTask) -> PipeTask:
+    settings = msgspec.structs.replace(counting.settings, memory=MEMORY)
+    return msgspec.structs.replace(counting, settings=settings, exchange="spark")
+
+
+def rows_of(keys: np.ndarray) -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch(
+        {"__hash": pa.array([key_hash(0, 1, TIME)]), "__mark": [True], "k": pa.array([0]), "v": pa.array([0])}
+    )
+    for start in range(0, len(keys), 50_000):
+        some = keys[start : start + 50_000]
+        columns = [hashes_in(0, 1, some), np.zeros(len(some), bool), some, np.ones(len(some), np.int64)]
+        yield pa.record_batch([pa.array(column) for column in columns], names=["__hash", "__mark", "k", "v"])
+
+
+def run(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -> tuple[dict, dict[str, float]]:
+    answer = server.run(Run(task, 0, batch, batch), rows_of(keys))
+    batches = []
+    while True:
+        try:
+            batches.append(next(answer))
+        except StopIteration as end:
+            return table_of(batches), end.value.metrics
+
+
+def hint(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -> None:
+    server.hint(task, 0, batch, hashes_in(0, 1, keys).view(np.uint64))
+
+
+def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionServer, large: PipeTask) -> None:
+    everything = np.arange(KEYS)
+    run(server, large, 0, everything)
+    rng = np.random.default_rng(1)
+    for batch, announced in enumerate([0, 2_000, 2_000], 1):
+        asked = rng.choice(KEYS, 2_500, replace=False)
+        hint(server, large, batch, asked[:announced])
+        rows, figures = run(server, large, batch, asked)
+        assert set(rows) == set(asked.tolist())
+        assert set(rows.values()) <= {(count, count) for count in range(2, 6)}
+        assert figures["cache_misses"] > 500
+        assert figures["prefetched_used"] == figures["prefetched_keys"] <= announced
+        if announced:
+            assert figures["prefetched_keys"] > announced // 4
+
+
+@pytest.mark.parametrize("kind", ["other keys", "late", "early", "strangers", "twice", "many"])
+def test_wrong_hints_change_nothing(server: PartitionServer, large: PipeTask, kind: str) -> None:
+    rng = np.random.default_rng(2)
+    run(server, large, 0, np.arange(KEYS))
+    counts = np.ones(KEYS, np.int64)
+    for batch in range(1, 6):
+        asked = rng.choice(KEYS, 20_000, replace=False)
+        others = rng.choice(KEYS, 20_000, replace=False)
+        if kind == "other keys":
+            hint(server, large, batch, others)
+        elif kind == "late":
+            hint(server, large, batch - 1, asked)
+        elif kind == "early":
+            hint(server, large, batch + 2, asked)
+        elif kind == "strangers":
+            hint(server, large, batch, others + KEYS)
+        elif kind == "twice":
+            for _ in range(3):
+                hint(server, large, batch, np.concatenate([asked, asked]))
+        else:
+            for start in range(0, KEYS, 50_000):
+                hint(server, large, batch, np.arange(start, start + 50_000))
+        np.add.at(counts, asked, 1)
+        rows, figures = run(server, large, batch, asked)
+        assert rows == {key: (counts[key], counts[key]) for key in asked.tolist()}
+        if kind == "many":
+            assert figures["dropped_hints"] > 0
+
+
+def test_hints_for_what_is_not_there_are_dropped(server: PartitionServer, large: PipeTask) -> None:
+    hint(server, large, 0, np.arange(100))
+    run(server, large, 0, np.arange(100))
+    hint(server, msgspec.structs.replace(large, generation=7), 1, np.arange(100))
+    server.hint(large, 5, 1, np.arange(100).astype(np.uint64))
+    rows, figures = run(server, large, 1, np.arange(100))
+    assert rows == dict.fromkeys(range(100), (2, 2))
+    assert figures["prefetched_keys"] == 0
+
+
+def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: PipeTask) -> None:
+    task = msgspec.structs.replace(large, exchange="local")
+    server = PartitionServer(tmp_path / "slot")
+    try:
+        partition = server._partition(task, 0)
+        learn = partition._hints.learn
+        assert not wanted(tmp_path / "slot", task)
+        learn({"cache_misses": 0.0, "cache_hits": 1000.0})
+        assert not wanted(tmp_path / "slot", task)
+        learn({"cache_misses": 100.0, "cache_hits": 900.0})
+        assert wanted(tmp_path / "slot", task) == {0}
+        learn({"cache_misses": 0.0, "cache_hits": 1000.0})
+        assert not wanted(tmp_path / "slot", task)
+    finally:
+        server.close()
