@@ -46,6 +46,11 @@ COMPACTIONS = (WAITING, "remote_compactions", "local_compactions", "remote_compa
 at the end of the batch; those that compactors have done, whose results the slots have taken; those that slots have done
 themselves, as no compactor did; bytes of the files that were taken; processor time of compactions in slots."""
 
+AHEAD = ("prefetched_keys", "prefetched_used")
+"""Figures added up likewise, where keys are announced before their rows come: keys that were not in memory and were
+read ahead; how many of them the batch asked for. Manifests have two more: `dropped_hints`, keys for which there was no
+memory; `prefetch_ms`, how long the longest read took."""
+
 PROCESSORS = ("called_keys", "due_timers")
 """Figures added up likewise, of processors of the user: keys with rows that one was called for; due timers."""
 
@@ -70,6 +75,9 @@ DURABLE = (
     "cache_hits",
     "cache_misses",
     "process_ms",
+    *AHEAD,
+    "dropped_hints",
+    "prefetch_ms",
     *PRICES,
     *TIERS,
     *COMPACTIONS,
@@ -78,7 +86,7 @@ DURABLE = (
 the state in memory; `process_ms`, how long the operator took over the batch; requests, tiers and compactions, where
 there are any."""
 
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS + AHEAD
 _SCALES = {"request_cost": 10}
 """Of figures that are no whole numbers, what makes them so."""
 

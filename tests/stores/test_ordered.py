@@ -67,7 +67,13 @@ class Rig:
         store = RunStore(self.files, str(self.folder / f"local{len(self.stores)}"), disk=0, memory=1 << 20)
         self.stores.append(store)
         table = OrderedTable.open(
-            self.schema, manifest, store, MemoryBudget(4 << 20), Immediate(), drop_matched=self.drop_matched
+            self.schema,
+            manifest,
+            store,
+            MemoryBudget(4 << 20),
+            Immediate(),
+            readers=Immediate(),
+            drop_matched=self.drop_matched,
         )
         assert table._files is not None
         table._files.most_deltas = 2
@@ -85,6 +91,7 @@ class Rig:
     def batch(self, fresh: list[Model], marks: list[int], until: int, spill: bool) -> None:
         table = self.table
         table.begin(self.version)
+        table.announce(np.array([row.hash for row in (*fresh, *self.rows[:3])], np.uint64))
         if fresh:
             entries = [Entry(row.hash, row.key, (0, *([0] if self.marked else []), *row.value)) for row in fresh]
             rows = encode(entries, self.layout.rows)
@@ -273,6 +280,35 @@ def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pyte
     assert merges
     assert rig.manifests[-1].flushed > 15
 
+    rig.close()
+
+
+def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, False, True)
+    table, (store,) = rig.table, rig.stores
+    assert table._files is not None
+    table.begin(0)
+    words = np.zeros((2000, rig.layout.rows.width), np.uint64)
+    words[:, 0] = np.arange(2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words[:, rig.layout.rows.offsets[0]] = np.arange(2000)
+    table.append(Rows(words, np.empty(0, np.uint8)), np.arange(2000) * SECOND)
+    table.settle()
+    table._files.spill(table.fresh, lambda: False)
+    table.seal()
+    table.begin(1)
+    assert all(part.rows is None for part in table.parts)
+    probe = words[words[:, 0].argsort()][5:400:9, : rig._probe.rows.width].copy()
+    table.announce(probe[:, 0].copy())
+    assert table.stats()["prefetched_keys"] == len(probe)
+    read = store.cache.misses
+    found = 0
+    for part in table.parts:
+        lo, hi = np.full(len(probe), BEGINNING), np.full(len(probe), NEVER)
+        for pairs in part.match(Rows(probe, np.empty(0, np.uint8)), rig._probe.shape, lo, hi, 1000):
+            found += len(pairs.probes)
+    assert found == len(probe)
+    assert store.cache.misses == read
+    assert table.stats()["cache_misses"] == len(probe) * len(table.parts)
     rig.close()
 
 

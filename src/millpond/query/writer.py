@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.files.backends.filesystem import on_disk
-from millpond.metrics import COMPACTIONS, FIGURES, REMOTE
+from millpond.metrics import AHEAD, COMPACTIONS, FIGURES, REMOTE
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_text
@@ -176,6 +176,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             pipes = [Pipe(task, coverage, figures=True) for task in tasks]
             writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else None
             figures: tuple[str, ...] = FIGURES if on_disk(tasks[0].location) else FIGURES + REMOTE
+            figures += AHEAD if writes and settings.prefetch else ()
             figures += COMPACTIONS if settings.compaction == "remote" else ()
             return transplant(self._df, decision, tasks[0].partitions, pipes, writes, figures)
 

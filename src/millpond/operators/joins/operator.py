@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.files.formats.blocks import Shape, shape_of
 from millpond.kernels.ordered.order import Pairs
 from millpond.kernels.runs.gather import addresses, gather_rows
-from millpond.layout import NEVER, HashRange, Rows
+from millpond.layout import NEVER, HashRange, Rows, Words
 from millpond.operators.columns.encode import portions
 from millpond.operators.joins import condition
 from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_table, times
@@ -91,6 +91,11 @@ class JoinOperator:
                 until = times.closed + side.side.expiry_ms
                 cap = side.side.expiry_cap_ms
                 side.table.expire((until if cap is None else min(until, cap)) * 1000)
+
+    def announce(self, hashes: Words, needed: int) -> None:
+        """Let what both sides have of some keys be read (see `Announced`); of which side rows come is not known."""
+        for side in (self._left, self._right):
+            side.table.announce(hashes)
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch: one, their order does not matter."""

@@ -113,6 +113,7 @@ class Tables:
             self._range,
             writers=means.writers,
             elsewhere=self._query.remote,
+            readers=means.readers if self._settings.prefetch else None,
             drop_matched=wanted.drop_matched,
         )
         return self._loads(wanted.name, table)

@@ -56,11 +56,13 @@ class Part:
         oldest, newest: bounds of their times, rows without time left out; timeless: whether there are such rows.
         run: the file, once written; file: the file on its way.
         marks: a bit for each row that was matched and does not say so itself; None as long as there is none.
+        sought: how many keys were looked for in the file, in this batch.
     """
 
     def __init__(self, layout: OrderedLayout, rows: Rows, upto: int) -> None:
         self.layout = layout
         self.upto = upto
+        self.sought = 0
         self.range = HashRange()
         self.count = rows.count
         self.rows: Rows | None = rows
@@ -82,6 +84,7 @@ class Part:
         assert run.ref is not None
         part.layout, part.upto, part.range = layout, upto, run.range
         part.count, part.rows, part.run, part.file, part.marks = run.rows, None, run, None, None
+        part.sought = 0
         part.timeless = run.ref.newest == _TOP_STAMP
         part.oldest = run.ref.oldest * 1000 if run.ref.oldest else BEGINNING
         part.newest = run.ref.newest * 1000 + 999
@@ -237,6 +240,28 @@ class Part:
         if self.rows is not None:
             yield 0, len(hashes), self.blocks()
             return
+        for begin, end, wanted in self._numbers(hashes):
+            self.sought += end - begin
+            yield begin, end, self.blocks(wanted)
+
+    def bring(self, hashes: NDArray[np.uint64], most: int) -> int:
+        """Have up to so many blocks with rows of some hashes (in order) read; how many. For another thread."""
+        run = self.run
+        if run is None or not run.source.index.count:
+            return 0
+        brought = 0
+        for _, _, wanted in self._numbers(hashes):
+            wanted = wanted[: most - brought]
+            if not len(wanted):
+                break
+            run.source.blocks(wanted)
+            for some in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
+                run.source.expect_blocks(int(some[0]), int(some[-1]) + 1)
+            brought += len(wanted)
+        return brought
+
+    def _numbers(self, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+        """Hashes (from, to) with the numbers of the blocks in which they may be, some at a time."""
         index = self.source.index
         lowest, highest = max(int(index.fence[0]), self.range.lo), min(index.highest, self.range.hi - 1)
         begin = int(np.searchsorted(hashes, np.uint64(lowest), "left"))
@@ -249,8 +274,7 @@ class Part:
             spread = np.zeros(int(last[stop - 1] - first[at]) + 2, np.int64)
             np.add.at(spread, first[at:stop] - first[at], 1)
             np.add.at(spread, last[at:stop] - first[at] + 1, -1)
-            wanted = np.flatnonzero(np.cumsum(spread) > 0) + first[at]
-            yield begin + at, begin + stop, self.blocks(wanted)
+            yield begin + at, begin + stop, np.flatnonzero(np.cumsum(spread) > 0) + first[at]
             at = stop
 
     def between(self, after: int, until: int, *, unmatched: bool) -> Iterator[Rows]:

@@ -21,10 +21,11 @@ from millpond.files.refs import TableManifest
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
 from millpond.kernels.ordered.order import MARK, MATCHED
-from millpond.layout import HASH, META, HashRange, Rows, TableSchema
+from millpond.layout import HASH, META, HashRange, Rows, TableSchema, Words
 from millpond.stores.jobs import Elsewhere
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import spooled
+from millpond.stores.ordered.ahead import BlocksAhead
 from millpond.stores.ordered.files import PartFiles
 from millpond.stores.ordered.layout import OrderedLayout, empty_rows, names_of, sorted_rows
 from millpond.stores.ordered.memory_merge import merged_in_memory
@@ -38,6 +39,8 @@ from millpond.stores.windows import inside
 
 _GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows
 _CHUNK = 65536
+_AHEAD_SHARE = 16
+"""Blocks that are read ahead may take such a part of the memory: half of the cache of blocks."""
 
 
 class OrderedTable:
@@ -54,6 +57,7 @@ class OrderedTable:
         store: writes run files. Without one, everything stays in memory.
         writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
         elsewhere: has merges done by others.
+        readers: reads blocks for keys that are announced. Without one, they are not.
         manifest: the state before the deltas that are to be loaded.
         drop_matched: whether rows are of no use once they were matched.
 
@@ -74,6 +78,7 @@ class OrderedTable:
         store: Writer | None = None,
         writers: Executor | None = None,
         elsewhere: Elsewhere | None = None,
+        readers: Executor | None = None,
         manifest: TableManifest = TableManifest(),  # noqa: B008
         parts: Sequence[Part] = (),
         drop_matched: bool = False,
@@ -97,6 +102,7 @@ class OrderedTable:
                 drop_matched,
                 elsewhere,
             )
+        self._ahead = None if readers is None else BlocksAhead(readers, budget.total // _AHEAD_SHARE)
         self.parts: list[Part] = list(parts)
         self.fresh: list[Part] = []
         self.expired = self.until = manifest.expired
@@ -121,6 +127,7 @@ class OrderedTable:
         *,
         writers: Executor | None = None,
         elsewhere: Elsewhere | None = None,
+        readers: Executor | None = None,
         drop_matched: bool = False,
         writable: bool = True,
     ) -> OrderedTable:
@@ -146,6 +153,7 @@ class OrderedTable:
             store=store if writable else None,
             writers=writers,
             elsewhere=elsewhere,
+            readers=readers,
             manifest=manifest,
             parts=parts,
             drop_matched=drop_matched,
@@ -174,6 +182,8 @@ class OrderedTable:
         self.expired = self.until
         self.parts += self.fresh
         self.fresh, self._newly, self._delta = [], [], []
+        for part in self.parts:
+            part.sought = 0
         self._numbered = 0
         gone = [part for part in self.parts if part.dead(self.expired)]
         self.parts = [part for part in self.parts if not part.dead(self.expired)]
@@ -185,6 +195,11 @@ class OrderedTable:
                 self.parts = self._merged(everything=True)
                 self._files.flush(self.parts, version)
         self._reserve()
+
+    def announce(self, hashes: Words) -> None:
+        """Have what is in files of some keys read that rows of the other side will meet."""
+        if self._ahead is not None:
+            self._ahead.announce(hashes, self.parts)
 
     def append(self, rows: Rows, times: NDArray[np.int64], matched: NDArray[np.bool_] | None = None) -> None:
         """Add rows to the batch.
@@ -404,7 +419,8 @@ class OrderedTable:
             "keys": sum(part.count - round(part.count * part.expired_share(self.until)) for part in parts),
             "bytes": sum(part.bytes for part in parts),
             "cache_hits": 0,
-            "cache_misses": 0,
+            "cache_misses": sum(part.sought for part in filed),
+            "prefetched_keys": 0 if self._ahead is None else self._ahead.taken(),
             "hot_rows": sum(part.count for part in hot),
             "hot_bytes": self.memory,
             "dirty_rows": sum(part.count for part in hot if part.file is None),
@@ -414,6 +430,8 @@ class OrderedTable:
 
     def close(self) -> None:
         """Give all memory back."""
+        if self._ahead is not None:
+            self._ahead.close()
         if self._files is not None:
             self._files.close()
         for part in (*self.parts, *self.fresh):
