@@ -51,6 +51,7 @@ class Settings:
     key_groups: int = 1 << KEY_GROUP_BITS
     batch_rows: int = 100_000
     exchange: Literal["auto", "local", "spark"] = "auto"
+    cache_policy: Literal["timestamp", "lru", "clock"] = "timestamp"
     prefetch: bool = True
     changes: Literal["upsert", "all"] = "upsert"
     store_pattern: Literal["auto", "append", "rmw"] = "auto"
@@ -228,6 +229,13 @@ SETTINGS = {
         _share,
         "likewise: of the requests that read parts of files, the share that may be made a second time because the "
         "first answer takes longer than 95 of 100 do (0 to 1); 0 makes none twice",
+    ),
+    "cache.policy": Setting(
+        "cache_policy",
+        _one_of("timestamp", "lru", "clock"),
+        "where state is larger than memory, which rows leave it first: `timestamp`: those used longest ago, by batch "
+        "or event time, unless their keys are announced; `lru`: those used longest ago; `clock`: those not used since "
+        "rows left last ([prefetching](guides/prefetching.md))",
     ),
     "prefetch": Setting(
         "prefetch",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.policy import Policy
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
@@ -268,6 +270,44 @@ def test_hints_keep_rows_in_memory(pools, tmp_path) -> None:
     left = np.concatenate([table.words[ids, 0] for ids in table._hot.walk(4096)])
     assert 200 < len(left) < 400
     assert np.isin(hinted, left).all()
+    table.close()
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+def test_what_leaves_memory_first(pools, tmp_path, policy) -> None:
+    table = RmwTable(
+        NUMBERS.schema,
+        fresh(NUMBERS),
+        RunSet(NUMBERS),
+        MemoryBudget(8 << 20),
+        pools[0],
+        store=Shelf(tmp_path),
+        policy=policy,
+    )
+
+    def left() -> set[int]:
+        return set(np.concatenate([table.words[ids, NUMBERS.key_start] for ids in table._hot.walk(4096)]).tolist())
+
+    thirds = np.arange(0, 300), np.arange(300, 600), np.arange(600, 900)
+    for version, some in enumerate((np.concatenate(thirds), thirds[2], np.concatenate([thirds[0], thirds[2]]))):
+        table.begin(version)
+        for start in range(0, len(some), 300):
+            count_up(table, NUMBERS, some[start : start + 300], version)
+        table.seal()
+    table._memory.complete = False
+    table.announce(keys(NUMBERS, thirds[1]).words[:, 0], 9, 9)
+    table._memory.evict(table._eviction_buffer, 1 / 3)
+    gone = set(range(900)) - left()
+    if policy == "timestamp":  # those that are announced stay, the others were used in one batch
+        assert not gone & set(thirds[1].tolist())
+    elif policy == "lru":
+        assert len(gone - set(thirds[1].tolist())) < 20
+    if policy == "clock":
+        table.begin(3)
+        count_up(table, NUMBERS, thirds[2], 3)
+        table.seal()
+        table._memory.evict(table._eviction_buffer, 0.3)
+        assert set(thirds[2].tolist()) <= left()
     table.close()
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import numpy as np
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from millpond.files.formats.segment import decode_rows
 from millpond.kernels.hot_table.upsert import TOUCH_NONE
 from millpond.layout import NULLS, HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.policy import Policy
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from tests.rows import Entry, Value, decode, encode, layout, values
@@ -109,6 +111,7 @@ class Rig:
     layout: RowLayout
     hashes: str
     folder: Path
+    policy: Policy = "timestamp"
     state: dict[tuple[int, tuple[Value, ...]], tuple[Value, ...]] = field(default_factory=dict)
     log: list[tuple[int, bytes]] = field(default_factory=list)
     version: int = 0
@@ -128,6 +131,7 @@ class Rig:
             HashRange(),
             store=self.shelf,
             readers=self.readers,
+            policy=self.policy,
             flushed=flushed,
             keys=keys,
         )
@@ -299,11 +303,13 @@ def scripts(draw: st.DrawFn) -> tuple[RowLayout, str, list[list[object]]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(scripts(), st.sets(st.integers(0, 5)))
-def test_a_table_equals_a_dictionary(script: tuple[RowLayout, str, list[list[object]]], recoveries: set[int]) -> None:
+@given(scripts(), st.sets(st.integers(0, 5)), st.sampled_from(get_args(Policy)))
+def test_a_table_equals_a_dictionary(
+    script: tuple[RowLayout, str, list[list[object]]], recoveries: set[int], policy: Policy
+) -> None:
     shape, hashes, batches = script
     with TemporaryDirectory() as folder:
-        rig = Rig(shape, hashes, Path(folder))
+        rig = Rig(shape, hashes, Path(folder), policy)
         for number, steps in enumerate(batches):
             rig.batch(steps)
             rig.check()

@@ -66,6 +66,7 @@ def pipe_task(
             hedging=settings.requests_hedged,
             read_batch_ratio=settings.read_batch_ratio,
             max_space_amplification=settings.max_space_amplification,
+            cache_policy=settings.cache_policy,
             prefetch=settings.prefetch,
             compaction=settings.compaction,
             compaction_timeout=settings.compaction_timeout,

@@ -23,6 +23,7 @@ class SlotSettings(msgspec.Struct, frozen=True):
         hedging: second requests for each first one to an object store, at most (see `HedgedFiles`).
         compaction: `local` compacts in the slot, `remote` asks workers first.
         compaction_timeout: how long a slot waits for a worker's sign of life before it compacts itself.
+        cache_policy: which rows leave memory first (see `RmwTable`).
         prefetch: whether keys are announced before their rows come.
         read_batch_ratio, max_space_amplification: of the unaligned append store (see `UnalignedTable`).
         start_timeout: how long a slot may take to answer when it is asked for.
@@ -47,6 +48,7 @@ class SlotSettings(msgspec.Struct, frozen=True):
     attempt_timeout: float = 60.0
     commit_timeout: float = 120.0
     exit_timeout: float = 30.0
+    cache_policy: Literal["timestamp", "lru", "clock"] = "timestamp"
     prefetch: bool = True
     compaction: Literal["local", "remote"] = "local"
     compaction_timeout: float = 60.0

@@ -97,6 +97,7 @@ class Tables:
             writers=means.writers,
             elsewhere=self._query.remote,
             readers=means.readers if self._settings.prefetch else None,
+            policy=self._settings.cache_policy,
             axis=axis,
             earlier=[tables[name] for tables in self._earlier.values() if (name := base_name(wanted.name)) in tables],
         )

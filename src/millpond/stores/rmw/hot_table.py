@@ -304,6 +304,11 @@ class HotTable:
         for ids in self.walk(_SAMPLE, hs.TOUCHED):
             self.words[ids, META] &= ~np.uint64(hs.TOUCHED)
 
+    def forget_stamps(self) -> None:
+        """Take the stamps off all rows."""
+        for ids in self.walk(_SAMPLE):
+            self.words[ids, META] &= np.uint64(hs.FLAGS)
+
     def copy(self, ids: NDArray[np.uint32], *, keep: int = 0, clear: int = 0, compact: bool = True) -> Rows:
         """Copies of rows.
 

@@ -29,11 +29,20 @@ class MemoryManager:
         spilled: what left memory in the running batch though the batch had changed it, oldest first.
     """
 
-    def __init__(self, hot: HotTable, runs: RunSet, buffer: EvictionBuffer | None, account: Account) -> None:
+    def __init__(
+        self,
+        hot: HotTable,
+        runs: RunSet,
+        buffer: EvictionBuffer | None,
+        account: Account,
+        *,
+        second_chances: bool = False,
+    ) -> None:
         self._hot = hot
         self._runs = runs
         self._eviction_buffer = buffer
         self._account = account
+        self._second_chances = second_chances
         self.complete = runs.rows == 0
         self.spilled: list[EvictedRun] = []
         self._departures = 0  # in this batch
@@ -140,6 +149,8 @@ class MemoryManager:
             evicted = buffer.add(rows)
             if (rows.words[:, META] & np.uint64(TOUCHED)).any():
                 self.spilled.append(evicted)
+        if self._second_chances and not hot.expiring:
+            hot.forget_stamps()
 
     def tidy(self) -> None:
         """Between batches: shrink to what the table may use now, and give back what fragmentation wastes."""

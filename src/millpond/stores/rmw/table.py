@@ -28,6 +28,7 @@ from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.flush import Flusher
 from millpond.stores.rmw.hot_table import HotTable
 from millpond.stores.rmw.memory_pressure import MemoryManager
+from millpond.stores.rmw.policy import Policy, Stamps
 from millpond.stores.rmw.scan import merged
 from millpond.stores.rmw.scratch import Scratch
 from millpond.stores.runs.compactor import Compactor, Writer
@@ -61,6 +62,7 @@ class RmwTable:
         writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
         elsewhere: has merges done by others.
         readers: reads keys that are announced. Without one, they are not.
+        policy: which rows leave memory first; those that expire leave in the order in which they do.
         flushed: the version up to which deltas are covered by `runs`.
         keys: how many keys the state holds that `runs` and the deltas to be loaded make up.
         axis: by what rows belong to the partition. Keys that are looked for have the hash of their group behind their
@@ -86,6 +88,7 @@ class RmwTable:
         writers: Executor | None = None,
         elsewhere: Elsewhere | None = None,
         readers: Executor | None = None,
+        policy: Policy = "timestamp",
         flushed: int = 0,
         keys: int = 0,
         axis: Axis = "hash",
@@ -109,7 +112,10 @@ class RmwTable:
             self._compactor = Compactor(
                 runs, store, background, piece=budget.piece, elsewhere=elsewhere, earlier=earlier
             )
-        self._memory = MemoryManager(self._hot, runs, self._eviction_buffer, self._account)
+        self._stamps = Stamps(policy)
+        self._memory = MemoryManager(
+            self._hot, runs, self._eviction_buffer, self._account, second_chances=self._stamps.second_chances
+        )
         self._prefetcher: Prefetcher | None = None
         if readers is not None:
             self._prefetcher = Prefetcher(runs, readers, lambda: self._account.limit // _AHEAD_SHARE)
@@ -137,6 +143,7 @@ class RmwTable:
         writers: Executor | None = None,
         elsewhere: Elsewhere | None = None,
         readers: Executor | None = None,
+        policy: Policy = "timestamp",
         axis: Axis = "hash",
         earlier: Collection[TableSchema] = (),
     ) -> RmwTable:
@@ -162,6 +169,7 @@ class RmwTable:
             writers=writers,
             elsewhere=elsewhere,
             readers=readers,
+            policy=policy,
             flushed=manifest.flushed,
             keys=manifest.keys,
             axis=axis,
@@ -218,6 +226,7 @@ class RmwTable:
         if not self._sealed:
             raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
         self._version = version
+        self._stamps.begin(version)
         self._sealed = False
         if self._memory.spilled:
             self._hot.clear_touched()
@@ -295,6 +304,8 @@ class RmwTable:
         self._memory.expect(len(keys.words))
 
     def _locate(self, keys: Rows, stamps: NDArray[np.int64] | int, mode: int) -> Located:
+        if not self._hot.expiring:
+            stamps = self._stamps.used(stamps)
         if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
             keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
         count = len(keys.words)
@@ -333,7 +344,7 @@ class RmwTable:
         self._missed += len(absent)
         if not self._memory.complete:
             if not self._hot.expiring:
-                self._hot.stamp(keys.words[:, HASH], np.full(count, stamp))
+                self._hot.stamp(keys.words[:, HASH], np.full(count, self._stamps.used(stamp)))
             if len(absent):
                 self._asked(keys, absent)
                 found = self._runs.lookup(keys, absent)
@@ -532,7 +543,8 @@ class RmwTable:
         if self._memory.complete:
             return 0
         hashes = np.unique(hashes)
-        there = self._hot.stamp(hashes, np.full(len(hashes), 0 if self._hot.expiring else stamp))
+        stamp = 0 if self._hot.expiring else self._stamps.announced(stamp)
+        there = self._hot.stamp(hashes, np.full(len(hashes), stamp))
         absent = hashes[~there]
         if self._prefetcher is not None:
             self._prefetcher.announce(absent, needed)
