@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.prefetch.announcements import Announcements
 from millpond.slot.prefetch.switch import wanted
 from millpond.slot.process.protocol import Run
 
@@ -30,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[PartitionServer]:
 @pytest.fixture
 def large(counting: PipeTask) -> PipeTask:
     settings = msgspec.structs.replace(counting.settings, memory=MEMORY)
-    return msgspec.structs.replace(counting, settings=settings, exchange="spark")
+    return msgspec.structs.replace(counting, settings=settings, exchange="spark", lookaheads=("exchange",))
 
 
 def rows_of(keys: np.ndarray) -> Iterator[pa.RecordBatch]:
@@ -54,7 +56,7 @@ def run(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -
 
 
 def hint(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -> None:
-    server.hint(task, 0, batch, hashes_in(0, 1, keys).view(np.uint64))
+    server.hint(task, 0, batch, "exchange", hashes_in(0, 1, keys).view(np.uint64))
 
 
 def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionServer, large: PipeTask) -> None:
@@ -106,7 +108,7 @@ def test_hints_for_what_is_not_there_are_dropped(server: PartitionServer, large:
     hint(server, large, 0, np.arange(100))
     run(server, large, 0, np.arange(100))
     hint(server, msgspec.structs.replace(large, generation=7), 1, np.arange(100))
-    server.hint(large, 5, 1, np.arange(100).astype(np.uint64))
+    server.hint(large, 5, 1, "exchange", np.arange(100).astype(np.uint64))
     rows, figures = run(server, large, 1, np.arange(100))
     assert rows == dict.fromkeys(range(100), (2, 2))
     assert figures["prefetched_keys"] == 0
@@ -118,12 +120,40 @@ def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: PipeTask)
     try:
         partition = server._partition(task, 0)
         learn = partition._hints.learn
-        assert not wanted(tmp_path / "slot", task)
+
+        def asked() -> set[str]:
+            return set(wanted(tmp_path / "slot", task).values())
+
+        assert not asked()
         learn({"cache_misses": 0.0, "cache_hits": 1000.0})
-        assert not wanted(tmp_path / "slot", task)
+        assert not asked()
         learn({"cache_misses": 100.0, "cache_hits": 900.0})
-        assert wanted(tmp_path / "slot", task) == {0}
+        assert asked() == {"exchange"}
         learn({"cache_misses": 0.0, "cache_hits": 1000.0})
-        assert not wanted(tmp_path / "slot", task)
+        assert not asked()
     finally:
         server.close()
+
+
+def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:
+    asked: list[str | None] = []
+    hints = Announcements(SimpleNamespace(set=asked.append), ("source", "exchange"))
+    missing = {"cache_misses": 100.0, "cache_hits": 0.0, "prefetched_keys": 100.0, "prefetched_used": 100.0}
+
+    def batch(number: int, slack: float, **figures: float) -> str | None:
+        hints.keep(number, "exchange", np.empty(0, np.uint64))
+        hints._first[number, "exchange"] -= slack
+        hints.keep(number, "source", np.arange(3, dtype=np.uint64))
+        hints._first[number, "source"] -= 3 + slack
+        hints.begin(number)
+        hints.learn(missing | figures)
+        return asked[-1]
+
+    assert batch(1, 0.5, prefetch_ms=100.0) == "exchange"
+    assert batch(2, 0.1, prefetch_ms=300.0) == "source"
+    assert batch(3, 0.1, prefetch_ms=300.0) == "source"
+    assert batch(4, 2.0, prefetch_ms=300.0) == "exchange"
+    assert batch(5, 0.1, prefetch_ms=30_000.0) == "source"
+    assert batch(6, 2.0, prefetch_ms=3000.0, prefetched_used=50.0) == "exchange"  # it saw other keys: dropped
+    assert batch(7, 0.1, prefetch_ms=300.0) == "exchange"
+    assert batch(8, 0.1, cache_misses=0.0, cache_hits=9.0) is None

@@ -43,6 +43,7 @@ def pipe_task(
         SettingError: the local exchange is asked for where tasks run on several hosts.
     """
     application = spark.sparkContext.applicationId
+    exchange = _exchange(spark, settings)
     warn_of_other_memory(application, settings.slot_memory)
     return PipeTask(
         application=application,
@@ -55,7 +56,8 @@ def pipe_task(
         location=location,
         generation=0,
         offsets=join_url(checkpoint, "offsets"),
-        exchange=_exchange(spark, settings),
+        exchange=exchange,
+        lookaheads=("exchange",) if settings.prefetch and exchange == "local" else (),
         settings=SlotSettings(
             memory=settings.slot_memory,
             # One answer for all of this host: a process that finds the folder full would choose another.
@@ -67,7 +69,6 @@ def pipe_task(
             read_batch_ratio=settings.read_batch_ratio,
             max_space_amplification=settings.max_space_amplification,
             cache_policy=settings.cache_policy,
-            prefetch=settings.prefetch,
             compaction=settings.compaction,
             compaction_timeout=settings.compaction_timeout,
         ),

@@ -10,6 +10,10 @@ import msgspec
 from millpond.conf import KEY_GROUP_BITS
 from millpond.spec.kinds.union import OperatorSpec
 
+Lookahead = Literal["source", "exchange"]
+"""Who announces keys (Keyed Prefetching, §IV-A), in the order of the plan: whoever looks at what the source will read a
+batch later; the map side of the operator's exchange."""
+
 
 class SlotSettings(msgspec.Struct, frozen=True):
     """The settings that slots and pipes obey; times in seconds.
@@ -24,7 +28,6 @@ class SlotSettings(msgspec.Struct, frozen=True):
         compaction: `local` compacts in the slot, `remote` asks workers first.
         compaction_timeout: how long a slot waits for a worker's sign of life before it compacts itself.
         cache_policy: which rows leave memory first (see `RmwTable`).
-        prefetch: whether keys are announced before their rows come.
         read_batch_ratio, max_space_amplification: of the unaligned append store (see `UnalignedTable`).
         start_timeout: how long a slot may take to answer when it is asked for.
         silence_timeout: how long a slot may give no sign of life before it counts as hung and is killed.
@@ -49,7 +52,6 @@ class SlotSettings(msgspec.Struct, frozen=True):
     commit_timeout: float = 120.0
     exit_timeout: float = 30.0
     cache_policy: Literal["timestamp", "lru", "clock"] = "timestamp"
-    prefetch: bool = True
     compaction: Literal["local", "remote"] = "local"
     compaction_timeout: float = 60.0
 
@@ -71,6 +73,7 @@ class PipeTask(msgspec.Struct, frozen=True):
         settings: what slots and pipes obey.
         template: Python module that the template process runs.
         adopts: whether what comes is not rows of a batch but state of Spark's, of which no output is wanted.
+        lookaheads: who may announce keys of the operator, in the order of the plan.
         exchange: `spark` shuffles the rows; `local` their parcels, the rows themselves travel in files of the host.
     """
 
@@ -88,6 +91,7 @@ class PipeTask(msgspec.Struct, frozen=True):
     template: str = "millpond.slot.template"
     exchange: Literal["local", "spark"] = "spark"
     adopts: bool = False
+    lookaheads: tuple[Lookahead, ...] = ()
 
     @property
     def key(self) -> str:

@@ -21,7 +21,7 @@ from millpond.operators.protocol import Adopting, Times
 from millpond.slot.batch.offsets import check_time
 from millpond.slot.batch.parcels import in_passes, open_parcels
 from millpond.slot.batch.rows import strip_markers
-from millpond.slot.batch.task import PipeTask
+from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.running import RunningQuery
 from millpond.slot.partition.tables import Tables
@@ -78,7 +78,7 @@ class Partition:
         self.task = task
         self.number = number
         self._turns = Turns(task.settings.attempt_timeout)
-        self._hints = Announcements(query.hint_switch(task))
+        self._hints = Announcements(query.hint_switch(task), task.lookaheads)
         self._busy = threading.Lock()  # held for each step that reads or replaces the operator
         self._epoch = 0  # changes whenever the state does, so that output of an older state stops
         self._operator: Operator | None = None
@@ -103,9 +103,9 @@ class Partition:
             if self._manifest is None:
                 self._open(version)
 
-    def hint(self, batch: int, hashes: Words) -> None:
+    def hint(self, batch: int, lookahead: Lookahead, hashes: Words) -> None:
         """Take note of keys that a batch will ask for; they are looked at now, or as soon as the partition can."""
-        self._hints.keep(batch, hashes)
+        self._hints.keep(batch, lookahead, hashes)
         with self._turns.if_free() as free:
             if free and self._manifest is not None:
                 self._hints.pass_on(self._operator, self._manifest.version)
@@ -192,6 +192,7 @@ class Partition:
                 operator.begin(batch, self._times(batch))
                 if isinstance(operator, Calling):
                     operator.caller = caller
+            self._hints.begin(batch)
             self.query.forget_batches(batch)
             seen = InputChecksum()
             take = operator.process

@@ -18,7 +18,7 @@ from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.offsets import latest_batch
-from millpond.slot.batch.task import PipeTask
+from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
 from millpond.slot.partition.turns import Attempt
@@ -137,14 +137,14 @@ class PartitionServer:
             for partition in [self._partition(task, number) for number in partitions for task in tasks]:
                 partition.open_ahead(version)
 
-    def hint(self, task: PipeTask, partition: int, batch: int, hashes: Words) -> None:
+    def hint(self, task: PipeTask, partition: int, batch: int, lookahead: Lookahead, hashes: Words) -> None:
         """Announce keys to a partition, if it is there (see `Work`)."""
         query = self._query(task.key)
         running = query.running
         if running is not None and running.task.generation == task.generation:
             held = query.partitions.get((task.operator, partition))
             if held is not None:
-                held.hint(batch, hashes)
+                held.hint(batch, lookahead, hashes)
 
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable and let go of it.

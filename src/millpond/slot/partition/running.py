@@ -187,7 +187,7 @@ class RunningQuery:
 
     def hint_switch(self, task: PipeTask) -> HintSwitch | None:
         """The switch of an operator's hints, where they can be had."""
-        if task.exchange != "local" or not task.settings.prefetch:
+        if not task.lookaheads:
             return None
         return HintSwitch(self.means.directory, task, self.means.number)
 

@@ -48,6 +48,7 @@ class Tables:
     def __init__(self, query: RunningQuery, task: PipeTask, number: int, manifest: PartitionManifest) -> None:
         self._query = query
         self._settings = task.settings
+        self._ahead = bool(task.lookaheads)
         self._range = HashRange(*task.hash_range(number))
         self._states: Mapping[str, TableState] = manifest.tables
         self._shapes = state_tables(task.spec)
@@ -96,7 +97,7 @@ class Tables:
             self._range if axis == "hash" else HashRange(),
             writers=means.writers,
             elsewhere=self._query.remote,
-            readers=means.readers if self._settings.prefetch else None,
+            readers=means.readers if self._ahead else None,
             policy=self._settings.cache_policy,
             axis=axis,
             earlier=[tables[name] for tables in self._earlier.values() if (name := base_name(wanted.name)) in tables],
@@ -114,7 +115,7 @@ class Tables:
             self._range,
             writers=means.writers,
             elsewhere=self._query.remote,
-            readers=means.readers if self._settings.prefetch else None,
+            readers=means.readers if self._ahead else None,
             drop_matched=wanted.drop_matched,
         )
         return self._loads(wanted.name, table)

@@ -69,7 +69,7 @@ class ExchangeWrite:
         directory.enter(owner())
         folder = exchange_folder(directory.path, self.task) / str(batch)
         path = folder / f"{self.task.operator}-{context.taskAttemptId() if context else os.getpid()}.arrow"
-        hints = HintSender.of(directory, self.task, batch)
+        hints = HintSender.of(directory, self.task, batch, "exchange")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             parcels = self._write(path, first, batches, hints)
@@ -112,7 +112,7 @@ class ExchangeWrite:
                         parcel.rows += rows.num_rows
                         stream.write_batch(rows)
                         if hints is not None:
-                            hints.send(partition, rows)
+                            hints.send(partition, rows.column(0).to_numpy().view(np.uint64))
         return parcels
 
     def _by_partition(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -1,7 +1,7 @@
-"""Whether an operator wants hints: said by its slots, and read by whoever could send them, all on one host.
+"""Which hints an operator wants: said by its slots, and read by whoever could send them, all on one host.
 
-There is a file for each operator and slot that wants them: where nothing was missing from memory, the price of hints is
-that of looking for it, once a task.
+There is a file for each operator and slot that wants hints, with the name of the lookahead that is to send them: where
+nothing was missing from memory, the price of hints is that of looking for it, once a task.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from millpond.slot.batch.task import PipeTask
+from millpond.slot.batch.task import Lookahead, PipeTask
 
 _FOLDER = "hints"
 
@@ -23,27 +23,29 @@ class HintSwitch:
 
     def __init__(self, directory: Path, task: PipeTask, slot: int) -> None:
         self._file = _folder(directory, task) / str(slot)
-        self._on = False
+        self._lookahead: Lookahead | None = None
 
-    def set(self, on: bool) -> None:
-        """Ask for hints, or for none any more. What the disk refuses costs the hints."""
-        if on == self._on:
+    def set(self, lookahead: Lookahead | None) -> None:
+        """Ask for hints of one lookahead, or for none any more. What the disk refuses costs the hints."""
+        if lookahead == self._lookahead:
             return
         with suppress(OSError):
-            if on:
+            if lookahead is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._file.touch()
+                self._file.write_text(lookahead)
             else:
                 self._file.unlink(missing_ok=True)
-            self._on = on
+            self._lookahead = lookahead
 
 
-def wanted(directory: Path, task: PipeTask) -> frozenset[int]:
-    """The slots that want hints for an operator."""
-    try:
-        return frozenset(int(entry.name) for entry in _folder(directory, task).iterdir())
-    except OSError:
-        return frozenset()
+def wanted(directory: Path, task: PipeTask) -> dict[int, str]:
+    """The slots that want hints for an operator, and of which lookahead."""
+    found = {}
+    with suppress(OSError):
+        for file in _folder(directory, task).iterdir():
+            with suppress(OSError):
+                found[int(file.name)] = file.read_text()
+    return found
 
 
 def _folder(directory: Path, task: PipeTask) -> Path:

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.errors import MillpondError
-from millpond.slot.batch.task import PipeTask
+from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.process.identity import Process
 
 _HEADER = struct.Struct("<IQ")
@@ -122,11 +122,13 @@ class Hints(msgspec.Struct, tag=True):
         task: the operator.
         partition: which partition the keys are of.
         batch: the batch that will ask for them.
+        lookahead: who has seen them. Without rows it says when it would have sent hints, were it asked to.
     """
 
     task: PipeTask
     partition: int
     batch: int
+    lookahead: Lookahead
 
 
 class Open(msgspec.Struct, tag=True):

@@ -17,7 +17,7 @@ import pyarrow as pa
 from millpond.errors import MillpondError
 from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
-from millpond.slot.batch.task import PipeTask
+from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.process.calling import ConnectedCaller
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
@@ -51,8 +51,8 @@ class Work(Protocol):
         the user's processor.
         """
 
-    def hint(self, task: PipeTask, partition: int, batch: int, hashes: Words) -> None:
-        """Keys that a batch will ask for, by their hashes; nothing comes of those that nobody can use."""
+    def hint(self, task: PipeTask, partition: int, batch: int, lookahead: Lookahead, hashes: Words) -> None:
+        """Hashes of keys that a batch will ask for, and who saw them; nothing comes of what nobody can use."""
 
     def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
         """Open partitions of a query's operators before their first batch; failures are left to that."""
@@ -159,7 +159,7 @@ class Slot:
             connection.serving = None
         elif isinstance(message, Hints):
             hashes = next(_tables(connection)).column(0).to_numpy()
-            self.work.hint(message.task, message.partition, message.batch, hashes)
+            self.work.hint(message.task, message.partition, message.batch, message.lookahead, hashes)
         elif isinstance(message, Open):
             self.work.open_ahead(message.tasks, message.partitions, message.version)
             connection.send(Opened())

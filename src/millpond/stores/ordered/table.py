@@ -415,12 +415,14 @@ class OrderedTable:
         parts = (*self.parts, *self.fresh)
         hot = [part for part in parts if part.rows is not None]
         filed = [part for part in parts if part.rows is None]
+        ahead = 0 if self._ahead is None else self._ahead.taken()
         return {
             "keys": sum(part.count - round(part.count * part.expired_share(self.until)) for part in parts),
             "bytes": sum(part.bytes for part in parts),
             "cache_hits": 0,
             "cache_misses": sum(part.sought for part in filed),
-            "prefetched_keys": 0 if self._ahead is None else self._ahead.taken(),
+            "prefetched_keys": ahead,
+            "prefetched_used": ahead,
             "hot_rows": sum(part.count for part in hot),
             "hot_bytes": self.memory,
             "dirty_rows": sum(part.count for part in hot if part.file is None),
