@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,14 +28,6 @@ from tests.slot.test_state_command import state
 __all__ = ["state"]
 
 KEYS = 150_000
-
-
-@pytest.fixture(scope="module")
-def own_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Slots that no other tests have: how much memory they have, an application's first query says."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("slots")))
-        yield
 
 
 @pytest.fixture

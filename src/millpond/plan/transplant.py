@@ -19,6 +19,7 @@ from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.changelog.changes import filtered
+from millpond.plan.projection import projected
 from millpond.plan.reading.aggregate import Derived, Reading, rewrite
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.reading.functions import piped_type
@@ -207,13 +208,8 @@ class _Surgeon:
         The hash comes last. Spark's optimiser derives constraints from a projection's aliases in their order, and each
         alias doubles those about expressions that came before: a hash of 17 columns before them made 2¹⁷ constraints.
         """
-        aliases = [self.catalyst.alias(expression, f"raw{index}") for index, expression in enumerate(raw)]
-        projected = self.catalyst.dataframe(self.catalyst.project(aliases, child))
-        named = projected.select(
-            *(F.expr(c.sql.format(*(f"raw{r}" for r in c.raw))).alias(c.field.name) for c in columns)
-        )
-        columns_ = [quoted(name) for name in named.columns]
-        return named.select(*columns_, F.expr(hash_).alias("__hash"))
+        named = projected(self.catalyst, child, raw, columns)
+        return named.select(*map(quoted, named.columns), F.expr(hash_).alias("__hash"))
 
     def _watching(self, operator: Operator, sent: DataFrame) -> DataFrame | None:
         """What has Spark run batches without data, beside the first operator that has something to do in them."""

@@ -150,6 +150,11 @@ class Spec(msgspec.Struct, frozen=True):
         return False
 
     @property
+    def keyed(self) -> bool:
+        """Whether the hash of a row's key tells where its state is, so that keys can be announced before their rows."""
+        return True
+
+    @property
     def observed(self) -> bool:
         """Whether it depends on the data how state is best kept, and that is found out while the operator runs."""
         return False

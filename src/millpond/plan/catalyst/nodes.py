@@ -262,6 +262,14 @@ class Node(_Tree):
         return {str(pair._1()).lower(): str(pair._2()) for pair in pairs}
 
     @property
+    def relation_options(self) -> dict[str, str]:
+        """The options of a source, of either version; names as they were given."""
+        if self.kind == "StreamingRelationV2":
+            entries = self.java.extraOptions().asCaseSensitiveMap()
+            return {str(name): str(entries[name]) for name in entries}
+        return self.source_options
+
+    @property
     def join_type(self) -> str:
         """The type of a join: `Inner`, `LeftOuter`, …"""
         return str(self.java.joinType().toString())

@@ -39,6 +39,7 @@ from millpond.query.ledger.fork import check_fork
 from millpond.query.ledger.garbage import collect_garbage
 from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.ledger.ownership import Ownership, state_of_last_run
+from millpond.query.lookahead.runner import look_ahead, lookaheads
 from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.pinning import pin_query, pinned_query, settle
 from millpond.query.starting.running import note_while_running
@@ -165,9 +166,13 @@ class Start:
                 recovery, task = self._claim(files, task, owner)
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
                 self._open_ahead(catalyst, _tasks(task, specs), ledger.next)
-        running = launch(self.transplant(_tasks(task, specs)))
+        tasks = _tasks(task, specs)
+        ahead = lookaheads(self.decision, task)
+        tasks = [msgspec.structs.replace(one, lookaheads=some) for one, some in zip(tasks, ahead, strict=True)]
+        running = launch(self.transplant(tasks))
         if on_one_host(self.spark.sparkContext):
             note_while_running(running, task, identify(catalyst.process_id))
+        look_ahead(running, self.spark, self.decision, tasks, ledger, self.around)
         watch_commits(running, task)
         collect_garbage(running, files, task.generation, ledger, max(retain, self._retained_batches()))
         return running

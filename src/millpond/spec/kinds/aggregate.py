@@ -109,6 +109,11 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return False
 
     @property
+    def keyed(self) -> bool:
+        """Not if event time says where the groups of a row are."""
+        return self.time is None
+
+    @property
     def takes_updates(self) -> bool:
         """No: they would be counted twice."""
         return False

@@ -38,6 +38,11 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
         return msgspec.structs.replace(self, time=msgspec.structs.replace(self.time, lag_ms=lag_ms))
 
     @property
+    def keyed(self) -> bool:
+        """Not if event time says where the keys of a row are."""
+        return self.time is None or self.time.column not in self.keys
+
+    @property
     def takes_updates(self) -> bool:
         """Yes: they are deduplicated as the rows that they are."""
         return True

@@ -1,0 +1,73 @@
+"""The query's own projections and filters, over what its source will give next: which keys an operator will ask for.
+
+The source is a lookahead operator (Keyed Prefetching, §IV-A) of every stateful operator that has no other one below.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Node
+from millpond.plan.projection import projected
+from millpond.plan.reading.aggregate import Reading
+from millpond.plan.reading.decision import Decided, Decision
+from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.reading.map_groups import MAPS
+
+
+def source_of(decision: Decision) -> Node | None:
+    """The query's one source; None if it has several."""
+    found = [node for node in decision.analyzed.walk() if node.kind.startswith("StreamingRelation")]
+    if not found or any(not one.java.canonicalized().equals(found[0].java.canonicalized()) for one in found[1:]):
+        return None
+    return found[0]
+
+
+def fed_by_source(decision: Decision) -> dict[int, Decided]:
+    """The nodes of the operators whose keys can be told from the rows of the source, by operator index."""
+    found = {}
+    for decided in decision.root.walk():
+        operator = decided.operator
+        if operator is None or operator.spec is None or operator.index is None or not operator.spec.keyed:
+            continue
+        below = (one for child in decided.children for one in child.operators())
+        reading = operator.reading
+        plain = isinstance(reading, JoinReading) or (isinstance(reading, Reading) and reading.assigned is None)
+        if plain and decided.node.kind not in MAPS and next(below, None) is None:
+            found[operator.index] = decided
+    return found
+
+
+def key_hashes(catalyst: Catalyst, decided: Decided, rows: DataFrame) -> DataFrame:
+    """The hashes of the keys that an operator will ask for, in one column.
+
+    Args:
+        catalyst: of a session for it. decided: the operator's node. rows: of the source, a batch DataFrame.
+    """
+    assert decided.operator is not None
+    reading = decided.operator.reading
+    children = [_over(catalyst, child, catalyst.analyzed(rows)) for child in decided.node.children]
+    if isinstance(reading, JoinReading):
+        sides = zip(children, joined_sides(catalyst, reading), strict=True)
+        one, other = (
+            catalyst.dataframe(catalyst.project(aliases, child)).select(F.expr(columns[-1]))
+            for child, (aliases, columns) in sides
+        )
+        return one.union(other)
+    assert isinstance(reading, Reading)
+    named = projected(catalyst, children[0], reading.raw, reading.columns)
+    return named.select(F.expr(reading.hash).alias("__hash"))
+
+
+def _over(catalyst: Catalyst, node: Node, rows: Node) -> Node:
+    """A plan over other rows of its source."""
+    if node.kind.startswith("StreamingRelation"):
+        pairs = zip(rows.output, node.output, strict=True)
+        return catalyst.project([catalyst.stand_in(catalyst.fitted(new, old), old) for new, old in pairs], rows)
+    children = [_over(catalyst, child, rows) for child in node.children]
+    if all(new is old for new, old in zip(children, node.children, strict=True)):
+        return node
+    return children[0] if node.kind == "EventTimeWatermark" else catalyst.with_children(node, children)

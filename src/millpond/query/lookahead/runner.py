@@ -1,0 +1,134 @@
+"""Runs beside a query: announces the keys of the batch after the one that is planned, where slots ask for that."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpond.errors import MillpondError
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.lookahead import fed_by_source, key_hashes, source_of
+from millpond.plan.reading.decision import Decision
+from millpond.plan.workers import map_in_arrow
+from millpond.query.ledger.ledger import Ledger
+from millpond.query.lookahead.sources import Upcoming, upcoming
+from millpond.slot.batch.task import Lookahead, PipeTask
+from millpond.slot.pipe.hints import KeysAhead
+from millpond.slot.prefetch.switch import wanted
+from millpond.slot.process.lifecycle import SlotDirectory
+
+log = logging.getLogger("millpond")
+
+_LOOK_SECONDS = 0.05
+_REST_SECONDS = 1.0
+"""How often is looked whether a batch was planned, and whether hints are asked for."""
+
+
+def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]]:
+    """Who may announce keys of each operator, in the order of the plan.
+
+    Args:
+        decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all.
+    """
+    source = source_of(decision)
+    ahead = fed_by_source(decision) if source is not None and upcoming(source) is not None else {}
+    found: list[tuple[Lookahead, ...]] = []
+    for index, spec in enumerate(decision.specs):
+        allowed = task.lookaheads if spec.keyed else ()
+        found.append(tuple(one for one in allowed if one != "source" or index in ahead))
+    return found
+
+
+def look_ahead(
+    query: StreamingQuery,
+    spark: SparkSession,
+    decision: Decision,
+    tasks: Sequence[PipeTask],
+    ledger: Ledger,
+    settings: Mapping[str, str],
+) -> None:
+    """Announce keys in a thread that ends with the query, if there is anything to announce.
+
+    Args:
+        query: the running query. spark: its session. decision: about it. tasks: its pipe tasks.
+        ledger: Spark's. settings: under which the query is planned.
+    """
+    source = source_of(decision)
+    ahead = None if source is None else upcoming(source)
+    if ahead is not None and any("source" in task.lookaheads for task in tasks):
+        runner = _Runner(query, spark, decision, tasks, ledger, settings, ahead)
+        threading.Thread(target=runner.run, name="millpond-look-ahead", daemon=True).start()
+
+
+class _Runner:
+    def __init__(
+        self,
+        query: StreamingQuery,
+        spark: SparkSession,
+        decision: Decision,
+        tasks: Sequence[PipeTask],
+        ledger: Ledger,
+        settings: Mapping[str, str],
+        ahead: Upcoming,
+    ) -> None:
+        self._query = query
+        self._spark = spark
+        self._decision = decision
+        self._tasks = tasks
+        self._ledger = ledger
+        self._settings = settings
+        self._ahead = ahead
+        self._directory = SlotDirectory.of(tasks[0]).path
+        self._seen = -1
+        self._session: Catalyst | None = None
+
+    def run(self) -> None:
+        """Until the query ends, or there is something that cannot be looked at."""
+        rest = _REST_SECONDS
+        try:
+            while not self._query.awaitTermination(rest):
+                asked = [task for task in self._tasks if "source" in wanted(self._directory, task).values()]
+                rest = _LOOK_SECONDS if asked else _REST_SECONDS
+                batch = self._ledger.last("offsets") if asked else -1
+                if batch > self._seen:
+                    self._seen = batch
+                    self._look(batch, asked)
+        except (MillpondError, PySparkException, Py4JError, OSError) as error:
+            log.debug("keys are not announced any more: %s", error)
+
+    def _look(self, batch: int, asked: Sequence[PipeTask]) -> None:
+        entry = self._ledger.read("offsets", batch)
+        offset = None if entry is None else _only_offset(entry)
+        if offset is None:
+            return
+        if self._session is None:
+            copy = SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
+            for name, value in self._settings.items():
+                copy.conf.set(name, value)
+            self._session = Catalyst(copy)
+        rows = self._ahead.after(self._session.spark, offset)
+        fed = fed_by_source(self._decision)
+        for task in asked:
+            if rows is not None and task.operator in fed:
+                hashes = key_hashes(self._session, fed[task.operator], rows)
+                announce = KeysAhead(task, batch + 1)
+                map_in_arrow(hashes, announce, "nothing int").write.format("noop").mode("append").save()
+
+
+def _only_offset(entry: bytes) -> str | None:
+    """The offset of the one source up to which a planned batch reads."""
+    lines = entry.decode().splitlines()[2:]
+    if len(lines) != 1:
+        return None
+    try:
+        json.loads(lines[0])
+    except ValueError:
+        return None
+    return lines[0]

@@ -1,0 +1,111 @@
+"""Keys are announced while rows are on their way to slots, and a batch before the source gives them."""
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import millpond
+
+KEYS = 300_000
+ROWS = 60_000
+
+
+def counted(spark: SparkSession) -> DataFrame:
+    numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
+    return numbers.where("value % 7 > 0").groupBy(F.expr(f"value * 7919 % {KEYS}").alias("k")).count()
+
+
+@pytest.fixture
+def session(spark: SparkSession, own_slots: None) -> SparkSession:
+    session = spark.newSession()
+    for name, value in {"slot.memory": "16m", "slots": "1", "partitions": "2"}.items():
+        session.conf.set(f"spark.millpond.{name}", value)
+    return session
+
+
+class Shown:
+    """A query's last count of each key, by foreachBatch, and what it said of each batch."""
+
+    def __init__(self, session: SparkSession, checkpoint: Path) -> None:
+        self.session = session
+        self.checkpoint = checkpoint
+        self.rows: dict[int, int] = {}
+        self.last = -1
+        self.figures: dict[int, dict[str, float]] = {}
+
+    def run(self, batches: int, pause: float = 0.0) -> None:
+        """Start, and stop after the batch of this number."""
+        over = threading.Event()
+
+        def take(rows: DataFrame, number: int) -> None:
+            found = {row.k: row["count"] for row in rows.collect()}
+            self.rows |= found
+            self.last = number
+            if number >= batches:
+                over.set()
+            time.sleep(pause)
+
+        query = (
+            millpond.writeStream(counted(self.session))
+            .outputMode("update")
+            .option("checkpointLocation", str(self.checkpoint))
+            .foreachBatch(take)
+            .start()
+        )
+        try:
+            while not over.wait(0.01) and query.isActive:
+                for progress in query.recentProgress:
+                    if "millpond" in progress.observedMetrics:
+                        self.figures[progress.batchId] = progress.observedMetrics["millpond"].asDict()
+        finally:
+            query.stop()
+        assert query.exception() is None
+
+    def check(self) -> None:
+        """The counts are those of what was read."""
+        numbers = self.session.range(ROWS * (self.last + 1))
+        rows = numbers.where("id % 7 > 0").groupBy(F.expr(f"id * 7919 % {KEYS}").alias("k")).count()
+        assert self.rows == {row.k: row["count"] for row in rows.collect()}
+
+
+def test_keys_are_announced_from_the_exchange(session: SparkSession, tmp_path: Path) -> None:
+    shown = Shown(session, tmp_path)
+    shown.run(9)
+    shown.check()
+    read = [one["prefetched_keys"] for one in shown.figures.values()]
+    used = [one["prefetched_used"] for one in shown.figures.values()]
+    assert sum(read) > 0
+    assert sum(used) > 0.9 * sum(read)
+    shown.run(13)
+    shown.check()
+
+
+def test_keys_are_announced_a_batch_before_the_source_gives_them(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a slot had found that hints of the exchange come too late."""
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(0.02):
+            for file in Path(tempfile.gettempdir()).glob("millpond-*/*/hints/*/*"):
+                file.write_text("source")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        shown = Shown(session, tmp_path)
+        shown.run(12, pause=1.0)
+    finally:
+        over.set()
+        asking.join()
+    shown.check()
+    read = sum(one["prefetched_keys"] for one in shown.figures.values())
+    used = sum(one["prefetched_used"] for one in shown.figures.values())
+    assert read > 0
+    assert used > 0.9 * read
