@@ -1,5 +1,6 @@
 """Keys are announced while rows are on their way to slots, and a batch before the source gives them."""
 
+import os
 import tempfile
 import threading
 import time
@@ -10,6 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
+from millpond.files.backends.filesystem import open_filesystem
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.query.lookahead.sources import Files, upcoming
 
 KEYS = 300_000
 ROWS = 60_000
@@ -109,3 +113,35 @@ def test_keys_are_announced_a_batch_before_the_source_gives_them(
     used = sum(one["prefetched_used"] for one in shown.figures.values())
     assert read > 0
     assert used > 0.9 * read
+
+
+def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:
+    folder, checkpoint = tmp_path / "in coming", tmp_path / "checkpoint"
+    for number in range(6):
+        part = folder / f"part-{number}.parquet"
+        spark.range(number * 10, number * 10 + 10).selectExpr("id as k").toPandas().to_parquet(_made(part))
+        os.utime(part, (1_700_000_000 + number, 1_700_000_000 + number))
+    (folder / "_hidden.parquet").write_bytes(b"no file")
+    stream = spark.readStream.schema("k bigint").option("maxFilesPerTrigger", 2).parquet(str(folder))
+    stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(
+        once=True
+    ).start().awaitTermination()
+    node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
+    ahead = upcoming(node, open_filesystem(str(checkpoint)))
+    assert isinstance(ahead, Files)
+    rows = ahead.after(spark, '{"logOffset":0}')
+    assert rows is not None
+    assert sorted(row.k for row in rows.collect()) == list(range(20, 40))
+
+
+@pytest.mark.parametrize("option", ["latestFirst", "maxBytesPerTrigger", "cleanSource"])
+def test_files_of_which_it_is_not_known_what_comes_next(spark: SparkSession, tmp_path: Path, option: str) -> None:
+    value = {"latestFirst": "true", "maxBytesPerTrigger": "1m", "cleanSource": "delete"}[option]
+    stream = spark.readStream.schema("k bigint").option(option, value).parquet(str(tmp_path))
+    node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
+    assert upcoming(node, open_filesystem(str(tmp_path))) is None
+
+
+def _made(part: Path) -> Path:
+    part.parent.mkdir(exist_ok=True)
+    return part

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
+from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.lookahead import fed_by_source, key_hashes, source_of
 from millpond.plan.reading.decision import Decision
@@ -31,14 +32,15 @@ _REST_SECONDS = 1.0
 """How often is looked whether a batch was planned, and whether hints are asked for."""
 
 
-def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]]:
+def lookaheads(decision: Decision, task: PipeTask, checkpoint: FileSystem) -> list[tuple[Lookahead, ...]]:
     """Who may announce keys of each operator, in the order of the plan.
 
     Args:
         decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all.
+        checkpoint: of the query.
     """
     source = source_of(decision)
-    ahead = fed_by_source(decision) if source is not None and upcoming(source) is not None else {}
+    ahead = fed_by_source(decision) if source is not None and upcoming(source, checkpoint) is not None else {}
     found: list[tuple[Lookahead, ...]] = []
     for index, spec in enumerate(decision.specs):
         allowed = task.lookaheads if spec.keyed else ()
@@ -51,19 +53,19 @@ def look_ahead(
     spark: SparkSession,
     decision: Decision,
     tasks: Sequence[PipeTask],
-    ledger: Ledger,
+    checkpoint: FileSystem,
     settings: Mapping[str, str],
 ) -> None:
     """Announce keys in a thread that ends with the query, if there is anything to announce.
 
     Args:
         query: the running query. spark: its session. decision: about it. tasks: its pipe tasks.
-        ledger: Spark's. settings: under which the query is planned.
+        checkpoint: of it. settings: under which it is planned.
     """
     source = source_of(decision)
-    ahead = None if source is None else upcoming(source)
+    ahead = None if source is None else upcoming(source, checkpoint)
     if ahead is not None and any("source" in task.lookaheads for task in tasks):
-        runner = _Runner(query, spark, decision, tasks, ledger, settings, ahead)
+        runner = _Runner(query, spark, decision, tasks, Ledger(checkpoint), settings, ahead)
         threading.Thread(target=runner.run, name="millpond-look-ahead", daemon=True).start()
 
 

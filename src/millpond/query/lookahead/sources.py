@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import heapq
 import json
+import os
+import re
 from collections.abc import Mapping
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
+from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.nodes import Node
+
+_FILES = frozenset({"parquet", "orc", "json", "csv", "text"})
+_OTHERWISE = (
+    "latestfirst",
+    "cleansource",
+    "filenameonly",
+    "maxbytespertrigger",
+    "maxcachedfiles",
+    "recursivefilelookup",
+)
 
 
 class Upcoming(Protocol):
@@ -52,12 +68,58 @@ class Kafka:
         return reader.option("failOnDataLoss", "false").load()
 
 
-def upcoming(source: Node) -> Upcoming | None:
-    """What is known of a source's next rows; None where nothing is."""
+class Files:
+    """Files that are there and that no batch has read: all, or the oldest ones where a batch takes so many.
+
+    Args:
+        source: the node. options: of the source. checkpoint: of the query, whose log says which files were read.
+    """
+
+    _READ = re.compile(r"sources/0/(\d+)(\.compact)?")
+
+    def __init__(self, source: Node, options: Mapping[str, str], checkpoint: FileSystem) -> None:
+        self._format = source.source
+        self._schema = StructType([StructField(one.name, one.data_type) for one in source.output])
+        self._options = {name: value for name, value in options.items() if name not in ("path", "maxfilespertrigger")}
+        self._path = options["path"]
+        self._most = int(options.get("maxfilespertrigger", "0"))
+        self._checkpoint = checkpoint
+        self._read: set[str] = set()
+        self._logged: set[str] = set()
+
+    def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
+        """See `Upcoming`."""
+        self._catch_up()
+        reader = spark.read.format(self._format).schema(self._schema).options(**self._options)
+        there = {one: unquote(urlsplit(one).path) for one in reader.load(self._path).inputFiles()}
+        fresh = [place for place in there.values() if place not in self._read]
+        if self._most:
+            fresh = heapq.nsmallest(self._most, fresh, key=os.path.getmtime)
+        return reader.load(fresh) if fresh else None
+
+    def _catch_up(self) -> None:
+        for entry in self._checkpoint.list("sources/0/"):
+            if self._READ.fullmatch(entry.name) and entry.name not in self._logged:
+                self._logged.add(entry.name)
+                lines = self._checkpoint.get(entry.name).decode().splitlines()[1:]
+                self._read |= {unquote(urlsplit(json.loads(line)["path"]).path) for line in lines}
+
+
+def upcoming(source: Node, checkpoint: FileSystem) -> Upcoming | None:
+    """What is known of the next rows of a query's only source; None where nothing is."""
     options = {name.lower(): value for name, value in source.relation_options.items()}
     kind = source.source.rpartition(".")[2].lower()
     if kind == "rate-micro-batch" and "rowsperbatch" in options:
         return Numbered(options)
     if kind == "kafka" and not any(limit in options for limit in Kafka._LIMITS):
         return Kafka(options)
+    if source.kind == "StreamingRelation" and kind in _FILES and _plain_files(options):
+        return Files(source, options, checkpoint)
     return None
+
+
+def _plain_files(options: Mapping[str, str]) -> bool:
+    """Whether the source takes the oldest files first, of a folder on a disk, and leaves them."""
+    path = options.get("path", "*")
+    local = urlsplit(path).scheme in ("", "file") and not set(path) & set("*?[{")
+    return local and not any(options.get(name, "false").lower() not in ("false", "off") for name in _OTHERWISE)

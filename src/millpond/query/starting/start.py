@@ -167,12 +167,12 @@ class Start:
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
                 self._open_ahead(catalyst, _tasks(task, specs), ledger.next)
         tasks = _tasks(task, specs)
-        ahead = lookaheads(self.decision, task)
+        ahead = lookaheads(self.decision, task, ledger_files)
         tasks = [msgspec.structs.replace(one, lookaheads=some) for one, some in zip(tasks, ahead, strict=True)]
         running = launch(self.transplant(tasks))
         if on_one_host(self.spark.sparkContext):
             note_while_running(running, task, identify(catalyst.process_id))
-        look_ahead(running, self.spark, self.decision, tasks, ledger, self.around)
+        look_ahead(running, self.spark, self.decision, tasks, ledger_files, self.around)
         watch_commits(running, task)
         collect_garbage(running, files, task.generation, ledger, max(retain, self._retained_batches()))
         return running
