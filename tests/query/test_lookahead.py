@@ -6,6 +6,8 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -117,18 +119,24 @@ def test_keys_are_announced_a_batch_before_the_source_gives_them(
 
 def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:
     folder, checkpoint = tmp_path / "in coming", tmp_path / "checkpoint"
-    for number in range(6):
-        part = folder / f"part-{number}.parquet"
-        spark.range(number * 10, number * 10 + 10).selectExpr("id as k").toPandas().to_parquet(_made(part))
-        os.utime(part, (1_700_000_000 + number, 1_700_000_000 + number))
+
+    def arrive(*numbers: int) -> None:
+        folder.mkdir(exist_ok=True)
+        for number in numbers:
+            part = folder / f"part-{number}.parquet"
+            pq.write_table(pa.table({"k": range(number * 10, number * 10 + 10)}), part)
+            os.utime(part, (1_700_000_000 + number, 1_700_000_000 + number))
+
+    arrive(0, 1)
     (folder / "_hidden.parquet").write_bytes(b"no file")
     stream = spark.readStream.schema("k bigint").option("maxFilesPerTrigger", 2).parquet(str(folder))
-    stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(
-        once=True
-    ).start().awaitTermination()
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    writer.trigger(once=True).start().awaitTermination()
     node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
     ahead = upcoming(node, open_filesystem(str(checkpoint)))
     assert isinstance(ahead, Files)
+    assert ahead.after(spark, '{"logOffset":0}') is None
+    arrive(5, 2, 4, 3)
     rows = ahead.after(spark, '{"logOffset":0}')
     assert rows is not None
     assert sorted(row.k for row in rows.collect()) == list(range(20, 40))
@@ -140,8 +148,3 @@ def test_files_of_which_it_is_not_known_what_comes_next(spark: SparkSession, tmp
     stream = spark.readStream.schema("k bigint").option(option, value).parquet(str(tmp_path))
     node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
     assert upcoming(node, open_filesystem(str(tmp_path))) is None
-
-
-def _made(part: Path) -> Path:
-    part.parent.mkdir(exist_ok=True)
-    return part
