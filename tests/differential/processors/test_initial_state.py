@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.differential.processors.checks import APIS, Query, Turn, compare, script, spoken, transformed, values
 from tests.differential.processors.processors import Script, Variables
 
-ENGINE = "spark"
+ENGINE = "millpond"
 """Which engine runs processors with initial state."""
 
 VARIABLES: Variables = {"v": ("Value", "n int"), "l": ("List", "n int"), "m": ("Map", "k string", "n int")}

@@ -23,7 +23,7 @@ The phase `end` has no tables, and no answer but rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -69,3 +69,14 @@ class Calling(Protocol):
     """
 
     caller: Caller | None
+
+
+@runtime_checkable
+class Beginning(Protocol):
+    """An operator that may begin with an initial state.
+
+    Attributes:
+        initial_rows: of the initial state, their hash first; set for each batch, to none but for the first.
+    """
+
+    initial_rows: Iterable[pa.RecordBatch]

@@ -6,19 +6,20 @@ Its state variables are those that its `init` asks for: that is run once, on a c
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.python import broadcasts, callable_here, command, worker_settings
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.slot.pipe.processors.learning import learned
-from millpond.slot.pipe.processors.processor import UserProcessor
-from millpond.spec.kinds.processor import ProcessorSpec, TimeMode
+from millpond.slot.pipe.processors.processor import InitialColumns, UserProcessor
+from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode
 from millpond.spec.operators import EventTime, Field
 
 PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
@@ -33,16 +34,31 @@ _TIME_MODES: dict[str, TimeMode] = {"NoTime": "none", "ProcessingTime": "process
 
 
 @dataclass
+class InitialReading(Reading):
+    """What was read of the initial state.
+
+    Attributes:
+        node: gives its rows: the grouping columns, then all columns of the data.
+        positions: of those columns that make up the key.
+    """
+
+    node: Node = field(kw_only=True)
+    positions: tuple[int, ...] = ()
+
+
+@dataclass
 class ProcessorReading(Reading):
     """What was read from a node that calls a processor of the user.
 
     Attributes:
         processor: the user's, as it travels to where it is called.
         broadcasts: the JVM's objects of broadcast variables that it uses.
+        initial: what the first batch begins with.
     """
 
     processor: UserProcessor | None = None
     broadcasts: list[Any] = field(default_factory=list)
+    initial: InitialReading | None = None
 
 
 def processor_title(node: Node) -> str:
@@ -55,15 +71,13 @@ def processor_title(node: Node) -> str:
 def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, ProcessorSpec]:
     """Read a node that calls a processor.
 
-    Its left child has the grouping columns, then all columns of the data.
+    Its left child has the grouping columns, then all columns of the data; so has the right one of the initial state.
 
     Raises:
         Unsupported: it stays on Spark.
         PySparkException: the processor's `init` uses its handle in a way that Spark does not allow.
     """
     mode = str(node.java.outputMode().toString()).lower()
-    if node.java.hasInitialState():
-        raise Unsupported(Reason("MP-PROCESSOR", "an initial state"))
     if not callable_here():
         raise Unsupported(Reason("MP-PROCESSOR", "a version of Spark before 4.3"))
     if str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro":
@@ -72,7 +86,8 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     if time_mode == "processing" and mode == "complete":
         raise Unsupported(Reason("MP-PROCESSOR", "processing time in output mode complete"))
     reading = ProcessorReading()
-    keys = _read_columns(reading, node)
+    keys = _read_columns(reading, node.children[0].output, _groupings(node))
+    reading.initial = initial = _read_initial(node, keys) if node.java.hasInitialState() else None
     function = node.expression("functionExpr")
     pickled = command(catalyst, function)
     processor = _processor(pickled)
@@ -92,8 +107,9 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         time_mode=time_mode,
         output_mode=mode,
         time=reading.time,
-        marked=any(one.kind == "EventTimeWatermark" for one in node.walk()),
+        marked=any(one.kind == "EventTimeWatermark" for one in node.children[0].walk()),
         purged=tuple(kept.purged),
+        initial=InitialState(tuple(one.field for one in initial.inputs), initial.positions) if initial else None,
     )
     if spec.unsupported is not None:
         raise Unsupported(Reason(spec.unsupported, processor_title(node)))
@@ -106,19 +122,39 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         shown=_struct(node.output),
         spec=spec,
         conf=worker_settings(catalyst),
+        initial=InitialColumns(_struct(initial.raw), initial.positions, tuple(range(len(initial.raw))))
+        if initial
+        else None,
     )
     reading.broadcasts = broadcasts(function)
     return reading, spec
 
 
-def _read_columns(reading: Reading, node: Node) -> tuple[int, ...]:
+def _read_initial(node: Node, keys: tuple[int, ...]) -> InitialReading:
+    """Read the initial state, which has to be grouped as the input is: `keys` are the positions of its key."""
+    above, below = (child.output for child in node.children)
+    count = int(node.java.initGroupingAttrsLen())
+    by, over = ([one.type for one in output] for output in (below[:count], above[: len(keys)]))
+    if by != over:
+        what = f"an initial state that is grouped by {', '.join(by)} (the input is by {', '.join(over)})"
+        raise Unsupported(Reason("MP-PROCESSOR", what))
+    reading = InitialReading(node=node.children[1])
+    reading.positions = _read_columns(reading, below, count)
+    if list(map(reading.positions.index, reading.positions)) != list(map(keys.index, keys)):
+        raise Unsupported(Reason("MP-PROCESSOR", "an initial state that is grouped by a column twice"))
+    return reading
+
+
+def _read_columns(reading: Reading, output: Sequence[Expression], count: int) -> tuple[int, ...]:
     """Read the columns that the processor sees, as Spark has them: grouping columns that are not data, then the data.
+
+    Args:
+        reading: takes them up. output: the grouping columns, then the data. count: of grouping columns.
 
     Returns:
         The positions of the grouping columns.
     """
-    output = node.children[0].output
-    groupings, data = output[: _groupings(node)], output[_groupings(node) :]
+    groupings, data = output[:count], output[count:]
     known = {one.expr_id for one in data}
     names: set[str] = set()
     for attribute in [*(one for one in groupings if one.expr_id not in known), *data]:

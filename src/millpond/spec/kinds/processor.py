@@ -61,6 +61,17 @@ class Variable(msgspec.Struct, frozen=True):
         return f"array<{one}>" if self.kind == "list" else one
 
 
+class InitialState(msgspec.Struct, frozen=True):
+    """What a query's first batch begins with.
+
+    Attributes:
+        columns: of its rows. keys: positions of those that make up the key, of the same types as the input's.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
+
+
 class ProcessorSpec(Spec, frozen=True, tag="processor"):
     """A user's processor, called beside the pipe with the rows and the state of each key that a batch has rows of.
 
@@ -76,6 +87,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         purged: names of variables of earlier runs that are to be deleted.
         emitted: position among the outputs of the event time of rows, by which operators above close; none if there is
             none. No row may be late there.
+        initial: what the first batch begins with; none if with nothing.
     """
 
     columns: tuple[Field, ...]
@@ -89,6 +101,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     lag_ms: int = 0
     purged: tuple[str, ...] = ()
     emitted: int | None = None
+    initial: InitialState | None = None
 
     def keeping(self, before: Spec) -> Self:
         """The same, with the variables of an earlier run that it does not ask for, in the order of their names."""
@@ -228,7 +241,8 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     @property
     def unsupported_values(self) -> str | None:
         """A type that cannot be kept."""
-        types = [parse_type(one.stored) for one in self.variables] + [parse_type(one.type) for one in self.columns]
+        columns = self.columns + (self.initial.columns if self.initial else ())
+        types = [parse_type(one.stored) for one in self.variables] + [parse_type(one.type) for one in columns]
         return None if all(_held(one) for one in types) else INPUT_TYPE
 
 
