@@ -61,11 +61,6 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
     } | (_WATCHING if closing else {})
 
 
-def for_rows_of_any_length(around: Mapping[str, str]) -> dict[str, str]:
-    """The running settings for rows that no operator of the query takes in or gives out."""
-    return {**around, "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_OF_ANY_LENGTH)}
-
-
 def outside(around: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str | None]:
     """What a `foreachBatch` function finds of the session in place of `running_settings`: it may start other queries.
 

@@ -16,12 +16,14 @@ from millpond.plan.reading.decision import Decision
 from millpond.plan.reading.processor import InitialReading, ProcessorReading
 from millpond.plan.workers import map_in_arrow, named
 from millpond.query.ledger.ledger import Ledger
-from millpond.query.session import for_rows_of_any_length
 from millpond.slot.batch.initial import Portion, forget, write_list
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.initial import WRITTEN, InitialWrite
 
 log = logging.getLogger("millpond")
+
+_FEW_ROWS = {"spark.sql.execution.arrow.maxRecordsPerBatch": "4096"}
+"""Rows of one Arrow batch: without a limit of bytes, 2 GB of a column have to hold their strings."""
 
 _LOOK_SECONDS = 5.0
 """How often is looked whether the first batch is committed."""
@@ -49,7 +51,7 @@ def write_initial(
         own = msgspec.structs.replace(task, operator=index)
         write = named(InitialWrite(own), f"initial state of {title}", 1)
         frame = map_in_arrow(initial_state(catalyst, reading, task.partitions), write, WRITTEN)
-        written = catalyst.in_own_session(frame, for_rows_of_any_length(around)).collect()
+        written = catalyst.in_own_session(frame, around | _FEW_ROWS).collect()
         write_list(files, own, [Portion(*row) for row in written])
     return task
 
