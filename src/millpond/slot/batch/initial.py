@@ -14,12 +14,10 @@ import msgspec
 import pyarrow as pa
 
 from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
+from millpond.checkpoint.generation import INITIAL
 from millpond.errors import StateDamagedError, TransientError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.slot.batch.task import PipeTask
-
-FOLDER = "initial/"
-"""Where the files are, below the folder of the state."""
 
 _FILE = 16 << 20
 """Bytes of rows that go into one file, roughly."""
@@ -115,9 +113,9 @@ def forget(files: FileSystem, run: int = 0) -> None:
     Args:
         files: the location's `millpond/` folder. run: its generation.
     """
-    for info in files.list(_prefix(run) if run else FOLDER):
+    for info in files.list(_prefix(run) if run else INITIAL):
         files.delete(info.name)
 
 
 def _prefix(run: int) -> str:
-    return f"{FOLDER}{digits(run)}-"
+    return f"{INITIAL}{digits(run)}-"
