@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from pyspark.sql.types import StructField, StructType
 
 from millpond.plan.catalyst.jvm import Catalyst
@@ -29,6 +30,7 @@ EMITTED_TIME = "UpdateEventTimeWatermarkColumn"
 """The node above a processor that says which of its columns is the event time (`eventTimeColumnName`)."""
 
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+"""Where it is `avro`, types of state may change, in Spark and here; what is stored here is the same else."""
 
 _TIME_MODES: dict[str, TimeMode] = {"NoTime": "none", "ProcessingTime": "processing", "EventTime": "event"}
 
@@ -80,8 +82,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     mode = str(node.java.outputMode().toString()).lower()
     if not callable_here():
         raise Unsupported(Reason("MP-PROCESSOR", "a version of Spark before 4.3"))
-    if str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro":
-        raise Unsupported(Reason("MP-PROCESSOR", "state that is encoded as Avro, whose types may change"))
+    evolves = str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro"
     time_mode = _TIME_MODES[str(node.java.timeMode().toString())]
     if time_mode == "processing" and mode == "complete":
         raise Unsupported(Reason("MP-PROCESSOR", "processing time in output mode complete"))
@@ -103,7 +104,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         columns=tuple(column.field for column in reading.inputs),
         keys=keys,
         outputs=tuple(Field(unique(one.name, names), one.type) for one in node.output),
-        variables=tuple(kept.variables),
+        variables=tuple(replace(one, evolves=evolves) for one in kept.variables),
         time_mode=time_mode,
         output_mode=mode,
         time=reading.time,
