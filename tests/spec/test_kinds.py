@@ -146,7 +146,7 @@ def test_what_is_pinned_keeps_its_names() -> None:
         "over": ("columns", "keys", "order", "calls", "preceding", "retracts", "changes"),
         "processor": (
             *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
-            *("time", "marked", "lag_ms", "purged", "emitted"),
+            *("time", "marked", "lag_ms", "purged", "emitted", "initial"),
         ),
     }
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from millpond.ddl import ddl as ddl_of
 from millpond.layout import NEVER
 from millpond.slot.pipe.processors.learning import learned
-from millpond.slot.pipe.processors.processor import Running, UserProcessor
+from millpond.slot.pipe.processors.processor import InitialColumns, Running, UserProcessor
 from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.slot.process.protocol import Call
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, TimeMode
@@ -40,6 +40,9 @@ class Scripted(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self.handle = handle
         self._run("init", handle)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._run("initial", key, initialState, timerValues)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         return self._run("rows", key, rows, timerValues)
@@ -70,9 +73,15 @@ def user_processor(
     shown: str = "k string, n bigint",
     mode: TimeMode = "none",
     pandas: bool = False,
+    initial: str = "",
     **conf: str,
 ) -> UserProcessor:
-    """A processor as the planner makes it; `beside`: how many columns, the first ones, are of the key and not data."""
+    """A processor as the planner makes it.
+
+    Args:
+        beside: how many columns, the first ones, are of the key and not data.
+        initial: columns of an initial state, those of the key first.
+    """
     spec = ProcessorSpec(
         columns=fields(columns),
         keys=tuple(keys),
@@ -82,13 +91,25 @@ def user_processor(
         output_mode="update",
     )
     names = {"none": "None", "processing": "ProcessingTime", "event": "EventTime"}
-    function = TransformWithStateInPandasUdfUtils(processor, names[mode]).transformWithStateUDF
+    util = TransformWithStateInPandasUdfUtils(processor, names[mode])
+    function = util.transformWithStateWithInitStateUDF if initial else util.transformWithStateUDF
     settings = {"spark.sql.session.timeZone": "UTC"} | {
         f"spark.sql.{name.replace('_', '.')}": value for name, value in conf.items()
     }
     values = tuple(range(beside, len(spec.columns)))
     command = cloudpickle.dumps((function, struct(shown)))
-    return UserProcessor("a title", command, pandas, struct(columns), values, struct(shown), spec, settings)
+    first = struct(initial)
+    return UserProcessor(
+        title="a title",
+        command=command,
+        pandas=pandas,
+        columns=struct(columns),
+        values=values,
+        shown=struct(shown),
+        spec=spec,
+        conf=settings,
+        initial=InitialColumns(first, tuple(range(len(keys))), tuple(range(len(first)))) if initial else None,
+    )
 
 
 class MiniSlot:
@@ -107,10 +128,19 @@ class MiniSlot:
         return {key: value.to_pylist()[0] for key, value in self.state[table].items()}
 
     def batch(
-        self, rows: Iterable[tuple[Any, ...]], processing: int = -1, watermark: int = -1, close: bool = True
+        self,
+        rows: Iterable[tuple[Any, ...]],
+        processing: int = -1,
+        watermark: int = -1,
+        close: bool = True,
+        initial: Iterable[tuple[Any, ...]] = (),
     ) -> list[dict[str, Any]]:
-        """What a batch gives out: rows, then timers, then the end."""
+        """What a batch gives out: after the initial state, which gives nothing, rows, then timers, then the end."""
         running = self.user.start()
+        firsts: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        for row in initial:
+            firsts.setdefault(row[: len(self.user.spec.keys)], []).append(row)
+        assert not list(self._calls(running, "initial", firsts, processing, watermark))
         groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
         for row in rows:
             groups.setdefault(tuple(row[at] for at in self.user.spec.keys), []).append(row)
@@ -137,10 +167,11 @@ class MiniSlot:
             ]
             tables = {"keys": pa.record_batch([*arrays, pa.array([len(groups[k]) for k in some])], [*names, "count"])}
             parts = [part for key in some for part in groups[key]]
-            if phase == "rows":
+            if phase != "timers":
+                of = self.user.initial.columns if phase == "initial" and self.user.initial else self.user.columns
+                wanted = [parse_type(ddl_of(one.dataType)).arrow for one in of]
                 lists = zip(*parts, strict=True)
-                wanted = [parse_type(one.type).arrow for one in columns.values()]
-                tables["rows"] = pa.record_batch(list(map(pa.array, lists, wanted)), list(columns))
+                tables["rows"] = pa.record_batch(list(map(pa.array, lists, wanted)), of.names)
             else:
                 tables["due"] = pa.record_batch([pa.array(parts, pa.int64())], ["time"])
             for table, kind in self.types.items():

@@ -184,6 +184,29 @@ def test_frames_are_bounded_in_bytes() -> None:
     assert MiniSlot(user).batch([(1, n) for n in range(5)]) == [{"k": "[2, 2, 1]", "n": 0}]
 
 
+def test_an_initial_state_comes_in_frames() -> None:
+    seen: list[Any] = []
+
+    def initial(self: Any, key: Any, frame: Any, times: Any) -> None:
+        seen.append((key, frame.to_dict("list")))
+        self.count.update((len(seen),))
+
+    user = user_processor(
+        Scripted(init=counting, rows=count, initial=initial),
+        pandas=True,
+        initial="k string, total int",
+        execution_arrow_maxRecordsPerBatch="2",
+    )
+    slot = MiniSlot(user)
+    assert slot.batch([("b", 1)], initial=[("a", 1), ("b", 2), ("a", 3), ("a", 4)]) == [{"k": "b", "n": 4}]
+    assert seen == [
+        (("a",), {"k": ["a", "a"], "total": [1, 3]}),
+        (("a",), {"k": ["a"], "total": [4]}),
+        (("b",), {"k": ["b"], "total": [2]}),
+    ]
+    assert slot.of("variable.count") == {("a",): {"n": 2}, ("b",): {"n": 4}}
+
+
 def test_timers_give_frames() -> None:
     def rows(self: Any, key: Any, frames: Any, times: Any) -> Any:
         self.handle.registerTimer(5)

@@ -426,9 +426,12 @@ class Model:
         assert sorted(processor.handle.listTimers()) == sorted(self.timers)
 
 
+firsts = st.lists(st.tuples(st.sampled_from("abcdefg"), st.lists(operation, max_size=4)), max_size=6)
+
+
 @settings(max_examples=150, deadline=None)
-@given(batches, st.sampled_from([0, 5]), st.integers(1, 4))
-def test_any_program(program: Any, ttl: int, together: int) -> None:
+@given(batches, firsts, st.sampled_from([0, 5]), st.integers(1, 4))
+def test_any_program(program: Any, initial_state: Any, ttl: int, together: int) -> None:
     models: dict[str, Model] = {}
     waiting: dict[str, list[Any]] = {}
     now = 0
@@ -448,6 +451,10 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
         model.check(self, ("a", None), now)
         yield from ()
 
+    def initial(self: Any, key: Any, row: Any, times: Any) -> None:
+        for one in initial_state[row.at][1]:
+            models.setdefault(key[0], Model()).run(self, one, now, ttl)
+
     def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Row]:
         fired.append((key.k, info.getExpiryTimeInMs()))
         models[key.k].check(self, ("a", 1), now)
@@ -456,14 +463,18 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
         yield from ()
         models[key.k].timers.discard(info.getExpiryTimeInMs())
 
-    slot = MiniSlot(user_processor(Scripted(init=init, rows=rows, timer=timer), mode="processing"), together)
+    processor = Scripted(init=init, rows=rows, initial=initial, timer=timer)
+    slot = MiniSlot(user_processor(processor, mode="processing", initial="k string, at int"), together)
+    given_first = [(key, at) for at, (key, _) in enumerate(initial_state)]
     for step, batch in program:
         now += step
         waiting.clear()
         for key, operations in batch:
             waiting.setdefault(key, []).append(operations)
         fired.clear()
-        slot.batch([(key, at) for key, many in waiting.items() for at in range(len(many))], now)
+        given = [(key, at) for key, many in waiting.items() for at in range(len(many))]
+        slot.batch(given, now, initial=given_first)
+        given_first = []
         assert fired == sorted(fired, key=lambda one: (list(dict.fromkeys(k for k, _ in fired)).index(one[0]), one[1]))
         assert all(time <= now for _, time in fired)
         for key, model in models.items():

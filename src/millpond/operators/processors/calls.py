@@ -3,8 +3,8 @@
 A call is about some keys, each once, in some order. Its tables, by name:
 
 - `keys`: a row for each key: the key's columns, and `count`, how many rows of `rows`, or of `due`, belong to it.
-- `rows` (phase `rows`): the input's columns; the rows of the first key, then those of the second, and so on, each in
-  the order in which they came.
+- `rows` (phases `initial` and `rows`): the columns of the initial state, or the input's; the rows of the first key,
+  then those of the second, and so on, each in the order in which they came.
 - `due` (phase `timers`): one column, `time`: the times of the due timers, key after key, each in order.
 - for each variable its table's name, and, if there may be timers, `timers`: one column, `value`, with a row for each
   key: what it has there (of type `Variable.stored`, or `array<bigint>`), null for nothing. What has expired may be in
@@ -14,12 +14,16 @@ The answer has rows of the output's columns, as many batches as there need be, a
 the same names: `at`, the position of a key in the call; `value`, all that it has there now, null for nothing; and
 `expiry`, when the first part of that expires, or the first timer is due, in milliseconds.
 
+The phase `initial` comes before all others, and only in the first batch of a query with an initial state; it has no
+answer but changes. In Spark a key's initial state comes right before its rows; here that of all keys comes before all
+rows, which nothing but the processor's own attributes could tell.
+
 The phase `end` has no tables, and no answer but rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -29,7 +33,7 @@ ROWS = "rows"
 DUE = "due"
 COUNT = "count"
 
-Phase = Literal["rows", "timers", "end"]
+Phase = Literal["initial", "rows", "timers", "end"]
 
 
 class Caller(Protocol):
@@ -65,3 +69,14 @@ class Calling(Protocol):
     """
 
     caller: Caller | None
+
+
+@runtime_checkable
+class Beginning(Protocol):
+    """An operator that may begin with an initial state.
+
+    Attributes:
+        initial_rows: of the initial state, their hash first; set for each batch, to none but for the first.
+    """
+
+    initial_rows: Iterable[pa.RecordBatch]

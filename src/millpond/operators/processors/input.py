@@ -39,18 +39,21 @@ class Group(NamedTuple):
 
 
 class Input:
-    """The rows that one batch has for a processor, or the timers that are due: kept until all are there.
+    """The rows that one batch has for a processor, or timers that are due: kept until all are there.
 
     Args:
         keys, others: columns of the rows. make_table: opens tables that live for a moment.
+        name: unlike that of others that are there at the same time.
     """
 
-    def __init__(self, keys: tuple[Field, ...], others: tuple[Field, ...], make_table: MakeTable) -> None:
+    def __init__(
+        self, keys: tuple[Field, ...], others: tuple[Field, ...], make_table: MakeTable, name: str = "input"
+    ) -> None:
         self._stored = StoredRows(keys, others)
         self._distinct = keyed(keys, [])
         self._keys = len(keys)
         self._make_table = make_table
-        self._table = make_table("input", self._stored.layout.schema, self._stored.initial, kind="spool")
+        self._table = make_table(name, self._stored.layout.schema, self._stored.initial, kind="spool")
 
     @property
     def rows(self) -> int:

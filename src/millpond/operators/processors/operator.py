@@ -2,12 +2,13 @@
 
 Rows are kept until the batch's input is whole. Then keys are worked through in the order of their hashes, some thousand
 at a time: what the variables have of them travels with their rows, in columns, and what has changed comes back. After
-the rows come the timers that are due by then; a timer that is set while these fire waits for the next batch.
+the rows come the timers that are due by then; a timer that is set while these fire waits for the next batch. In the
+first batch of a query the rows of an initial state come before all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from millpond.errors import UsageError
 from millpond.layout import NEVER, HashRange, Rows
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
+from millpond.operators.processors.arranged import Arranged
 from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller, Phase
 from millpond.operators.processors.input import Group, Input
 from millpond.operators.processors.stored import Stored
@@ -24,7 +26,7 @@ from millpond.operators.processors.tables import variables
 from millpond.operators.protocol import MakeTable, Times
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
 from millpond.spec.operators import Field
-from millpond.spec.types import holds_floats, parse_type
+from millpond.spec.types import parse_type
 from millpond.stores.memory.spool import Spool
 
 if TYPE_CHECKING:
@@ -46,22 +48,21 @@ class ProcessorOperator:
 
     Attributes:
         caller: calls the user's code; to be set before `finish`.
+        initial_rows: those of the initial state, if the batch is the first; to be set before `finish`.
     """
 
     def __init__(self, spec: ProcessorSpec, make_table: MakeTable, memory: int) -> None:
         self.spec = spec
         self.caller: Caller | None = None
+        self.initial_rows: Iterable[pa.RecordBatch] = ()
         self._make_table = make_table
         self._memory = memory
         self._variables = {name: Stored(name, one, make_table) for name, one in variables(spec).items()}
         idle = {one.table for one in spec.variables if one.idle}
         self._asked_for = {name: one for name, one in self._variables.items() if name not in idle}
-        # Keys with floats travel twice: as they are grouped, and as they are.
-        self._floats = floats = {at for at in spec.keys if holds_floats(parse_type(spec.columns[at].type))}
-        others = [at for at in range(len(spec.columns)) if at not in spec.keys or at in floats]
-        self._places = {at: number for number, at in enumerate((*spec.keys, *others))}
-        self._others = tuple(spec.columns[at] for at in others)
-        self._keys_first = [0, *(1 + at for at in (*spec.keys, *others))]
+        self._arranged = {"rows": Arranged(spec.columns, spec.keys)}
+        if spec.initial is not None:
+            self._arranged["initial"] = Arranged(spec.initial.columns, spec.initial.keys)
         self._times = Times()
         self._input: Input | None = None
         self._shown = Spool(None, memory)
@@ -85,7 +86,7 @@ class ProcessorOperator:
         self._shown.close()
         self._shown = Spool(None, self._memory)
         self._drop_input()
-        self._input = Input(self.spec.key_fields, self._others, self._make_table)
+        self._input = self._kept("rows")
         for one in self._variables.values():
             one.begin(version)
 
@@ -106,10 +107,16 @@ class ProcessorOperator:
                 self.late_rows += int(np.count_nonzero(~on_time))
                 batch = batch.filter(pa.array(on_time))
         assert self._input is not None
-        self._input.add(batch.select(self._keys_first))
+        self._input.add(batch.select(self._arranged["rows"].order))
+
+    def _kept(self, phase: Phase) -> Input:
+        """What keeps rows until all are there."""
+        arranged = self._arranged[phase]
+        return Input(arranged.keys, arranged.others, self._make_table, phase)
 
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
+        self._begin_with(self.initial_rows)
         assert self._input is not None
         for one in self._asked_for.values():
             one.expect(self._input.rows)
@@ -125,6 +132,21 @@ class ProcessorOperator:
                 if name != TIMERS:
                     one.evict(self._times.processing)
         return {name: one.seal() for name, one in self._variables.items()}
+
+    def _begin_with(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Have the user's code called for rows of the initial state: the column `__hash`, then those of the spec."""
+        if self.spec.initial is None:
+            return
+        initial = self._kept("initial")
+        try:
+            for batch in batches:
+                initial.add(batch.select(self._arranged["initial"].order))
+            for one in self._asked_for.values():
+                one.expect(initial.rows)
+            for group in initial.groups():
+                self._call("initial", group)
+        finally:
+            initial.close()
 
     def _fire(self) -> None:
         """Call the user's code for the timers that are due now, and not for those that it sets meanwhile."""
@@ -148,12 +170,11 @@ class ProcessorOperator:
         """Call the user's code for some keys, and write what it changed."""
         keys = {name: one.keys(group.hashes, group.keys) for name, one in self._asked_for.items()}
         names = [field.name for field in self.spec.key_fields]
-        told = self._as_they_came(group) if phase == "rows" else group.keys
+        arranged = self._arranged.get(phase)
+        told = arranged.firsts(group) if arranged else group.keys
         tables = {KEYS: pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])}
-        if phase == "rows":
-            tables[ROWS] = pa.RecordBatch.from_arrays(
-                self._in_order(group.rows), names=[field.name for field in self.spec.columns]
-            )
+        if arranged:
+            tables[ROWS] = arranged.rows(group)
         else:
             tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
         for name, one in self._asked_for.items():
@@ -165,18 +186,6 @@ class ProcessorOperator:
             words, heap = keys[name]
             rows = Rows(words[changed.column(0).to_numpy()], heap)
             self._asked_for[name].write(rows, changed.column(1), changed.column(2))
-
-    def _in_order(self, columns: list[pa.Array]) -> list[pa.Array]:
-        """The columns that were kept, in the order of the spec."""
-        return [columns[self._places[at]] for at in range(len(self.spec.columns))]
-
-    def _as_they_came(self, group: Group) -> list[pa.Array]:
-        """The keys as the first row of each has them."""
-        firsts = pa.array(np.cumsum(group.counts) - group.counts)
-        return [
-            group.rows[self._places[at]].take(firsts) if at in self._floats else key
-            for at, key in zip(self.spec.keys, group.keys, strict=True)
-        ]
 
     def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
         if self.caller is None:

@@ -6,19 +6,21 @@ Its state variables are those that its `init` asks for: that is run once, on a c
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from pyspark.sql.types import StructField, StructType
 
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.python import broadcasts, callable_here, command, worker_settings
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.slot.pipe.processors.learning import learned
-from millpond.slot.pipe.processors.processor import UserProcessor
-from millpond.spec.kinds.processor import ProcessorSpec, TimeMode
+from millpond.slot.pipe.processors.processor import InitialColumns, UserProcessor
+from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode
 from millpond.spec.operators import EventTime, Field
 
 PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
@@ -28,8 +30,22 @@ EMITTED_TIME = "UpdateEventTimeWatermarkColumn"
 """The node above a processor that says which of its columns is the event time (`eventTimeColumnName`)."""
 
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+"""Where it is `avro`, types of state may change, in Spark and here; what is stored here is the same else."""
 
 _TIME_MODES: dict[str, TimeMode] = {"NoTime": "none", "ProcessingTime": "processing", "EventTime": "event"}
+
+
+@dataclass
+class InitialReading(Reading):
+    """What was read of the initial state.
+
+    Attributes:
+        node: gives its rows: the grouping columns, then all columns of the data.
+        positions: of those columns that make up the key.
+    """
+
+    node: Node = field(kw_only=True)
+    positions: tuple[int, ...] = ()
 
 
 @dataclass
@@ -39,10 +55,12 @@ class ProcessorReading(Reading):
     Attributes:
         processor: the user's, as it travels to where it is called.
         broadcasts: the JVM's objects of broadcast variables that it uses.
+        initial: what the first batch begins with.
     """
 
     processor: UserProcessor | None = None
     broadcasts: list[Any] = field(default_factory=list)
+    initial: InitialReading | None = None
 
 
 def processor_title(node: Node) -> str:
@@ -55,24 +73,22 @@ def processor_title(node: Node) -> str:
 def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, ProcessorSpec]:
     """Read a node that calls a processor.
 
-    Its left child has the grouping columns, then all columns of the data.
+    Its left child has the grouping columns, then all columns of the data; so has the right one of the initial state.
 
     Raises:
         Unsupported: it stays on Spark.
         PySparkException: the processor's `init` uses its handle in a way that Spark does not allow.
     """
     mode = str(node.java.outputMode().toString()).lower()
-    if node.java.hasInitialState():
-        raise Unsupported(Reason("MP-PROCESSOR", "an initial state"))
     if not callable_here():
         raise Unsupported(Reason("MP-PROCESSOR", "a version of Spark before 4.3"))
-    if str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro":
-        raise Unsupported(Reason("MP-PROCESSOR", "state that is encoded as Avro, whose types may change"))
+    evolves = str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro"
     time_mode = _TIME_MODES[str(node.java.timeMode().toString())]
     if time_mode == "processing" and mode == "complete":
         raise Unsupported(Reason("MP-PROCESSOR", "processing time in output mode complete"))
     reading = ProcessorReading()
-    keys = _read_columns(reading, node)
+    keys = _read_columns(reading, node.children[0].output, _groupings(node))
+    reading.initial = initial = _read_initial(node, keys) if node.java.hasInitialState() else None
     function = node.expression("functionExpr")
     pickled = command(catalyst, function)
     processor = _processor(pickled)
@@ -88,12 +104,13 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         columns=tuple(column.field for column in reading.inputs),
         keys=keys,
         outputs=tuple(Field(unique(one.name, names), one.type) for one in node.output),
-        variables=tuple(kept.variables),
+        variables=tuple(replace(one, evolves=evolves) for one in kept.variables),
         time_mode=time_mode,
         output_mode=mode,
         time=reading.time,
-        marked=any(one.kind == "EventTimeWatermark" for one in node.walk()),
+        marked=any(one.kind == "EventTimeWatermark" for one in node.children[0].walk()),
         purged=tuple(kept.purged),
+        initial=InitialState(tuple(one.field for one in initial.inputs), initial.positions) if initial else None,
     )
     if spec.unsupported is not None:
         raise Unsupported(Reason(spec.unsupported, processor_title(node)))
@@ -106,19 +123,39 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         shown=_struct(node.output),
         spec=spec,
         conf=worker_settings(catalyst),
+        initial=InitialColumns(_struct(initial.raw), initial.positions, tuple(range(len(initial.raw))))
+        if initial
+        else None,
     )
     reading.broadcasts = broadcasts(function)
     return reading, spec
 
 
-def _read_columns(reading: Reading, node: Node) -> tuple[int, ...]:
+def _read_initial(node: Node, keys: tuple[int, ...]) -> InitialReading:
+    """Read the initial state, which has to be grouped as the input is: `keys` are the positions of its key."""
+    above, below = (child.output for child in node.children)
+    count = int(node.java.initGroupingAttrsLen())
+    by, over = ([one.type for one in output] for output in (below[:count], above[: len(keys)]))
+    if by != over:
+        what = f"an initial state that is grouped by {', '.join(by)} (the input is by {', '.join(over)})"
+        raise Unsupported(Reason("MP-PROCESSOR", what))
+    reading = InitialReading(node=node.children[1])
+    reading.positions = _read_columns(reading, below, count)
+    if list(map(reading.positions.index, reading.positions)) != list(map(keys.index, keys)):
+        raise Unsupported(Reason("MP-PROCESSOR", "an initial state that is grouped by a column twice"))
+    return reading
+
+
+def _read_columns(reading: Reading, output: Sequence[Expression], count: int) -> tuple[int, ...]:
     """Read the columns that the processor sees, as Spark has them: grouping columns that are not data, then the data.
+
+    Args:
+        reading: takes them up. output: the grouping columns, then the data. count: of grouping columns.
 
     Returns:
         The positions of the grouping columns.
     """
-    output = node.children[0].output
-    groupings, data = output[: _groupings(node)], output[_groupings(node) :]
+    groupings, data = output[:count], output[count:]
     known = {one.expr_id for one in data}
     names: set[str] = set()
     for attribute in [*(one for one in groupings if one.expr_id not in known), *data]:

@@ -94,12 +94,13 @@ class Call(msgspec.Struct, tag=True):
     Each of them is a schema and one record batch (see `operators.processors.calls`).
 
     Attributes:
-        phase: what it is to be called with: `rows` of the batch, `timers` that are due; `end`: it is to be closed.
+        phase: what it is to be called with: rows of the `initial` state, `rows` of the batch, `timers` that are due;
+            `end`: it is to be closed.
         processing, watermark: the times of the batch, as the processor is told them.
         tables: names of the tables that follow.
     """
 
-    phase: Literal["rows", "timers", "end"]
+    phase: Literal["initial", "rows", "timers", "end"]
     processing: int
     watermark: int
     tables: list[str]

@@ -8,7 +8,7 @@ Spark runs Python functions, not in the slot: one that fails, or takes its proce
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,6 +32,26 @@ from millpond.spec.types import DataType, parse_type
 
 
 @dataclass(frozen=True)
+class InitialColumns:
+    """The columns of an initial state.
+
+    In Spark a pandas frame of it has all columns, grouping columns that are not data too; in the first batch of a query
+    with an initial state, that is so of the frames of its rows as well, but not here. Spark counts the rows of a key's
+    initial state as some of the rows of its first frame, and calls a processor that sees rows more than once for a key
+    with more of both than frames may have (`spark.sql.execution.arrow.maxRecordsPerBatch`): not here either.
+
+    Attributes:
+        columns: all of them, as for the input.
+        keys: positions of those that make up the key.
+        values: positions of those that are in a pandas frame.
+    """
+
+    columns: StructType
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class UserProcessor:
     """What is called with the keys that a slot sends.
 
@@ -44,6 +64,7 @@ class UserProcessor:
         shown: the output.
         spec: the operator.
         conf: the settings that Spark's Python worker obeys.
+        initial: the initial state, if there is one.
     """
 
     title: str
@@ -54,6 +75,7 @@ class UserProcessor:
     shown: StructType
     spec: ProcessorSpec
     conf: dict[str, str] = field(default_factory=dict)
+    initial: InitialColumns | None = None
 
     def start(self) -> Running:
         """A processor for one partition and batch, made anew as Spark does it for every task."""
@@ -80,16 +102,18 @@ class Running:
         self._processor = _loaded(processor.command)
         self._handle: Handle | None = None
         conf = RunnerConf(processor.conf)
-        columns, keys = processor.columns, self._spec.keys
         self._key = Form(DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields)))
-        self._input: Rows | Frames
+
+        def groups(columns: StructType, keys: Sequence[int], values: Sequence[int]) -> Rows | Frames:
+            if processor.pandas:
+                return Frames(columns, keys, values, conf)
+            return Rows(columns, keys, conf.timezone)
+
         self._results: RowResults | FrameResults
-        if processor.pandas:
-            self._input = Frames(columns, keys, processor.values, conf)
-            self._results = FrameResults(processor.shown, conf)
-        else:
-            self._input = Rows(columns, keys, conf.timezone)
-            self._results = RowResults(processor.shown)
+        self._results = FrameResults(processor.shown, conf) if processor.pandas else RowResults(processor.shown)
+        self._input = groups(processor.columns, self._spec.keys, processor.values)
+        first = processor.initial
+        self._initial = None if first is None else groups(first.columns, first.keys, first.values)
 
     def call(self, call: Call, tables: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Call the processor for some keys; what it gives out.
@@ -98,7 +122,10 @@ class Running:
         """
         handle = self._handle or self._initialized(call.processing)
         times = TimerValues(call.processing, call.watermark) if self._spec.timed else TimerValues(-1, -1)
-        if call.phase == "rows":
+        if call.phase == "initial":
+            handle.begin(tables)
+            self._with_initial(handle, times, tables)
+        elif call.phase == "rows":
             handle.begin(tables)
             yield from self._with_rows(handle, times, tables)
         elif call.phase == "timers":
@@ -106,7 +133,8 @@ class Running:
             handle.begin(tables)
             yield from self._with_timers(handle, times, tables)
         else:
-            handle.state = State.TIMER_PROCESSED
+            # with an initial state, Spark does not say that timers are over
+            handle.state = State.TIMER_PROCESSED if self._initial is None else State.DATA_PROCESSED
             fail_on_stopiteration(self._processor.close)()
             handle.state = State.CLOSED
         yield from self._taken()
@@ -121,6 +149,16 @@ class Running:
         fail_on_stopiteration(self._processor.init)(self._handle)
         self._handle.state = State.INITIALIZED
         return self._handle
+
+    def _with_initial(self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]) -> None:
+        assert self._initial is not None
+        keys, counts = _keys(tables)
+        call = fail_on_stopiteration(self._processor.handleInitialState)
+        for at, (key, rows) in enumerate(self._initial.groups(keys, counts, tables[ROWS])):
+            handle.place.at = at
+            self.key = key
+            for one in rows:  # a row, or a frame
+                call(key, one, times)
 
     def _with_rows(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
