@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.layout import Column
+from millpond.operators.protocol import MAIN
 from millpond.operators.tables.keyed import Keyed, keyed
+from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
 from millpond.spec.types import DataType, parse_type
 
@@ -26,6 +28,8 @@ class Variable:
 
 def variables(spec: ProcessorSpec) -> dict[str, Variable]:
     """The tables of a processor's state by name."""
+    if isinstance(spec, GroupStateSpec):
+        return {MAIN: _variable(spec, spec.stored, expires=spec.expires)}
     found = {one.table: _variable(spec, one.stored, expires=one.ttl_ms > 0) for one in spec.variables}
     if spec.timed:
         found[TIMERS] = _variable(spec, "array<bigint>", expires=True)

@@ -73,7 +73,7 @@ class Running:
     def __init__(self, processor: UserProcessor) -> None:
         from pyspark.worker import RunnerConf
 
-        _freeze()
+        freeze()
         self.key: Any = None
         self._spec = processor.spec
         self._schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in processor.spec.outputs])
@@ -125,7 +125,7 @@ class Running:
     def _with_rows(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        keys, counts = _keys(tables)
+        keys, counts = keys_of(tables)
         place, results = handle.place, self._results
         call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
         for at, (key, rows) in enumerate(self._input.groups(keys, counts, tables[ROWS])):
@@ -140,7 +140,7 @@ class Running:
     def _with_timers(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        keys, counts = _keys(tables)
+        keys, counts = keys_of(tables)
         call = fail_on_stopiteration(self._processor.handleExpiredTimer)
         due = iter(tables[DUE].column("time").to_pylist())
         told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
@@ -172,7 +172,7 @@ class Running:
         self.key = key
 
 
-def _keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
+def keys_of(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
     """The columns of the keys, and how many rows each key has."""
     keys = tables[KEYS]
     at = keys.schema.get_field_index(COUNT)
@@ -180,7 +180,7 @@ def _keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[in
 
 
 @cache
-def _freeze() -> None:
+def freeze() -> None:
     """Spare all that the process has by now the garbage collections to which the state of many keys leads."""
     gc.collect()
     gc.freeze()

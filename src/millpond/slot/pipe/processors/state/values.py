@@ -84,7 +84,15 @@ class Form:
         Raises:
             Refused: Spark refuses it.
         """
-        made: tuple[Any, ...] = self._taken(self._spark.toInternal(tuple(map(client._normalize_state_value, value))))
+        return self.converted(tuple(map(client._normalize_state_value, value)))
+
+    def converted(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same of a value as it is, with whatever NumPy and pandas have put into it.
+
+        Raises:
+            Refused: Spark refuses it.
+        """
+        made: tuple[Any, ...] = self._taken(self._spark.toInternal(value))
         for at, name in self._strict:
             if made[at] is None:
                 raise Refused(null_field(at, name))
