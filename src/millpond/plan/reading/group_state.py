@@ -57,6 +57,8 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
         reading.inputs.append(Derived(Field(unique(attribute.name, names), attribute.type), (at,), "{0}"))
     ids = [one.expr_id for one in reading.raw]
     groupings = node.list("groupingAttributes")
+    if not groupings:
+        raise Unsupported(Reason("MP-PROCESSOR", "no key"))
     for one in groupings:
         check_key(one)
     keys = tuple(ids.index(one.expr_id) for one in groupings)
