@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from tests.differential.group_state.functions import SAID
 from tests.differential.processors.checks import Query
@@ -15,7 +16,7 @@ def grouped(
     function: Callable[..., Any],
     *,
     shown: str = SAID,
-    state: str = "n int",
+    state: StructType | str = "n int",
     mode: str = "update",
     timeout: str = "NoTimeout",
     by: Sequence[str] = ("k",),

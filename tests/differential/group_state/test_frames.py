@@ -70,7 +70,9 @@ def test_types_of_frames(spark: SparkSession, tmp_path: Path, prefer_ext: str) -
     assert len({row[2] for row in found[0]}) == 5
 
 
-@pytest.mark.parametrize("columns", [["i8", "i64", "b"], ["f32", "f64", "dec"], ["s", "bin", "day"], ["ts", "tsn", "st"]])
+@pytest.mark.parametrize(
+    "columns", [["i8", "i64", "b"], ["f32", "f64", "dec"], ["s", "bin", "day"], ["ts", "tsn", "st"]]
+)
 def test_types_of_keys(spark: SparkSession, tmp_path: Path, columns: list[str]) -> None:
     query = grouped(functions.types, by=columns)
     turn = Turn(query, [all_types(*MIXED[::-1])], conf={"spark.sql.session.timeZone": "Asia/Tokyo"})

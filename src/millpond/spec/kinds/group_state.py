@@ -32,9 +32,8 @@ class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
 
     @property
     def lasting(self) -> Self:
-        """Its key, the type of its state, and whether there are timeouts: what they go by may change, as in Spark."""
-        lasting = super().lasting
-        return msgspec.structs.replace(lasting, time_mode="event" if self.expires else "none", output_mode="")
+        """Its key, the type of its state, and what timeouts go by; as in Spark, not the output mode."""
+        return msgspec.structs.replace(super().lasting, output_mode="")
 
     @property
     def timed(self) -> bool:

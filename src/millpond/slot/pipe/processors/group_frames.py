@@ -141,7 +141,7 @@ class GroupResults(FrameResults):
         """As Spark takes a frame: by name, a column that is not there is null."""
         if self._by_name and frame.shape[1] and not frame.columns.equals(pd.Index(self._names)):
             missing = dict.fromkeys(name for name in self._names if name not in frame.columns)
-            frame = frame.assign(**missing)[self._names]
+            frame = frame.reindex(columns=self._names).assign(**missing)  # of objects, not of floats
         return super()._batch(frame, cast)
 
 

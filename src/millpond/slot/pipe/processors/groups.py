@@ -23,8 +23,8 @@ from millpond.operators.protocol import MAIN
 from millpond.slot.pipe.processors.group_frames import GroupFrames, GroupResults, given
 from millpond.slot.pipe.processors.processor import Running, UserProcessor, freeze, keys_of
 from millpond.slot.pipe.processors.state.columns import TooLarge, built, stored
-from millpond.slot.pipe.processors.state.refusals import refused
-from millpond.slot.pipe.processors.state.values import Form, Refused
+from millpond.slot.pipe.processors.state.refusals import null_field, refused
+from millpond.slot.pipe.processors.state.values import ZEROS, Form, Refused
 from millpond.slot.process.protocol import Call
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.types import parse_type
@@ -72,8 +72,10 @@ class RunningGroups(Running):
         self._frames = GroupFrames(groups.columns, self._spec.keys, groups.values, conf)
         self._results = GroupResults(groups.shown, conf)
         self._form = Form(parse_type(self._spec.state))
-        self._form.require(groups.state)
         self._type = groups.state
+        zeros = [ZEROS.get(inner.name) for _, inner in self._form.dtype.fields]
+        fields = enumerate(zip(groups.state, zeros, strict=True))
+        self._full = [(at, one.name, zero) for at, (one, zero) in fields if not one.nullable]
         self._timeout = _TIMEOUTS[self._spec.time_mode]
         self._changed: list[tuple[int, Any, int | None]] = []
 
@@ -131,12 +133,16 @@ class RunningGroups(Running):
         self._changed.append((at, value, timeout))
 
     def _kept(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        if self._form.kept(value):
-            return value
         try:
-            return self._form.converted(value)
+            kept = value if self._form.kept(value) else self._form.converted(value)
+            for at, name, zero in self._full:
+                if kept[at] is None:
+                    if zero is None:
+                        raise Refused(null_field(at, name))
+                    kept = (*kept[:at], zero, *kept[at + 1 :])
         except Refused as error:
             raise refused("updating group state", str(error)) from None
+        return kept
 
     def changes(self) -> dict[str, pa.RecordBatch]:
         """What the last call has changed: of some keys all that they have from now on.
