@@ -24,10 +24,9 @@ from millpond.plan.changelog.between import unstable_between
 from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
-from millpond.plan.reading.group_state import GROUP_STATES, read_group_state
 from millpond.plan.reading.join import read_join
 from millpond.plan.reading.map_groups import MAPS, read_map_groups
-from millpond.plan.reading.processor import EMITTED_TIME, PROCESSORS, read_processor
+from millpond.plan.reading.processor import EMITTED_TIME, GROUP_STATES, PROCESSORS, read_group_state, read_processor
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled

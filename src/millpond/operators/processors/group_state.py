@@ -60,7 +60,7 @@ class GroupStateOperator(ProcessorOperator):
         """Call the user's function for the keys that time out now: before, not at, the time that it is."""
         limit = self._times.closed if self.spec.time_mode == "event" else self._times.processing
         names = ["__hash", *(field.name for field in self.spec.key_fields), STATE]
-        due = Input(self.spec.key_fields, (Field(STATE, self.spec.stored),), self._make_table)
+        due = Input(self.spec.key_fields, (Field(STATE, self.spec.tables[MAIN][0]),), self._make_table)
         try:
             for hashes, keys, held in self._variables[MAIN].take_out(limit - 1):
                 due.add(pa.RecordBatch.from_arrays([pa.array(hashes), *keys, held], names=names))

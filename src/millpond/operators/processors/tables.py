@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.layout import Column
-from millpond.operators.protocol import MAIN
 from millpond.operators.tables.keyed import Keyed, keyed
-from millpond.spec.kinds.group_state import GroupStateSpec
-from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
+from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.types import DataType, parse_type
 
 
@@ -28,12 +26,7 @@ class Variable:
 
 def variables(spec: ProcessorSpec) -> dict[str, Variable]:
     """The tables of a processor's state by name."""
-    if isinstance(spec, GroupStateSpec):
-        return {MAIN: _variable(spec, spec.stored, expires=spec.expires)}
-    found = {one.table: _variable(spec, one.stored, expires=one.ttl_ms > 0) for one in spec.variables}
-    if spec.timed:
-        found[TIMERS] = _variable(spec, "array<bigint>", expires=True)
-    return found
+    return {name: _variable(spec, stored, expires=expires) for name, (stored, expires) in spec.tables.items()}
 
 
 def _variable(spec: ProcessorSpec, stored: str, *, expires: bool) -> Variable:

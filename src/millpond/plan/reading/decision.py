@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import Reading, calls_user
-from millpond.plan.reading.group_state import GROUP_STATES, group_state_title
 from millpond.plan.reading.join import JoinReading, join_title
 from millpond.plan.reading.map_groups import MAPS, title_of
-from millpond.plan.reading.processor import PROCESSORS, processor_title
+from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, group_state_title, processor_title
 from millpond.plan.reading.ranking import partitioned_by
 from millpond.plan.reading.reasons import Reason
 from millpond.spec.kinds.union import OperatorSpec

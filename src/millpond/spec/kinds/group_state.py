@@ -17,6 +17,10 @@ TIMEOUT = "timeoutTimestamp"
 """What a key's row has beside it, as Spark calls it: when the key times out, in milliseconds."""
 
 
+_MAIN = "main"
+"""The name of the table that is read where none is named."""
+
+
 class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
     """A user's function, called beside the pipe with the rows and the state of each key, and for keys that time out.
 
@@ -51,9 +55,10 @@ class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
         return self.variables[0].value
 
     @property
-    def stored(self) -> str:
-        """The type of what a key has in the table, as DDL: of a state that was removed the timeout may be left."""
-        return f"struct<{STATE}:{self.state},{TIMEOUT}:bigint>" if self.expires else self.state
+    def tables(self) -> Mapping[str, tuple[str, bool]]:
+        """The one table: of a state that was removed, the timeout may be left."""
+        stored = f"struct<{STATE}:{self.state},{TIMEOUT}:bigint>" if self.expires else self.state
+        return {_MAIN: (stored, self.expires)}
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
