@@ -209,7 +209,7 @@ class TestEveryKind:
 
 def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
     taking = {name for name, spec in EXAMPLES.items() if spec.takes_updates}
-    assert taking == {"deduplicate", "processor", "timers"}
+    assert taking == {"deduplicate", "processor", "timers", "groups", "groups for ever"}
     assert {name for name, spec in EXAMPLES.items() if spec.beyond_spark} == {"rank", "ranks", "over"}
 
 
