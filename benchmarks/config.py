@@ -18,6 +18,7 @@ WORKLOADS = (
     "processor_frames",
     "processor_silent",
     "processor_timers",
+    "group_state",
 )
 KEYS = {
     "read_write": 10_000_000,
@@ -27,6 +28,7 @@ KEYS = {
     "processor_frames": 1_000_000,
     "processor_silent": 1_000_000,
     "processor_timers": 1_000_000,
+    "group_state": 100_000,
 }
 """How many keys a workload has by default; the others have five million."""
 

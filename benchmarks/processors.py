@@ -1,4 +1,4 @@
-"""Processors of a user's own: what `transformWithState` costs."""
+"""Processors of a user's own: what `transformWithState` and `applyInPandasWithState` cost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 COUNTED = "key bigint, count bigint"
 AHEAD_MS = 100_000
 """How far ahead timers are set."""
+PAUSE_MS = 10_000
+"""How long a user pauses at the end of a session."""
 
 
 class Counting(StatefulProcessor):  # type: ignore[misc]
@@ -80,3 +82,25 @@ def counting_frames(source: DataFrame, *, silent: bool = False) -> DataFrame:
 def reminding(source: DataFrame) -> DataFrame:
     """Timers of event time."""
     return source.groupBy("key").transformWithState(Reminding(), COUNTED, "update", "eventTime")
+
+
+def session(key: Any, frames: Any, state: Any) -> Iterator[Any]:
+    """How many events each user's session has so far, and has had once no more come for a while."""
+    import pandas as pd
+
+    if state.hasTimedOut:
+        (count,) = state.get
+        state.remove()
+        yield pd.DataFrame({"key": [key[0]], "count": [count]})
+        return
+    count, last = (state.getOption or (0,))[0], 0
+    for frame in frames:
+        count += len(frame)
+        last = max(last, int(frame["time"].max().timestamp() * 1000))
+    state.update((count,))
+    state.setTimeoutTimestamp(max(last, state.getCurrentWatermarkMs()) + PAUSE_MS)
+
+
+def session_counts(source: DataFrame) -> DataFrame:
+    """Sessions by `applyInPandasWithState`."""
+    return source.groupBy("key").applyInPandasWithState(session, COUNTED, "n bigint", "append", "EventTimeTimeout")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.config import RunConfig
-from benchmarks.processors import counting, counting_frames, reminding
+from benchmarks.processors import counting, counting_frames, reminding, session_counts
 from millpond.workloads.draws import bits_sql, draw_sql, letters
 from millpond.workloads.nexmark import NexmarkConfig
 from millpond.workloads.nexmark_spark import WATERMARK, numbers
@@ -118,7 +118,7 @@ def session(source: DataFrame) -> DataFrame:
     return source.groupBy(f.session_window("time", "10 seconds"), "key").count()
 
 
-_TIMED = {"sliding": sliding, "session": session, "processor_timers": reminding}
+_TIMED = {"sliding": sliding, "session": session, "processor_timers": reminding, "group_state": session_counts}
 _PROCESSORS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "processor": counting,
     "processor_frames": counting_frames,
@@ -136,7 +136,7 @@ def output_mode(config: RunConfig) -> str:
     """The output mode in which the workload's query runs."""
     if config.workload == "nexmark":
         return QUERIES[config.query].mode
-    return "append" if config.workload in ("sliding", "session") else "update"
+    return "append" if config.workload in ("sliding", "session", "group_state") else "update"
 
 
 def event_time(config: RunConfig) -> bool:

@@ -10,7 +10,7 @@ from millpond.layout import Rows
 from millpond.operators.columns.decode import OversizeError, key_columns, nested_column
 from millpond.operators.columns.encode import ALL
 from millpond.operators.kind import Kind, Opening
-from millpond.operators.processors.tables import variables
+from millpond.operators.processors.tables import Variable, variables
 from millpond.operators.protocol import Operator, StateTable
 from millpond.spec.kinds.processor import ProcessorSpec
 
@@ -26,16 +26,21 @@ def _tables(spec: ProcessorSpec) -> dict[str, StateTable]:
 
 
 def _read(spec: ProcessorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    one = variables(spec)[table]
+    for columns in read_columns(variables(spec)[table], rows):
+        yield pa.RecordBatch.from_arrays(columns, names=[field.name for field in spec.shown(table)])
+
+
+def read_columns(one: Variable, rows: Rows) -> Iterator[list[pa.Array]]:
+    """The columns of the key, and what keys have, of rows of a variable's table: in pieces where that is much."""
     try:
         columns = key_columns(rows, one.keyed.keys, one.keyed.types)
         columns.append(nested_column(rows, one.keyed.values[0].offset, ALL, one.type))
     except OversizeError:
         middle = rows.count // 2
-        yield from _read(spec, table, Rows(rows.words[:middle], rows.heap))
-        yield from _read(spec, table, Rows(rows.words[middle:], rows.heap))
+        yield from read_columns(one, Rows(rows.words[:middle], rows.heap))
+        yield from read_columns(one, Rows(rows.words[middle:], rows.heap))
         return
-    yield pa.RecordBatch.from_arrays(columns, names=[field.name for field in spec.shown(table)])
+    yield columns
 
 
 PROCESSOR = Kind(_load, _tables, _read)

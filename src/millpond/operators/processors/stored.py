@@ -118,6 +118,19 @@ class Stored:
             yield Due(ints(held, 0), key_columns(held, keyed.keys, keyed.types), due)
             self._keep(rows, left, left.values)
 
+    def take_out(self, limit: int) -> Iterator[tuple[Ints, list[pa.Array], pa.Array]]:
+        """Take out what is due at a time in milliseconds: hashes, columns of keys, what they have; use it at once."""
+        assert self._expiry is not None
+        keyed = self.variable.keyed
+        for rows in self._expiry.due(limit):
+            held = self.table.copy(rows)
+            yield (
+                ints(held, 0),
+                key_columns(held, keyed.keys, keyed.types),
+                nested_column(held, self._at, ALL, self.variable.type),
+            )
+            self.table.remove(rows)
+
     def evict(self, now: int) -> None:
         """Remove what has expired by a time in milliseconds."""
         if self._expiry is None:

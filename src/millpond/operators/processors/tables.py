@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from millpond.layout import Column
 from millpond.operators.tables.keyed import Keyed, keyed
-from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
+from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.types import DataType, parse_type
 
 
@@ -26,10 +26,7 @@ class Variable:
 
 def variables(spec: ProcessorSpec) -> dict[str, Variable]:
     """The tables of a processor's state by name."""
-    found = {one.table: _variable(spec, one.stored, expires=one.ttl_ms > 0) for one in spec.variables}
-    if spec.timed:
-        found[TIMERS] = _variable(spec, "array<bigint>", expires=True)
-    return found
+    return {name: _variable(spec, stored, expires=expires) for name, (stored, expires) in spec.tables.items()}
 
 
 def _variable(spec: ProcessorSpec, stored: str, *, expires: bool) -> Variable:

@@ -1,10 +1,12 @@
-"""Reads `transformWithState` and `transformWithStateInPandas`: a processor of the user's own.
+"""Reads `transformWithState`, also in pandas, and `applyInPandasWithState`: code of the user that keeps state.
 
-Its state variables are those that its `init` asks for: that is run once, on a copy, as Spark does on the driver.
+A processor's state variables are those that its `init` asks for: that is run once, on a copy, as Spark does on the
+driver.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,14 +15,17 @@ from typing import Any
 from msgspec.structs import replace
 from pyspark.sql.types import StructField, StructType
 
+from millpond.ddl import ddl
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.python import broadcasts, callable_here, command, worker_settings
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
+from millpond.slot.pipe.processors.groups import UserGroups
 from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import InitialColumns, UserProcessor
-from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode
+from millpond.spec.kinds.group_state import STATE, GroupStateSpec
+from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode, Variable
 from millpond.spec.operators import EventTime, Field
 
 PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
@@ -29,10 +34,17 @@ PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
 EMITTED_TIME = "UpdateEventTimeWatermarkColumn"
 """The node above a processor that says which of its columns is the event time (`eventTimeColumnName`)."""
 
-_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
-"""Where it is `avro`, types of state may change, in Spark and here; what is stored here is the same else."""
+GROUP_STATES = {"FlatMapGroupsInPandasWithState": "applyInPandasWithState"}
+"""Nodes that call a function of the user with groups and their state → how to call them."""
 
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+_FORMAT = "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion"
 _TIME_MODES: dict[str, TimeMode] = {"NoTime": "none", "ProcessingTime": "processing", "EventTime": "event"}
+_TIMEOUTS: dict[str, TimeMode] = {
+    "NoTimeout": "none",
+    "ProcessingTimeTimeout": "processing",
+    "EventTimeTimeout": "event",
+}
 
 
 @dataclass
@@ -144,6 +156,73 @@ def _read_initial(node: Node, keys: tuple[int, ...]) -> InitialReading:
     if list(map(reading.positions.index, reading.positions)) != list(map(keys.index, keys)):
         raise Unsupported(Reason("MP-PROCESSOR", "an initial state that is grouped by a column twice"))
     return reading
+
+
+def group_state_title(node: Node) -> str:
+    """The operator in a few words."""
+    return f"applyInPandasWithState by {', '.join(key.name for key in node.list('groupingAttributes'))}"
+
+
+def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, GroupStateSpec]:
+    """Read a node that calls a function with groups and their state: the function sees all columns of its child.
+
+    Raises:
+        Unsupported: it stays on Spark.
+    """
+    if not callable_here():
+        raise Unsupported(Reason("MP-PROCESSOR", "a version of Spark before 4.3"))
+    if str(catalyst.spark.conf.get(_FORMAT, "2")) == "1":
+        raise Unsupported(Reason("MP-PROCESSOR", "state format 1, in which a removed state has no timeout"))
+    function = node.expression("functionExpr")
+    pickled = command(catalyst, function)
+    if not isinstance(pickle.loads(pickled), tuple):
+        raise Unsupported(Reason("MP-PROCESSOR", "a function that is so large that Spark sends it as a broadcast"))
+    reading = ProcessorReading()
+    names: set[str] = set()
+    for at, attribute in enumerate(node.children[0].output):
+        reading.raw.append(attribute)
+        reading.inputs.append(Derived(Field(unique(attribute.name, names), attribute.type), (at,), "{0}"))
+    ids = [one.expr_id for one in reading.raw]
+    groupings = node.list("groupingAttributes")
+    if not groupings:
+        raise Unsupported(Reason("MP-PROCESSOR", "no key"))
+    for one in groupings:
+        check_key(one)
+    keys = tuple(ids.index(one.expr_id) for one in groupings)
+    reading.set_hash([reading.inputs[at].field.name for at in dict.fromkeys(keys)])
+    mode = _TIMEOUTS[str(node.java.timeout().toString())]
+    marked = [one for one in reading.raw if WATERMARK_DELAY in one.metadata]
+    if mode == "event":
+        check_one_time(marked)
+        if marked:
+            reading.time = EventTime(ids.index(marked[0].expr_id))
+    state = StructType.fromJson(json.loads(str(node.java.stateType().json())))
+    shown: set[str] = set()
+    spec = GroupStateSpec(
+        columns=tuple(column.field for column in reading.inputs),
+        keys=keys,
+        outputs=tuple(Field(unique(one.name, shown), one.type) for one in node.output),
+        variables=(Variable(STATE, "value", ddl(state)),),
+        time_mode=mode,
+        output_mode=str(node.java.outputMode().toString()).lower(),
+        time=reading.time,
+        marked=bool(marked),
+    )
+    if spec.unsupported is not None:
+        raise Unsupported(Reason(spec.unsupported, group_state_title(node)))
+    reading.processor = UserGroups(
+        title=group_state_title(node),
+        command=pickled,
+        pandas=True,
+        columns=_struct(reading.raw),
+        values=tuple(range(len(reading.raw))),
+        shown=_struct(node.output),
+        spec=spec,
+        conf=worker_settings(catalyst),
+        state=state,
+    )
+    reading.broadcasts = broadcasts(function)
+    return reading, spec
 
 
 def _read_columns(reading: Reading, output: Sequence[Expression], count: int) -> tuple[int, ...]:

@@ -148,6 +148,17 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         return self.time_mode != "none"
 
     @property
+    def tables(self) -> Mapping[str, tuple[str, bool]]:
+        """By table, the type of what a key has there, as DDL, and whether parts of that are due at times."""
+        timers = {TIMERS: ("array<bigint>", True)} if self.timed else {}
+        return {one.table: (one.stored, one.ttl_ms > 0) for one in self.variables} | timers
+
+    @property
+    def varies(self) -> bool:
+        """Yes: variables come and go, and names are the user's."""
+        return True
+
+    @property
     def key_fields(self) -> tuple[Field, ...]:
         """The columns that make up the key."""
         return tuple(self.columns[k] for k in self.keys)

@@ -95,7 +95,7 @@ class Running:
     def __init__(self, processor: UserProcessor) -> None:
         from pyspark.worker import RunnerConf
 
-        _freeze()
+        freeze()
         self.key: Any = None
         self._spec = processor.spec
         self._schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in processor.spec.outputs])
@@ -152,7 +152,7 @@ class Running:
 
     def _with_initial(self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]) -> None:
         assert self._initial is not None
-        keys, counts = _keys(tables)
+        keys, counts = keys_of(tables)
         call = fail_on_stopiteration(self._processor.handleInitialState)
         for at, (key, rows) in enumerate(self._initial.groups(keys, counts, tables[ROWS])):
             handle.place.at = at
@@ -163,7 +163,7 @@ class Running:
     def _with_rows(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        keys, counts = _keys(tables)
+        keys, counts = keys_of(tables)
         place, results = handle.place, self._results
         call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
         for at, (key, rows) in enumerate(self._input.groups(keys, counts, tables[ROWS])):
@@ -178,7 +178,7 @@ class Running:
     def _with_timers(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        keys, counts = _keys(tables)
+        keys, counts = keys_of(tables)
         call = fail_on_stopiteration(self._processor.handleExpiredTimer)
         due = iter(tables[DUE].column("time").to_pylist())
         told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
@@ -210,7 +210,7 @@ class Running:
         self.key = key
 
 
-def _keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
+def keys_of(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
     """The columns of the keys, and how many rows each key has."""
     keys = tables[KEYS]
     at = keys.schema.get_field_index(COUNT)
@@ -218,7 +218,7 @@ def _keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[in
 
 
 @cache
-def _freeze() -> None:
+def freeze() -> None:
     """Spare all that the process has by now the garbage collections to which the state of many keys leads."""
     gc.collect()
     gc.freeze()
