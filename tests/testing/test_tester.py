@@ -146,8 +146,6 @@ def test_rows_that_are_emitted_late() -> None:
     late.setWatermark(START_MS)
     with pytest.raises(UsageError, match="EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED"):
         late.test("a", [Row(ts=START + dt.timedelta(seconds=2), do="x")])
-    with pytest.raises(UsageError, match="Without a watermark"):
-        ProcessorTester(Stamped(), *shape, eventTimeColumnName="at")
 
 
 def test_keys() -> None:
@@ -237,7 +235,6 @@ def test_wrong_calls() -> None:
         (lambda: one.setProcessingTime(5), "no times without a time mode"),
         (lambda: one.setWatermark(5), "no times without a time mode"),
         (lambda: one.peekTimers("a"), "no times without a time mode"),
-        (lambda: timed.setWatermark(5), "There is no watermark"),
         (lambda: timed.setProcessingTime(0), "is 0 ms, and moves forward only"),
     ):
         with pytest.raises(UsageError, match=message):

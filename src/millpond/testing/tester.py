@@ -74,9 +74,6 @@ class _Tester(ABC, Generic[Given, Shown]):
         self._keys, self._own = struct(keyStructType), struct(inputStructType)
         self._columns, self._output = with_keys(self._keys, self._own), struct(outputStructType)
         self._settings = {_ZONE: "UTC"} | dict(settings or {})
-        self._marked = eventTime is not None
-        if eventTimeColumnName is not None and not self._marked:
-            raise UsageError("Without a watermark no rows have event times.", action="Name the input's with eventTime.")
         time = None if eventTime is None else EventTime(_place("eventTime", eventTime, self._columns))
         self._spec = ProcessorSpec(
             columns=fields(self._columns),
@@ -86,7 +83,7 @@ class _Tester(ABC, Generic[Given, Shown]):
             time_mode=_TIME_MODES[mode],
             output_mode=_one_of("outputMode", outputMode, _OUTPUT_MODES),
             time=time if mode == "eventtime" else None,
-            marked=self._marked,
+            marked=True,
             emitted=None
             if eventTimeColumnName is None
             else _place("eventTimeColumnName", eventTimeColumnName, self._output),
@@ -172,11 +169,9 @@ class _Tester(ABC, Generic[Given, Shown]):
             What the processor gives out.
 
         Raises:
-            UsageError: it does not move forward, or there is no time mode, or no column of event time.
+            UsageError: it does not move forward, or there is no time mode.
         """
         self._check_moves("watermark", self._watermark, currentWatermarkMs)
-        if not self._marked:
-            raise UsageError("There is no watermark.", action="Name the column of event times with eventTime.")
         late, self._watermark = self._watermark, currentWatermarkMs
         if self._spec.closes or self._spec.ticks:
             return self._batch(self._nothing(), late)
@@ -312,7 +307,7 @@ class ProcessorTester(_Tester[Rows, list[Row]]):
         outputStructType: the columns of the output.
         outputMode: `append`, `update` or `complete`.
         timeMode: `none`, `processingTime` or `eventTime`.
-        eventTime: the input's column of event times, if there is a watermark.
+        eventTime: the input's column that has a watermark, if there is one: by it rows are late.
         eventTimeColumnName: the output's, if it has one: then no row may be late.
         initialState: rows that `handleInitialState` is called with before all others, the grouping columns among them.
         initialStateStructType: their columns.
