@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
@@ -17,7 +18,7 @@ AHEAD_MS = 100_000
 ENTRIES = 100
 """Entries of each key's map."""
 PIECE = 64
-"""Characters that an entry holds."""
+"""Bytes that an entry holds, which cannot be made shorter."""
 
 
 class Counting(StatefulProcessor):  # type: ignore[misc]
@@ -99,14 +100,15 @@ class Looking(StatefulProcessor):  # type: ignore[misc]
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Ask for the map."""
-        self.entries = handle.getMapState("entries", "at int", "n bigint, piece string")
+        self.entries = handle.getMapState("entries", "at int", "n bigint, piece binary")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Fill the map, or look entries up."""
         for row in rows:
             if row.first:
+                pieces = Random(row.key)
                 for at in range(ENTRIES):
-                    self.entries.updateValue((at,), (row.key * ENTRIES + at, row.piece))
+                    self.entries.updateValue((at,), (row.key * ENTRIES + at, pieces.randbytes(PIECE)))
             else:
                 yield Row(key=row.key, count=self.entries.getValue((row.at,)).n)
 

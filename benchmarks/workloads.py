@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.config import RunConfig
 from benchmarks.nexmark_processors import PROCESSORS as NEXMARK_PROCESSORS
-from benchmarks.processors import ENTRIES, PIECE, counting, counting_frames, looking, reminding, waiting
+from benchmarks.processors import ENTRIES, counting, counting_frames, looking, reminding, waiting
 from millpond.workloads.draws import bits_sql, draw_sql, letters
 from millpond.workloads.nexmark import NexmarkConfig
 from millpond.workloads.nexmark_spark import WATERMARK, numbers
@@ -129,21 +129,11 @@ def waiting_source(spark: SparkSession, config: RunConfig) -> DataFrame:
 
 
 def looking_source(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """Columns `key`, `first`, `at`, `piece`: the first rows bring every key and what its map holds.
-
-    Each of the others asks for one entry of a map.
-    """
-    from pyspark.sql import functions as f
-
-    offset = f.expr(f"cast({draw_sql('n', config.seed, Stream.OFFSET)} % {POOL - PIECE}L + 1L as int)")
-    first = f"n < {config.keys}L"
-    return arriving(spark, config).select(
-        f.expr(key_sql(config)).alias("key"),
-        f.expr(first).alias("first"),
-        f.expr(f"cast({draw_sql('n', config.seed, Stream.ENTRY)} % {ENTRIES}L as int)").alias("at"),
-        f.when(f.expr(first), f.substring(f.lit(letters(POOL, config.seed).decode()), offset, f.lit(PIECE))).alias(
-            "piece"
-        ),
+    """Columns `key`, `first`, `at`: the first rows bring every key, each of the others asks for one entry of a map."""
+    return arriving(spark, config).selectExpr(
+        f"{key_sql(config)} as key",
+        f"n < {config.keys}L as first",
+        f"cast({draw_sql('n', config.seed, Stream.ENTRY)} % {ENTRIES}L as int) as at",
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import pytest
 from benchmarks.config import RunConfig
 from benchmarks.nexmark_processors import Highest, Last, Sessions
 from benchmarks.processors import COUNTED, ENTRIES, Looking, Waiting
+from benchmarks.result import Result, Spread
 from benchmarks.workloads import FEW, build
 from pyspark.sql import Row
+from rich.console import Console
 
 import millpond
-from benchmarks import cli
+from benchmarks import cli, timers
 from millpond.testing import ProcessorTester
 
 BID = "price bigint, channel string, url string, at bigint, extra string"
@@ -85,8 +89,8 @@ def test_a_key_has_one_timer_at_all_times() -> None:
 
 
 def test_entries_are_looked_up() -> None:
-    one = ProcessorTester(Looking(), "key bigint", "key bigint, first boolean, at int, piece string", COUNTED, "update")
-    assert one.testBatch([(key, True, 0, "x" * 64) for key in range(3)]) == []
+    one = ProcessorTester(Looking(), "key bigint", "key bigint, first boolean, at int", COUNTED, "update")
+    assert one.testBatch([(key, True, 0) for key in range(3)]) == []
     assert one.test(2, [Row(first=False, at=7)]) == [Row(key=2, count=2 * ENTRIES + 7)]
 
 
@@ -143,3 +147,22 @@ def test_what_does_not_go_together(arguments: list[str], message: str, capsys: p
     with pytest.raises(SystemExit):
         cli.main(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_the_shares_of_timers_that_are_due() -> None:
+    runs: list[RunConfig] = []
+
+    def measure(run: RunConfig, *, keep: bool) -> Result:
+        runs.append(run)
+        ms = run.rows_per_batch * 1000 / run.event_rate / 20
+        return Result(engine=run.engine, workload=run.workload, batch_ms=Spread(ms, ms, ms, ms))
+
+    printed = StringIO()
+    assert timers.main(["--keys", "1m"], measure, Console(width=100, file=printed)) == 0
+    assert [run.rows_per_batch * 1000 / run.event_rate for run in runs] == [1_000, 10_000, 100_000] * 2
+    assert [run.left_out for run in runs] == [19, 15, 15] * 2
+    assert re.findall(r"millpond │ +([\d,]+) │ +([\d,]+) │ +([\d.]+)", printed.getvalue()) == [
+        ("1,000", "50", "50.0"),
+        ("10,000", "500", "50.0"),
+        ("100,000", "5,000", "50.0"),
+    ]
