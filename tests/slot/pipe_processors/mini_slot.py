@@ -70,6 +70,7 @@ def user_processor(
     shown: str = "k string, n bigint",
     mode: TimeMode = "none",
     pandas: bool = False,
+    in_flight: int | None = None,
     **conf: str,
 ) -> UserProcessor:
     """A processor as the planner makes it; `beside`: how many columns, the first ones, are of the key and not data."""
@@ -88,7 +89,7 @@ def user_processor(
     }
     values = tuple(range(beside, len(spec.columns)))
     command = cloudpickle.dumps((function, struct(shown)))
-    return UserProcessor("a title", command, pandas, struct(columns), values, struct(shown), spec, settings)
+    return UserProcessor("a title", command, pandas, struct(columns), values, struct(shown), spec, settings, in_flight)
 
 
 class MiniSlot:

@@ -11,11 +11,13 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
+from millpond.conf import read_settings
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
 from millpond.plan.catalyst.python import broadcasts, callable_here, command, worker_settings
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
+from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
 from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import ProcessorSpec, TimeMode
@@ -60,6 +62,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     Raises:
         Unsupported: it stays on Spark.
         PySparkException: the processor's `init` uses its handle in a way that Spark does not allow.
+        UsageError: it is asynchronous in part only.
     """
     mode = str(node.java.outputMode().toString()).lower()
     if node.java.hasInitialState():
@@ -76,6 +79,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     function = node.expression("functionExpr")
     pickled = command(catalyst, function)
     processor = _processor(pickled)
+    asynchronous = check_asynchronous(processor, pandas=_pandas(node))
     marked = [one for one in node.children[0].output if WATERMARK_DELAY in one.metadata]
     if time_mode == "event":
         check_one_time(marked)
@@ -106,6 +110,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         shown=_struct(node.output),
         spec=spec,
         conf=worker_settings(catalyst),
+        in_flight=read_settings(catalyst.settings).async_in_flight if asynchronous else None,
     )
     reading.broadcasts = broadcasts(function)
     return reading, spec
