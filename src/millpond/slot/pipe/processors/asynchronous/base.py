@@ -111,4 +111,5 @@ def check_asynchronous(processor: StatefulProcessor, *, pandas: bool) -> bool:
 
 
 def _asynchronous(function: Any) -> bool:
+    function = inspect.unwrap(function)
     return inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function)

@@ -165,7 +165,7 @@ class Controller:
             return
         except RuntimeError as error:
             if str(error) == NO_LOOP:
-                raise without_loop(error, self._focus.key) from error
+                raise without_loop(error, self._focus.key).with_traceback(error.__traceback__) from error
             raise
         worker.at, worker.key = self._place.at, self._focus.key
         worker.left, self._left = self._left, []
@@ -297,11 +297,18 @@ class _Room:
 _ROOM = _Room()
 
 
+class Ended(BaseException):
+    """What is raised where a coroutine waits that is to end, as another has failed.
+
+    `GeneratorExit` would not reach what a generator does in the end: it ends who waits for the generator.
+    """
+
+
 def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Let a coroutine end, with what it does in the end, as far as that needs to wait for nothing."""
-    with suppress(Exception, GeneratorExit):
+    with suppress(Exception, Ended):
         for _ in range(_CLOSINGS):
-            coroutine.throw(GeneratorExit)
+            coroutine.throw(Ended())
 
 
 @contextmanager

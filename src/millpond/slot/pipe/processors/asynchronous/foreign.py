@@ -45,20 +45,21 @@ def _refusal(name: str, key: Any) -> UsageError:
 
 def _name(given: Any, record: Any) -> str:
     """The name of what is awaited: of the outermost thing that is not the processor's own, else of the innermost."""
-    own = _module(record)
-    last = None
-    while record is not None:
-        following = next((found for name in _NEXT if (found := getattr(record, name, None)) is not None), None)
-        if following is None:
-            break
-        record = following
+    own, kind = _module(record), type(given)
+    name = f"{kind.__module__.removeprefix('_')}.{kind.__qualname__}"
+    while (record := _following(record)) is not None:
         module = _module(record)
-        if hasattr(record, "__qualname__"):
-            last = record.__qualname__ if module == own else f"{module}.{record.__qualname__}"
-            if module != own:
-                return last
-    kind = type(given)
-    return last or f"{kind.__module__.removeprefix('_')}.{kind.__qualname__}"
+        if module is None:
+            return f"{kind.__module__.removeprefix('_')}.{kind.__qualname__}"
+        name = record.__qualname__ if module == own else f"{module}.{record.__qualname__}"
+        if module != own:
+            break
+    return name
+
+
+def _following(record: Any) -> Any:
+    """What a coroutine or generator awaits."""
+    return next((found for name in _NEXT if (found := getattr(record, name, None)) is not None), None)
 
 
 def _module(record: Any) -> Any:
