@@ -85,19 +85,3 @@ def make_far(monkeypatch: pytest.MonkeyPatch, far: Far) -> Far:
 
     monkeypatch.setattr(handle, "_HELD", {"value": Value, "list": List, "map": Map})
     return far
-
-
-class Waits:
-    """How many keys are under way: each is told when it begins and when it is done."""
-
-    def __init__(self) -> None:
-        self.under_way: set[Any] = set()
-        self.most = 0
-
-    def begin(self, key: Any) -> None:
-        assert key not in self.under_way
-        self.under_way.add(key)
-        self.most = max(self.most, len(self.under_way))
-
-    def end(self, key: Any) -> None:
-        self.under_way.remove(key)

@@ -245,7 +245,7 @@ def test_a_consumer_that_stops(far: Far, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("millpond.slot.pipe.processors.rows.TOGETHER", 1)
     monkeypatch.setattr("millpond.slot.pipe.processors.rows.RowResults.look", 1)
     user = user_processor(Ending(ValueError("no")), in_flight=10)
-    calls = MiniSlot(user, 10)._calls(user.start(), "rows", {(key,): [(key, 1)] for key in "acd"}, -1, -1)
+    calls: Any = MiniSlot(user, 10)._calls(user.start(), "rows", {(key,): [(key, 1)] for key in "acd"}, -1, -1)
     assert next(calls) == {"k": "a", "n": 1}
     calls.close()
     assert {key for what, key in Counting.said if what == "ends"} == set("acd")

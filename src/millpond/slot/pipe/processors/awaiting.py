@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -39,11 +40,7 @@ class AwaitingRunning(Running):
         tasks: Iterator[Task]
         if self._single:
             call = self._processor.handleInputRow
-
-            def each(key: Any, rows: Iterator[Any]) -> Iterator[Any]:
-                return (call(key, row, times) for row in rows)
-
-            tasks = ((at, key, each(key, rows)) for at, (key, rows) in enumerate(groups))
+            tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
         else:
             call = self._processor.handleInputRows
             tasks = ((at, key, (call(key, rows, times),)) for at, (key, rows) in enumerate(groups))

@@ -4,7 +4,7 @@ Nobody else drives the coroutines: no event loop. A key's records are worked thr
 a worker takes key after key until one has to wait for state, and the next worker goes on with the keys behind it. Those
 that have what they waited for come before new keys. When nothing can run, all that is wanted is fetched, at once for
 each variable. A run ends when all its keys are through: this is the barrier before the timers of a batch, and before it
-is sealed (§4.4, §4.5). Rows come out in the order of keys, however the keys took turns.
+is sealed (Flink 2.0 §4.4–4.5). Rows come out in the order of keys, however the keys took turns.
 """
 
 from __future__ import annotations
