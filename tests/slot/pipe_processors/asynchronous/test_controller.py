@@ -109,6 +109,21 @@ def test_writes_take_effect_when_they_are_called_and_reads_when_they_are_awaited
     assert slot(Late()).batch([("a", 1)]) == [{"k": "(2,)", "n": 2}, {"k": "False", "n": 0}]
 
 
+def test_an_iterator_sees_what_was_there_when_it_began(far: Far) -> None:
+    class Iterating(Counting):
+        async def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> AsyncIterator[Row]:
+            for word in "xyz":
+                await self.seen.updateValue((word,), (key[0] == "a",))
+            async for (word,) in self.seen.keys():
+                await self.seen.removeKey((word,))
+                await self.count.get()  # others take turns
+                yield Row(k=key[0] + word, n=0)
+
+    one = slot(Iterating())
+    assert [row["k"] for row in one.batch(ROWS)] == [key + word for key in "abc" for word in "xyz"]
+    assert one.of("variable.seen") == {}
+
+
 def test_a_coroutine_gives_nothing_out(far: Far) -> None:
     class Silent(Counting):
         async def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> None:

@@ -86,16 +86,27 @@ class Read:
 
 
 class Parts(Read):
-    """A read of several things: `async for` gives them one after the other, `await` as a list."""
+    """A read of several things: `async for` gives them one after the other, `await` as a list.
 
-    __slots__ = ()
+    Args:
+        source: what is read from. each: reads them as they are when the first is asked for.
+    """
+
+    __slots__ = ("_each",)
 
     def __init__(self, source: Source, each: Callable[[], Iterable[Any]]) -> None:
         super().__init__(source, lambda: list(each()))
+        self._each = each
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        for part in await self:
+        await self._there()
+        for part in self._each():
             yield part
+
+    @types.coroutine
+    def _there(self) -> Generator[Request, None, None]:
+        while lacking := self.lacking():
+            yield Request(lacking)
 
 
 @types.coroutine

@@ -38,7 +38,7 @@ class AwaitedValue(_Awaited, ValueState):  # type: ignore[misc]
     def __init__(self, held: HeldValue, place: Place) -> None:
         super().__init__(held, place)
         self._value = held
-        self._get = held.get
+        self._get, self._update = held.get, held.update
 
     def exists(self) -> Read:
         """Whether the key has a value."""
@@ -50,7 +50,7 @@ class AwaitedValue(_Awaited, ValueState):  # type: ignore[misc]
 
     def update(self, newValue: tuple[Any, ...]) -> Awaitable[None]:
         """Give the key a value."""
-        self._value.update(newValue)
+        self._update(newValue)
         return DONE
 
     def clear(self) -> Awaitable[None]:
