@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from copy import copy
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -173,7 +172,8 @@ class FrameResults:
 
     def empty(self) -> FrameResults:
         """Others of the same output, none yet."""
-        made = copy(self)
+        made = object.__new__(FrameResults)  # many are made
+        made._schema, made._nested, made._conf = self._schema, self._nested, self._conf
         made.given, made.owners, made._rows = [], [], 0
         return made
 

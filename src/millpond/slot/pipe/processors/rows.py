@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from itertools import islice
 from typing import Any
 
@@ -128,12 +127,14 @@ class RowResults:
 
     def empty(self) -> RowResults:
         """Others of the same output, none yet."""
-        made = copy(self)
-        made.given, made.owners = [], []
+        made = object.__new__(RowResults)  # many are made
+        made._schema, made._nested, made.given, made.owners = self._schema, self._nested, [], []
         return made
 
     def join(self, others: RowResults) -> None:
         """Put others behind these, which are none then."""
+        if not others.given:
+            return
         before = len(self.given)
         self.given += others.given
         self.owners += [(before + after, key) for after, key in others.owners]

@@ -156,7 +156,8 @@ class Controller:
         """Let a worker run until it has to wait."""
         if worker.at is not None:
             self._place.at, self._focus.key = worker.at, worker.key
-            self._left = worker.left
+            if worker.left:
+                self._left, worker.left = worker.left, self._left
         try:
             request = worker.coroutine.send(None)
         except StopIteration as end:
@@ -168,7 +169,8 @@ class Controller:
                 raise without_loop(error, self._focus.key).with_traceback(error.__traceback__) from error
             raise
         worker.at, worker.key = self._place.at, self._focus.key
-        worker.left, self._left = self._left, []
+        if self._left:
+            worker.left, self._left = self._left, []
         if type(request) is not Request:
             self._refuse(worker, request)
         elif request.wanted:

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from millpond.errors import UsageError
 from millpond.slot.pipe.processors.state.variables import Held, Place
 
-
-class Wanted(NamedTuple):
-    """What was not sent along, and is wanted.
-
-    Attributes:
-        held: the variable. at: the position of the key in the call.
-        key: of a map, the key whose value is wanted; None for all that the key of the call has.
-    """
-
-    held: Held
-    at: int
-    key: Any
+Wanted = tuple[Held, int, Any]
+"""What was not sent along, and is wanted: of a variable, by the position of the key in the call, and, of a map, the key
+whose value is wanted; None for all that the key of the call has."""
 
 
 class Request:
@@ -67,9 +58,12 @@ class Read:
         self._key = key
 
     def __await__(self) -> Generator[Request, None, Any]:
-        if self._source.held is not None:
-            while lacking := self.lacking():
-                yield Request(lacking)
+        source = self._source
+        held = source.held
+        if held is not None:
+            at, key = source.place.at, self._key
+            while at is not None and held.lacks(at, key):
+                yield Request([(held, at, key)])
         return self.now()
 
     def lacking(self) -> list[Wanted]:
@@ -77,7 +71,7 @@ class Read:
         held, at = self._source.held, self._source.place.at
         if held is None or at is None or not held.lacks(at, self._key):
             return []
-        return [Wanted(held, at, self._key)]
+        return [(held, at, self._key)]
 
     def __bool__(self) -> bool:
         raise UsageError(
