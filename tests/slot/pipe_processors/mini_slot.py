@@ -74,6 +74,7 @@ def user_processor(
     mode: TimeMode = "none",
     pandas: bool = False,
     initial: str = "",
+    in_flight: int | None = None,
     **conf: str,
 ) -> UserProcessor:
     """A processor as the planner makes it.
@@ -108,6 +109,7 @@ def user_processor(
         shown=struct(shown),
         spec=spec,
         conf=settings,
+        in_flight=in_flight,
         initial=InitialColumns(first, tuple(range(len(keys))), tuple(range(len(first)))) if initial else None,
     )
 

@@ -15,12 +15,14 @@ from typing import Any
 from msgspec.structs import replace
 from pyspark.sql.types import StructField, StructType
 
+from millpond.conf import read_settings
 from millpond.ddl import ddl
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.python import broadcasts, callable_here, command, worker_settings
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
+from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
 from millpond.slot.pipe.processors.groups import UserGroups
 from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import InitialColumns, UserProcessor
@@ -90,6 +92,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     Raises:
         Unsupported: it stays on Spark.
         PySparkException: the processor's `init` uses its handle in a way that Spark does not allow.
+        UsageError: it is asynchronous in part only.
     """
     mode = str(node.java.outputMode().toString()).lower()
     if not callable_here():
@@ -104,6 +107,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     function = node.expression("functionExpr")
     pickled = command(catalyst, function)
     processor = _processor(pickled)
+    asynchronous = check_asynchronous(processor, pandas=_pandas(node))
     marked = [one for one in node.children[0].output if WATERMARK_DELAY in one.metadata]
     if time_mode == "event":
         check_one_time(marked)
@@ -138,6 +142,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         initial=InitialColumns(_struct(initial.raw), initial.positions, tuple(range(len(initial.raw))))
         if initial
         else None,
+        in_flight=read_settings(catalyst.settings).async_in_flight if asynchronous else None,
     )
     reading.broadcasts = broadcasts(function)
     return reading, spec

@@ -21,7 +21,7 @@ from millpond.errors import UsageError
 from millpond.operators.processors.calls import ROWS
 from millpond.operators.protocol import MAIN
 from millpond.slot.pipe.processors.group_frames import GroupFrames, GroupResults, given
-from millpond.slot.pipe.processors.processor import Running, UserProcessor, freeze, keys_of
+from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys, freeze
 from millpond.slot.pipe.processors.state.columns import TooLarge, built, stored
 from millpond.slot.pipe.processors.state.refusals import null_field, refused
 from millpond.slot.pipe.processors.state.values import ZEROS, Form, Refused
@@ -84,7 +84,7 @@ class RunningGroups(Running):
 
         Raises whatever the user's function raises.
         """
-        keys, counts = keys_of(tables)
+        keys, counts = counted_keys(tables)
         self._changed = []
         if call.phase == "rows":
             groups = self._frames.groups(keys, counts, tables[ROWS])

@@ -11,6 +11,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -65,6 +66,7 @@ class UserProcessor:
         spec: the operator.
         conf: the settings that Spark's Python worker obeys.
         initial: the initial state, if there is one.
+        in_flight: of an asynchronous one, how many keys may wait for state at a time; None for others.
     """
 
     title: str
@@ -76,10 +78,15 @@ class UserProcessor:
     spec: ProcessorSpec
     conf: dict[str, str] = field(default_factory=dict)
     initial: InitialColumns | None = None
+    in_flight: int | None = None
 
     def start(self) -> Running:
         """A processor for one partition and batch, made anew as Spark does it for every task."""
-        return Running(self)
+        if self.in_flight is None:
+            return Running(self)
+        from millpond.slot.pipe.processors.awaiting import AwaitingRunning
+
+        return AwaitingRunning(self, self.in_flight)
 
 
 class Running:
@@ -146,13 +153,13 @@ class Running:
 
     def _initialized(self, now: int) -> Handle:
         self._handle = Handle(self._spec, now)
-        fail_on_stopiteration(self._processor.init)(self._handle)
+        fail_on_stopiteration(self._processor.init)(self._shown(self._handle))
         self._handle.state = State.INITIALIZED
         return self._handle
 
     def _with_initial(self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]) -> None:
         assert self._initial is not None
-        keys, counts = keys_of(tables)
+        keys, counts = counted_keys(tables)
         call = fail_on_stopiteration(self._processor.handleInitialState)
         for at, (key, rows) in enumerate(self._initial.groups(keys, counts, tables[ROWS])):
             handle.place.at = at
@@ -160,10 +167,14 @@ class Running:
             for one in rows:  # a row, or a frame
                 call(key, one, times)
 
+    def _shown(self, handle: Handle) -> Any:
+        """The handle as the user sees it."""
+        return handle
+
     def _with_rows(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        keys, counts = keys_of(tables)
+        keys, counts = counted_keys(tables)
         place, results = handle.place, self._results
         call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
         for at, (key, rows) in enumerate(self._input.groups(keys, counts, tables[ROWS])):
@@ -178,21 +189,25 @@ class Running:
     def _with_timers(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        keys, counts = keys_of(tables)
         call = fail_on_stopiteration(self._processor.handleExpiredTimer)
-        due = iter(tables[DUE].column("time").to_pylist())
-        told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
-        for at, (key, count) in enumerate(zip(map(self._key.row, told), counts, strict=True)):
+        for at, (key, due) in enumerate(self._due(tables)):
             handle.place.at = at
             self.key = key
-            for _ in range(count):
-                time = next(due)
+            for time in due:
                 given = iter(call(key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(time)))
                 while self._results.take(given, key):
                     yield from self._taken()
                 handle.timers.remove(at, time)
             if self._results.enough:
                 yield from self._taken()
+
+    def _due(self, tables: Mapping[str, pa.RecordBatch]) -> Iterator[tuple[Any, list[int]]]:
+        """Each key and the times of its timers that are due, in order."""
+        keys, counts = counted_keys(tables)
+        due = iter(tables[DUE].column("time").to_pylist())
+        told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
+        for key, count in zip(map(self._key.row, told), counts, strict=True):
+            yield key, list(islice(due, count))
 
     def _taken(self) -> Iterator[pa.RecordBatch]:
         """All output so far."""
@@ -210,7 +225,7 @@ class Running:
         self.key = key
 
 
-def keys_of(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
+def counted_keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
     """The columns of the keys, and how many rows each key has."""
     keys = tables[KEYS]
     at = keys.schema.get_field_index(COUNT)

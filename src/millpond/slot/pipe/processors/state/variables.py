@@ -83,6 +83,22 @@ class Held:
         self._sent = sent
         self._changed = set()
 
+    def lacks(self, at: int, key: Any | None) -> bool:
+        """Whether something was neither sent with the call nor fetched since.
+
+        Args:
+            at: the position of a key in the call.
+            key: of a map, a key whose value is wanted, as the user gives it; None for all that the key of the call has.
+        """
+        return False
+
+    def fetch(self, wanted: Sequence[tuple[int, Any | None]]) -> None:
+        """Get what is lacking, for many keys at once; afterwards less of it is.
+
+        Args:
+            wanted: what `lacks` was asked about.
+        """
+
     @abstractmethod
     def changes(self) -> Changes:
         """What the call has changed; the call is over."""
