@@ -8,7 +8,7 @@ import pytest
 
 from millpond.errors import UsageError
 from millpond.operators.kinds.registry import read_rows
-from millpond.operators.processors.calls import Phase
+from millpond.operators.processors.calls import Ask, Phase
 from millpond.operators.protocol import Times
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, Variable
 from millpond.spec.operators import EventTime
@@ -45,6 +45,7 @@ class Fake:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
+        answer: Ask,
     ) -> Mapping[str, pa.RecordBatch]:
         self.phases.append(phase)
         self.times = times

@@ -91,6 +91,11 @@ def user_processor(
     return UserProcessor("a title", command, pandas, struct(columns), values, struct(shown), spec, settings)
 
 
+def unasked(table: str, asked: pa.RecordBatch) -> pa.Array:
+    """For processors that need not ask for parts."""
+    raise AssertionError(f"{table} has no parts")
+
+
 class MiniSlot:
     """Runs batches over state that it keeps; `together`: how many keys a call has."""
 
@@ -110,7 +115,7 @@ class MiniSlot:
         self, rows: Iterable[tuple[Any, ...]], processing: int = -1, watermark: int = -1, close: bool = True
     ) -> list[dict[str, Any]]:
         """What a batch gives out: rows, then timers, then the end."""
-        running = self.user.start()
+        running = self.user.start(unasked)
         groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
         for row in rows:
             groups.setdefault(tuple(row[at] for at in self.user.spec.keys), []).append(row)

@@ -10,7 +10,7 @@ from millpond.layout import Rows
 from millpond.operators.columns.decode import OversizeError, key_columns, nested_column
 from millpond.operators.columns.encode import ALL
 from millpond.operators.kind import Kind, Opening
-from millpond.operators.processors.tables import variables
+from millpond.operators.processors.tables import parts, variables
 from millpond.operators.protocol import Operator, StateTable
 from millpond.spec.kinds.processor import ProcessorSpec
 
@@ -22,7 +22,8 @@ def _load() -> Callable[[ProcessorSpec, Opening], Operator]:
 
 
 def _tables(spec: ProcessorSpec) -> dict[str, StateTable]:
-    return {name: one.keyed.state for name, one in variables(spec).items()}
+    beside = {name: one.keyed.state._replace(shown=False, counted=False) for name, one in parts(spec).items()}
+    return {name: one.keyed.state for name, one in variables(spec).items()} | beside
 
 
 def _read(spec: ProcessorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:

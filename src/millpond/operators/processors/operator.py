@@ -7,7 +7,8 @@ the rows come the timers that are due by then; a timer that is set while these f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,9 @@ from millpond.errors import UsageError
 from millpond.layout import NEVER, HashRange, Rows
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller, Phase
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Caller, Phase
 from millpond.operators.processors.input import Group, Input
+from millpond.operators.processors.parts import Parts
 from millpond.operators.processors.stored import Stored
 from millpond.operators.processors.tables import variables
 from millpond.operators.protocol import MakeTable, Times
@@ -35,7 +37,7 @@ _TIME = Field("time", "bigint")
 
 def open_processor(spec: ProcessorSpec, opening: Opening) -> ProcessorOperator:
     """Open a processor's state."""
-    return ProcessorOperator(spec, opening.make_table, opening.memory // 16)
+    return ProcessorOperator(spec, opening.make_table, opening.memory // 16, opening.existing)
 
 
 class ProcessorOperator:
@@ -43,17 +45,19 @@ class ProcessorOperator:
 
     Args:
         spec: what it is. make_table: opens the partition's tables. memory: bytes of output that are kept in memory.
+        existing: the names of the tables that the state has.
 
     Attributes:
         caller: calls the user's code; to be set before `finish`.
     """
 
-    def __init__(self, spec: ProcessorSpec, make_table: MakeTable, memory: int) -> None:
+    def __init__(self, spec: ProcessorSpec, make_table: MakeTable, memory: int, existing: Collection[str] = ()) -> None:
         self.spec = spec
         self.caller: Caller | None = None
         self._make_table = make_table
         self._memory = memory
         self._variables = {name: Stored(name, one, make_table) for name, one in variables(spec).items()}
+        self._parts = Parts(spec, make_table, existing)
         idle = {one.table for one in spec.variables if one.idle}
         self._asked_for = {name: one for name, one in self._variables.items() if name not in idle}
         # Keys with floats travel twice: as they are grouped, and as they are.
@@ -71,7 +75,7 @@ class ProcessorOperator:
     @property
     def tables(self) -> dict[str, Table]:
         """The variables' tables, and that of timers, by name."""
-        return {name: one.table for name, one in self._variables.items()}
+        return {name: one.table for name, one in self._variables.items()} | self._parts.tables
 
     @property
     def figures(self) -> dict[str, float]:
@@ -88,6 +92,7 @@ class ProcessorOperator:
         self._input = Input(self.spec.key_fields, self._others, self._make_table)
         for one in self._variables.values():
             one.begin(version)
+        self._parts.begin(version)
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch: one, in any order."""
@@ -119,12 +124,13 @@ class ProcessorOperator:
         self._drop_input()
         if self.spec.timed:
             self._fire()
-        self._ask("end", {})
+        self._ask("end", {}, lambda table, asked: pa.nulls(len(asked)))
         if self.spec.ticks:
             for name, one in self._variables.items():
                 if name != TIMERS:
                     one.evict(self._times.processing)
-        return {name: one.seal() for name, one in self._variables.items()}
+            self._parts.evict(self._times.processing)
+        return {name: one.seal() for name, one in self._variables.items()} | self._parts.seal()
 
     def _fire(self) -> None:
         """Call the user's code for the timers that are due now, and not for those that it sets meanwhile."""
@@ -157,14 +163,18 @@ class ProcessorOperator:
         else:
             tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
         for name, one in self._asked_for.items():
-            values = one.read(keys[name])
+            columns = one.read(keys[name])
             if phase == "timers" and name == TIMERS:
-                values = _joined(group, values)
-            tables[name] = pa.RecordBatch.from_arrays([values], names=["value"])
-        for name, changed in self._ask(phase, tables).items():
+                columns = [_joined(group, *columns)]
+            tables[name] = pa.RecordBatch.from_arrays(columns, names=["value", "head"][: len(columns)])
+        for name, changed in self._ask(phase, tables, partial(self._parts.read, group)).items():
+            if name in self._parts:
+                self._parts.write(name, group, changed)
+                continue
             words, heap = keys[name]
-            rows = Rows(words[changed.column(0).to_numpy()], heap)
-            self._asked_for[name].write(rows, changed.column(1), changed.column(2))
+            rows = Rows(words[changed.column("at").to_numpy()], heap)
+            heads = self._parts.follow(name, group, tables[name], changed)
+            self._asked_for[name].write(rows, changed.column("value"), changed.column("expiry"), heads)
 
     def _in_order(self, columns: list[pa.Array]) -> list[pa.Array]:
         """The columns that were kept, in the order of the spec."""
@@ -178,13 +188,13 @@ class ProcessorOperator:
             for at, key in zip(self.spec.keys, group.keys, strict=True)
         ]
 
-    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
+    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: Ask) -> dict[str, pa.RecordBatch]:
         if self.caller is None:
             raise UsageError(
                 "Nobody is there to call the processor.", action="Run the query with millpond.writeStream."
             )
         times = (self._times.processing, self._times.closed) if self.spec.timed else (-1, -1)
-        return dict(self.caller(phase, times, tables, self._take))
+        return dict(self.caller(phase, times, tables, self._take, answer))
 
     def _take(self, batch: pa.RecordBatch) -> None:
         """Take rows that the user's code gave out."""
@@ -215,6 +225,7 @@ class ProcessorOperator:
         self._shown.close()
         for one in self._variables.values():
             one.close()
+        self._parts.close()
 
 
 def _joined(group: Group, left: pa.Array) -> pa.Array:

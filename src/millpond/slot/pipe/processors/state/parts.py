@@ -38,9 +38,9 @@ class _HeldParts(Held):
         self._cells: dict[int, Any] = {}  # of the keys that were touched, and of some beside them
         self._bounds: list[int] = []
 
-    def begin(self, sent: pa.Array) -> None:
-        """A call begins: this is what its keys have."""
-        super().begin(sent)
+    def begin(self, sent: pa.Array, heads: pa.StructArray | None = None) -> None:
+        """A call begins: this is what its keys have, and what parts beside that, if any."""
+        super().begin(sent, heads)
         self._cells = {}
         self._bounds = []
 
