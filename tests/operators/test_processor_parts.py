@@ -45,7 +45,7 @@ class Parted:
         if not parts:
             return None
         latest = max(expiry for texts in parts.values() for _, expiry in texts)
-        return {"first": min(parts), "stop": max(parts) + 1, "count": 0, "bytes": 0, "expiry": latest}
+        return {"first": min(parts), "stop": max(parts) + 1, "entries": 0, "bytes": 0, "expiry": latest}
 
     def texts(self) -> list[tuple[str, int]]:
         return [

@@ -24,7 +24,7 @@ VARIABLE = "variable."
 PARTS = "parts."
 """What the names of the tables begin with that hold parts of variables (see `Variable.parts`)."""
 
-HEAD = "struct<first:bigint,stop:bigint,count:bigint,bytes:bigint,expiry:bigint>"
+HEAD = "struct<first:bigint,stop:bigint,entries:bigint,bytes:bigint,expiry:bigint>"
 """What is known, as DDL, of the parts that a key has beside its row: their numbers, from `first` to before `stop`; how
 many entries of a map are in them, and how many bytes, roughly; and when the last element or entry of them expires."""
 

@@ -15,7 +15,8 @@ from millpond.errors import UsageError
 from millpond.operators.processors.calls import Ask
 from millpond.slot.pipe.processors.state import refusals
 from millpond.slot.pipe.processors.state.columns import TooLarge
-from millpond.slot.pipe.processors.state.parts import HeldList, HeldMap
+from millpond.slot.pipe.processors.state.lists import HeldList
+from millpond.slot.pipe.processors.state.maps import HeldMap
 from millpond.slot.pipe.processors.state.refusals import refused
 from millpond.slot.pipe.processors.state.timers import Timers
 from millpond.slot.pipe.processors.state.variables import HeldValue, Place
