@@ -152,6 +152,28 @@ def test_rows_of_a_key_keep_their_order_and_large_ones_come_in_pieces() -> None:
     rig.close()
 
 
+def test_calls_are_cut_by_bytes_of_state() -> None:
+    text = Variable("text", "value", "struct<s:string>")
+    rig = Rig(shape(text), budget=256 << 20)
+    fake = Fake(lambda phase, key, rows, held: held.update({text.table: {"s": "x" * (rows[0]["v"] << 10)}}) or [], {})
+    sent: list[int] = []
+
+    def measured(phase: Phase, times: Any, tables: Any, take: Any, answer: Any) -> Any:
+        sent.append(sum(table.nbytes for table in tables.values()))
+        return fake(phase, times, tables, take, answer)
+
+    rig.operator.caller = measured  # type: ignore[attr-defined]
+    sizes = {str(n): 1 + 400 * (n < 300) + (40 << 10) * (n > 3597) for n in range(3600)}
+    for _ in range(3):
+        sent.clear()
+        rig.batch(record_batch(rig.spec, rows_of(*sizes.items()), ["k"]))
+        assert max(sent) <= 64 << 20
+    assert sum(sent) > 200 << 20
+    assert 5 < len(sent) < 60
+    assert state(rig, text.table) == {key: {"s": "x" * (size << 10)} for key, size in sizes.items()}
+    rig.close()
+
+
 def test_timers_fire_in_order_and_those_set_meanwhile_wait() -> None:
     rig = Rig(shape(COUNT, time_mode="event", time=EventTime(2), marked=True))
     fired: list[tuple[Any, int]] = []

@@ -448,7 +448,8 @@ def test_any_program_with_parts(program: Any, ttl: int, together: int, at_once: 
             (lists_, "_MOST", 2),
             (lists_, "_LONGEST", 2),
             (parts, "_PARTS", 2),
-            (parts, "_AT_ONCE", at_once),
+            (parts, "AT_ONCE", at_once),
+            (maps_, "AT_ONCE", at_once),
             (parts, "_OFTEN", 2),
         ]:
             stack.enter_context(patch.object(module, name, few))

@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from millpond.errors import UsageError
 from millpond.layout import NEVER, HashRange, Rows
+from millpond.operators.columns.decode import OversizeError
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
 from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Caller, Phase
+from millpond.operators.processors.input import KEYS as MOST_KEYS
 from millpond.operators.processors.input import Group, Input
 from millpond.operators.processors.parts import Parts
 from millpond.operators.processors.stored import Stored
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 _TIME = Field("time", "bigint")
+_STATE = 16 << 20  # bytes of state that a call is sent, or changes, roughly
+_SLOWLY = 512  # keys of the first call, of which nothing is known
+_FASTER = 8  # times as many keys has the next call, at most
 
 
 def open_processor(spec: ProcessorSpec, opening: Opening) -> ProcessorOperator:
@@ -66,6 +71,7 @@ class ProcessorOperator:
         self._places = {at: number for number, at in enumerate((*spec.keys, *others))}
         self._others = tuple(spec.columns[at] for at in others)
         self._keys_first = [0, *(1 + at for at in (*spec.keys, *others))]
+        self._together = _SLOWLY
         self._times = Times()
         self._input: Input | None = None
         self._shown = Spool(None, memory)
@@ -151,7 +157,20 @@ class ProcessorOperator:
             due.close()
 
     def _call(self, phase: Phase, group: Group) -> None:
-        """Call the user's code for some keys, and write what it changed."""
+        """Call the user's code for some keys, and write what it changed: for so many at a time as state allows."""
+        at = 0
+        while at < len(group.counts):
+            some = group.cut(at, min(at + self._together, len(group.counts)))
+            try:
+                keys, tables = self._tables(phase, some)
+            except OversizeError:
+                self._together = len(some.counts) // 2
+                continue
+            self._write(some, keys, tables, self._ask(phase, tables, partial(self._parts.read, some)))
+            at += len(some.counts)
+
+    def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
+        """The keys as the variables' tables take them, and what a call about them is sent."""
         keys = {name: one.keys(group.hashes, group.keys) for name, one in self._asked_for.items()}
         names = [field.name for field in self.spec.key_fields]
         told = self._as_they_came(group) if phase == "rows" else group.keys
@@ -167,14 +186,27 @@ class ProcessorOperator:
             if phase == "timers" and name == TIMERS:
                 columns = [_joined(group, *columns)]
             tables[name] = pa.RecordBatch.from_arrays(columns, names=["value", "head"][: len(columns)])
-        for name, changed in self._ask(phase, tables, partial(self._parts.read, group)).items():
+        return keys, tables
+
+    def _write(
+        self,
+        group: Group,
+        keys: dict[str, Rows],
+        sent: dict[str, pa.RecordBatch],
+        answered: dict[str, pa.RecordBatch],
+    ) -> None:
+        """Write what a call has changed, and learn of how many keys the next one should be."""
+        for name, changed in answered.items():
             if name in self._parts:
                 self._parts.write(name, group, changed)
                 continue
             words, heap = keys[name]
             rows = Rows(words[changed.column("at").to_numpy()], heap)
-            heads = self._parts.follow(name, group, tables[name], changed)
+            heads = self._parts.follow(name, group, sent[name], changed)
             self._asked_for[name].write(rows, changed.column("value"), changed.column("expiry"), heads)
+        size = max(sum(sent[name].nbytes for name in keys), sum(one.nbytes for one in answered.values()))
+        count = len(group.counts)
+        self._together = max(1, min(MOST_KEYS, _STATE * count // max(1, size), _FASTER * self._together))
 
     def _in_order(self, columns: list[pa.Array]) -> list[pa.Array]:
         """The columns that were kept, in the order of the spec."""

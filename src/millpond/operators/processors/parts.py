@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 _HEAD = parse_type(HEAD).arrow
-_TOGETHER = 4096  # parts that are written or removed together
+_TOGETHER = 4096  # parts that are removed together
 
 
 class Parts:
@@ -73,11 +73,8 @@ class Parts:
             self._stored[name] = self._open(name)
             self._stored[name].begin(self._version)
         one = self._stored[name]
-        most = max(1, min(_TOGETHER, changed.num_rows * one.table.portion // max(1, changed.nbytes)))
-        for start in range(0, changed.num_rows, most):
-            some = changed.slice(start, most)
-            keys = _keys(one, group, *(some.column(at).to_numpy() for at in ("at", "part")))
-            one.write(keys, some.column("value"), some.column("expiry"))
+        keys = _keys(one, group, *(changed.column(at).to_numpy() for at in ("at", "part")))
+        one.write(keys, changed.column("value"), changed.column("expiry"))
 
     def follow(self, table: str, group: Group, sent: pa.RecordBatch, changed: pa.RecordBatch) -> pa.StructArray | None:
         """Remove the parts that the heads of a variable's rows speak of no more.

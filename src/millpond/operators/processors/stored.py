@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from millpond.layout import LENGTH, NEVER, Ints, Rows
-from millpond.operators.columns.decode import ints, key_columns, nested_column
+from millpond.operators.columns.decode import OversizeError, ints, key_columns, nested_column
 from millpond.operators.columns.encode import ALL, flatten, key_rows, strings, validity
 from millpond.operators.columns.nested import pack
 from millpond.operators.processors.tables import Variable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _HEAD = parse_type(HEAD)
+_MOST = 64 << 20  # bytes of a table of a call, unless they are of one key
 
 
 class Due(NamedTuple):
@@ -75,11 +76,17 @@ class Stored:
         self.table.expect(min(keys, self.table.ahead))
 
     def read(self, keys: Rows) -> list[pa.Array]:
-        """What each key has, null for nothing; if any has parts beside, also the heads. The keys are different ones."""
+        """What each key has, null for nothing; if any has parts beside, also the heads. The keys are different ones.
+
+        Raises:
+            OversizeError: several keys have too much for one table of a call.
+        """
         rows = self.table.find(keys, self._version)
         there = np.flatnonzero(rows >= 0)
         if not len(there):
             return [pa.nulls(len(rows), self.variable.type.arrow)]
+        if len(there) > 1 and int((self.table.words[rows[there], self._at] & LENGTH).sum()) > _MOST:
+            raise OversizeError
         held = self.table.copy(rows[there])
         columns = [nested_column(held, self._at, ALL, self.variable.type)]
         if (heads := self._heads(held)) is not None:
@@ -106,6 +113,13 @@ class Stored:
             keys: different ones. values: what they have. expiries: when something of it is due.
             heads: what parts they have beside it; if not given, no key has any, and none had.
         """
+        most = max(1, len(values) * self.table.portion // max(1, values.nbytes))
+        for start in range(0, len(values), most):
+            some = slice(start, start + most)
+            part = (None if one is None else one[some] for one in (expiries, heads))
+            self._write(Rows(keys.words[some], keys.heap), values[some], *part)
+
+    def _write(self, keys: Rows, values: pa.Array, expiries: pa.Array | None, heads: pa.StructArray | None) -> None:
         if values.null_count:
             gone = values.is_null().to_numpy(zero_copy_only=False)
             rows = self.table.find(Rows(keys.words[gone], keys.heap), self._version)

@@ -21,7 +21,7 @@ from pyspark.sql.types import Row
 from millpond.layout import NEVER
 from millpond.slot.pipe.processors.state.buckets import MOST, Buckets, bucket, enough, moved
 from millpond.slot.pipe.processors.state.columns import built, stored
-from millpond.slot.pipe.processors.state.parts import Head, HeldParts, Pieces
+from millpond.slot.pipe.processors.state.parts import AT_ONCE, Head, HeldParts, Pieces
 from millpond.slot.pipe.processors.state.refusals import refused
 from millpond.slot.pipe.processors.state.values import Form, Refused
 from millpond.slot.pipe.processors.state.variables import Changes, Place
@@ -175,10 +175,16 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         if type(cell) is not Buckets:
             return cell.get(told)
         entry = cell.written.get(told)
-        if entry is None:
-            self._need(key, told, cell.head.part_bytes)
-            return cell.loaded[self._number(kept, cell)].get(told)
-        return None if entry[1] is None else entry
+        if entry is not None:
+            return None if entry[1] is None else entry
+        number = self._number(kept, cell)
+        if number not in cell.loaded:
+            if (run := min(len(cell.loaded) // 2, AT_ONCE // max(1, cell.head.part_bytes))) > 1:  # more may be wanted
+                some = ((number + one) % cell.head.stop for one in range(min(run, cell.head.stop)))
+                self._load([(self._place.at, one) for one in some if one not in cell.loaded])
+            else:
+                self._need(key, told, cell.head.part_bytes)
+        return cell.loaded[number].get(told)
 
     def _number(self, key: tuple[Any, ...], cell: Buckets) -> int:
         return bucket(crc32(self._key.ordering(key)), cell.head.stop)

@@ -25,11 +25,13 @@ from millpond.spec.types import parse_type
 LARGEST = 8 << 10
 """Bytes that travel with a key of one variable, about, before they become parts."""
 
+AT_ONCE = 256 << 10
+"""Bytes that are fetched at once for what may be wanted, at most."""
+
 _HEAD = parse_type(HEAD).arrow
 _TOGETHER = 512  # keys that are read together
 _PORTION = 4 << 20  # bytes that are asked for at a time
 _PARTS = 4096  # parts that are asked for at a time, at most
-_AT_ONCE = 256 << 10  # bytes of a key that are fetched as a whole
 _OFTEN = 3  # what was asked for so often is fetched along for keys that follow
 
 
@@ -153,13 +155,13 @@ class HeldParts(Held):
         wanted = [(at, key)]
         if times >= _OFTEN:
             begin = bisect_right(self._large, at)
-            most = min(1 << min(times, 8), _AT_ONCE // max(1, size))
+            most = min(1 << min(times, 8), AT_ONCE // max(1, size))
             wanted += [(one, key) for one in self._large[begin : begin + most] if self.lacks(one, key)]
         self.fetch(wanted)
 
     def _need_all(self, head: Head) -> None:
         """Have all that the key has fetched, unless that is much."""
-        if head.bytes <= _AT_ONCE:
+        if head.bytes <= AT_ONCE:
             self._need(None, None, head.bytes)
 
     # changes ------------------------------------------------------------------------------------------------
