@@ -110,8 +110,8 @@ def test_only_what_is_used_is_asked_for_and_written() -> None:
     large.run(lambda self, key: [self.map.updateValue(("77",), (1,)), self.map.removeKey(("78",))])
     assert large.asks == 1  # when the call is over
     assert large.changed(MAP) <= 2
-    told = large.run(lambda self, key: [self.map.getValue((str(n),))[0] for n in range(0, 10_000, 7)])
-    assert told == [[*range(0, 10_000, 7)]]
+    told = large.run(lambda self, key: [self.map.getValue((str(n),))[0] for n in range(2, 10_000, 7)])
+    assert told == [[*range(2, 10_000, 7)]]
     assert large.asks < 20  # the more were asked for, the more are fetched at once
     large.run(fill(64, 10_000))
     assert large.asks <= 2

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.types import Row
 
 from millpond.operators.kinds.registry import read_rows, read_whole
+from millpond.operators.processors import shown as shown_
 from millpond.operators.processors.calls import Ask, Phase
 from millpond.operators.protocol import Times
 from millpond.slot.process.protocol import Call
@@ -185,4 +186,26 @@ def test_a_list_and_a_map_of_one_key_that_are_larger_than_memory(tmp_path: Path)
 
     whole.batch(clear, {"k": 1})
     assert all(table.stats()["keys"] == 0 for table in tables.values())
+    whole.rig.close()
+
+
+def test_a_key_that_has_too_much_for_a_row_is_shown_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_, "_MOST", 10_000)
+    whole = Whole()
+
+    def step(self: Any, key: str, numbers: list[int]) -> None:
+        for start in range(0, 3000, 300):
+            self.list.appendList([(f"{key} {n}",) for n in range(start, start + 300)])
+
+    for _ in range(3):
+        whole.batch(step, {"a": 1, "b": 2})
+    rows: dict[str, list[list[str]]] = {"a": [], "b": []}
+    tables: Any = whole.rig.operator.tables
+    pieces = tables["variable.l"].scan(), tables["parts.l"].scan()
+    for batch in read_whole(whole.user.spec, "variable.l", *pieces):
+        for row in batch.to_pylist():
+            rows[row["k"]].append([one["a"] for one in row["l"]])
+    for key, found in rows.items():
+        assert len(found) >= 3
+        assert [text for some in found for text in some] == [f"{key} {n}" for n in range(3000)] * 3
     whole.rig.close()

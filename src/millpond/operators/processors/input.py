@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
     def cut(self, start: int, stop: int) -> Group:
         """Some of the keys, by their positions."""
-        ends = np.cumsum([0, *self.counts])
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
         keys, rows = [one[start:stop] for one in self.keys], [one[ends[start] : ends[stop]] for one in self.rows]
         return Group(self.hashes[start:stop], keys, self.counts[start:stop], rows)
 
