@@ -8,7 +8,7 @@ import pytest
 
 from millpond.errors import UsageError
 from millpond.operators.kinds.registry import read_rows
-from millpond.operators.processors.calls import Phase
+from millpond.operators.processors.calls import Ask, Phase
 from millpond.operators.protocol import Times
 from millpond.spec.kinds.processor import TIMERS, InitialState, ProcessorSpec, Variable
 from millpond.spec.operators import EventTime
@@ -45,6 +45,7 @@ class Fake:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
+        answer: Ask,
     ) -> Mapping[str, pa.RecordBatch]:
         self.phases.append(phase)
         self.times = times
@@ -181,6 +182,28 @@ def test_an_initial_state_comes_before_rows(bits: int) -> None:
     assert [phase for phase, _ in seen] == ["initial"] * len(keys) + ["rows"] * 2 + ["timers"] * len(keys)
     wanted = sums | {"1": sums["1"] + 2, "x": 1}
     assert {key: value["n"] for key, value in state(rig, COUNT.table).items()} == wanted
+    rig.close()
+
+
+def test_calls_are_cut_by_bytes_of_state() -> None:
+    text = Variable("text", "value", "struct<s:string>")
+    rig = Rig(shape(text), budget=256 << 20)
+    fake = Fake(lambda phase, key, rows, held: held.update({text.table: {"s": "x" * (rows[0]["v"] << 10)}}) or [], {})
+    sent: list[int] = []
+
+    def measured(phase: Phase, times: Any, tables: Any, take: Any, answer: Any) -> Any:
+        sent.append(sum(table.nbytes for table in tables.values()))
+        return fake(phase, times, tables, take, answer)
+
+    rig.operator.caller = measured  # type: ignore[attr-defined]
+    sizes = {str(n): 1 + 400 * (n < 300) + (40 << 10) * (n > 3597) for n in range(3600)}
+    for _ in range(3):
+        sent.clear()
+        rig.batch(record_batch(rig.spec, rows_of(*sizes.items()), ["k"]))
+        assert max(sent) <= 64 << 20
+    assert sum(sent) > 200 << 20
+    assert 5 < len(sent) < 60
+    assert state(rig, text.table) == {key: {"s": "x" * (size << 10)} for key, size in sizes.items()}
     rig.close()
 
 

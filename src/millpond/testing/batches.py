@@ -22,7 +22,7 @@ from millpond.operators.columns.nested import pack
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import Calling
 from millpond.operators.protocol import MakeTable, Operator, Times
-from millpond.slot.pipe.processors.conversation import answer
+from millpond.slot.pipe.processors.conversation import Asking, answer
 from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.slot.process.calling import ConnectedCaller
 from millpond.slot.process.protocol import Call, Connection, Kind, PeerGone
@@ -55,7 +55,7 @@ class Batches:
         """
         here, there = (Connection(end) for end in socket.socketpair())
         done = self._slot.submit(self._apply, there, user.spec, rows, times)
-        running = user.start()
+        running = user.start(Asking(here))
         try:
             while True:
                 kind, payload = here.receive()

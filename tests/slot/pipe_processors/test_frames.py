@@ -19,7 +19,7 @@ from pyspark.worker import RunnerConf
 
 from millpond.slot.pipe.processors import frames as frames_module
 from millpond.slot.pipe.processors.frames import FrameResults, Frames
-from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, user_processor
+from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, unasked, user_processor
 
 ZONE = {"spark.sql.session.timeZone": "Europe/Berlin"}
 
@@ -298,7 +298,7 @@ def test_frames_that_do_not_fit_name_their_key() -> None:
         return [pd.DataFrame({"k": ["a"], "n": [object() if key[0] == "bad" else 1]})]
 
     user = user_processor(Scripted(rows=rows), pandas=True)
-    running = user.start()
+    running = user.start(unasked)
     slot = MiniSlot(user)
     with pytest.raises(PySparkValueError):
         list(slot._calls(running, "rows", {(key,): [(key, 1)] for key in ("a", "bad", "b")}, -1, -1))

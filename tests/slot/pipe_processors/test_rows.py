@@ -15,7 +15,7 @@ from pyspark.sql.types import Row
 
 from millpond.slot.pipe.processors import rows as rows_module
 from millpond.slot.pipe.processors.rows import RowResults
-from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, user_processor
+from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, unasked, user_processor
 
 
 def count(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
@@ -202,7 +202,7 @@ def test_an_initial_state_that_fails_names_its_key() -> None:
         raise LookupError
 
     user = user_processor(Scripted(initial=initial), initial="k string")
-    running = user.start()
+    running = user.start(unasked)
     with pytest.raises(LookupError):
         list(MiniSlot(user)._calls(running, "initial", {("b",): [("b",)]}, -1, -1))
     assert running.key == ("b",)
@@ -280,7 +280,7 @@ def test_rows_that_do_not_fit_name_their_key(wrong: Any, raised: type[Exception]
 
     user = user_processor(Scripted(rows=rows))
     slot = MiniSlot(user)
-    running = user.start()
+    running = user.start(unasked)
     with pytest.raises(raised):
         list(slot._calls(running, "rows", {(key,): [(key, 1)] for key in ("a", "bad", "b")}, -1, -1))
     assert running.key == ("bad",)

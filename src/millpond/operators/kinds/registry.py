@@ -76,3 +76,12 @@ def state_tables(spec: OperatorSpec) -> Mapping[str, StateTable]:
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
     """Rows of a table as a user reads them (see `Kind.read`)."""
     return KINDS[type(spec)].read(spec, table, rows)
+
+
+def read_whole(
+    spec: OperatorSpec, table: str, pieces: Iterator[Rows], parts: Iterator[Rows]
+) -> Iterator[pa.RecordBatch]:
+    """All rows of a table that has parts beside, with these (see `Kind.read_whole`)."""
+    how = KINDS[type(spec)].read_whole
+    assert how is not None
+    return how(spec, table, pieces, parts)

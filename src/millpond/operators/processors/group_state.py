@@ -70,14 +70,14 @@ class GroupStateOperator(ProcessorOperator):
         finally:
             due.close()
 
-    def _call(self, phase: Phase, group: Group) -> None:
-        """Call the user's function for some keys, and write what it changed."""
-        one = self._variables[MAIN]
-        words, heap = one.keys(group.hashes, group.keys)
+    def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
+        """The keys as the table takes them, and what a call about them is sent."""
+        one, arranged = self._variables[MAIN], self._arranged["rows"]
+        keys = one.keys(group.hashes, group.keys)
         names = [field.name for field in self.spec.key_fields]
         if phase == "rows":
-            told, counts = self._arranged["rows"].firsts(group), group.counts
-            held = one.read(Rows(words, heap))
+            told, counts = arranged.firsts(group), group.counts
+            (held,) = one.read(keys)
         else:
             told, counts = group.keys, np.zeros(len(group.counts), np.int64)
             held = group.rows[-1]
@@ -87,19 +87,31 @@ class GroupStateOperator(ProcessorOperator):
             MAIN: pa.RecordBatch.from_arrays([states], names=["value"]),
         }
         if phase == "rows":
-            tables[ROWS] = self._arranged["rows"].rows(group)
-        changed = self._ask(phase, tables).get(MAIN)
+            tables[ROWS] = arranged.rows(group)
+        return {MAIN: keys}, tables
+
+    def _write(
+        self,
+        group: Group,
+        keys: dict[str, Rows],
+        sent: dict[str, pa.RecordBatch],
+        answered: dict[str, pa.RecordBatch],
+    ) -> None:
+        """Write what a call has changed."""
+        words, heap = keys[MAIN]
+        changed = answered.get(MAIN)
         at = np.zeros(0, np.int64) if changed is None else changed.column("at").to_numpy()
         if changed is not None:
-            self._write(Rows(words[at], heap), changed.column("value"), changed.column("expiry"))
-        if phase == "timers":  # a timeout that was left as it is comes again
+            self._keep(Rows(words[at], heap), changed.column("value"), changed.column("expiry"))
+        if ROWS not in sent:  # a timeout that was left as it is comes again
             left = np.ones(len(words), np.bool_)
             left[at] = False
             if left.any():
-                kept = held.filter(pa.array(left))
-                self._write(Rows(words[left], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
+                kept = group.rows[-1].filter(pa.array(left))
+                self._keep(Rows(words[left], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
+        self._learn(group, keys, sent, answered)
 
-    def _write(self, keys: Rows, states: pa.Array, timeouts: pa.Array) -> None:
+    def _keep(self, keys: Rows, states: pa.Array, timeouts: pa.Array) -> None:
         """Write what keys have from now on: nothing, where they have neither a state nor a timeout."""
         one = self._variables[MAIN]
         if not self.spec.expires:

@@ -37,6 +37,12 @@ class Group(NamedTuple):
     counts: Ints
     rows: list[pa.Array]
 
+    def cut(self, start: int, stop: int) -> Group:
+        """Some of the keys, by their positions."""
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
+        keys, rows = [one[start:stop] for one in self.keys], [one[ends[start] : ends[stop]] for one in self.rows]
+        return Group(self.hashes[start:stop], keys, self.counts[start:stop], rows)
+
 
 class Input:
     """The rows that one batch has for a processor, or timers that are due: kept until all are there.

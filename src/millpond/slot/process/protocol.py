@@ -106,6 +106,18 @@ class Call(msgspec.Struct, tag=True):
     tables: list[str]
 
 
+class Fetch(msgspec.Struct, tag=True):
+    """To a slot, while a call runs: parts of a variable are wanted; which ones, the table says that follows.
+
+    It is answered by one table.
+
+    Attributes:
+        table: the name of the table that has the parts.
+    """
+
+    table: str
+
+
 class Called(msgspec.Struct, tag=True):
     """To a slot, after the rows that the processor gave out: what it changed.
 
@@ -166,7 +178,21 @@ class Answered(msgspec.Struct, tag=True):
 
 
 Message = (
-    Ask | Granted | Hello | Welcome | Run | Call | Called | Done | Open | Opened | Drain | Drained | Status | Answered
+    Ask
+    | Granted
+    | Hello
+    | Welcome
+    | Run
+    | Call
+    | Fetch
+    | Called
+    | Done
+    | Open
+    | Opened
+    | Drain
+    | Drained
+    | Status
+    | Answered
 )
 Frame = tuple[Kind, Any]
 

@@ -21,6 +21,13 @@ TIMERS = "timers"
 VARIABLE = "variable."
 """What the names of variables' tables begin with, so that a variable may be called as it likes."""
 
+PARTS = "parts."
+"""What the names of the tables begin with that hold parts of variables (see `Variable.parts`)."""
+
+HEAD = "struct<first:bigint,stop:bigint,entries:bigint,bytes:bigint,expiry:bigint>"
+"""What is known, as DDL, of the parts that a key has beside its row: their numbers, from `first` to before `stop`; how
+many entries of a map are in them, and how many bytes, roughly; and when the last element or entry of them expires."""
+
 TimeMode = Literal["none", "processing", "event"]
 
 
@@ -53,8 +60,17 @@ class Variable(msgspec.Struct, frozen=True):
         return VARIABLE + quote(self.name, safe="")
 
     @property
+    def parts(self) -> str:
+        """The name of the table that holds, in numbered parts of the type `stored`, what a key has much of.
+
+        Of lists, the elements before those in the key's row; of maps, all entries, by a hash of their keys. None of
+        values.
+        """
+        return "" if self.kind == "value" else PARTS + quote(self.name, safe="")
+
+    @property
     def stored(self) -> str:
-        """The type of what a key has in the table, as DDL: never null, never empty.
+        """The type of what a key has in the table, as DDL: never null, and never empty unless there are parts beside.
 
         With a time to live, `expiry` says when each part expires, in milliseconds. Maps are in the order of their keys.
         """

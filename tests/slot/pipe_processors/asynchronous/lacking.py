@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from millpond.slot.pipe.processors import handle
-from millpond.slot.pipe.processors.state.parts import HeldList, HeldMap
+from millpond.slot.pipe.processors.state.lists import HeldList
+from millpond.slot.pipe.processors.state.maps import HeldMap
 from millpond.slot.pipe.processors.state.variables import Held, HeldValue
 
 
@@ -34,8 +35,8 @@ def make_far(monkeypatch: pytest.MonkeyPatch, far: Far) -> Far:
     """Let the state of processors lack things from now on."""
 
     class Lacking(Held):
-        def begin(self, sent: Any) -> None:
-            super().begin(sent)
+        def begin(self, sent: Any, heads: Any = None) -> None:
+            super().begin(sent, heads)
             self.known: dict[tuple[int, Any], bool] = {}
 
         def lacks(self, at: int, key: Any) -> bool:

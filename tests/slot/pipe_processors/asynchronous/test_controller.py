@@ -19,7 +19,7 @@ import millpond
 from millpond.errors import UsageError
 from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
 from tests.slot.pipe_processors.asynchronous.lacking import Far, make_far
-from tests.slot.pipe_processors.mini_slot import MiniSlot, user_processor
+from tests.slot.pipe_processors.mini_slot import MiniSlot, unasked, user_processor
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -210,7 +210,7 @@ def test_nothing_but_state_is_awaited(far: Far, what: Any, name: str, caught: bo
             await self.do(key)
 
     user = user_processor((Plain if plain else Foreign)(), in_flight=10)
-    running = user.start()
+    running = user.start(unasked)
     with pytest.raises(UsageError, match=rf"awaits {name} for key \('b',\), but nothing except state") as raised:
         list(MiniSlot(user, 10)._calls(running, "rows", {(key,): [(key, 1)] for key in "abc"}, -1, -1))
     assert running.key == ("b",)
@@ -246,7 +246,7 @@ class Ending(Counting):
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_an_error_names_its_key_and_the_others_end(far: Far, raised: BaseException, stubborn: bool) -> None:
     user = user_processor(Ending(ValueError("no"), stubborn), in_flight=10)
-    running = user.start()
+    running = user.start(unasked)
     running._processor.raised = raised
     with pytest.raises(type(raised)):
         list(MiniSlot(user, 10)._calls(running, "rows", {(key,): [(key, 1)] for key in "abcd"}, -1, -1))
@@ -260,7 +260,7 @@ def test_a_consumer_that_stops(far: Far, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("millpond.slot.pipe.processors.rows.TOGETHER", 1)
     monkeypatch.setattr("millpond.slot.pipe.processors.rows.RowResults.look", 1)
     user = user_processor(Ending(ValueError("no")), in_flight=10)
-    calls: Any = MiniSlot(user, 10)._calls(user.start(), "rows", {(key,): [(key, 1)] for key in "acd"}, -1, -1)
+    calls: Any = MiniSlot(user, 10)._calls(user.start(unasked), "rows", {(key,): [(key, 1)] for key in "acd"}, -1, -1)
     assert next(calls) == {"k": "a", "n": 1}
     calls.close()
     assert {key for what, key in Counting.said if what == "ends"} == set("acd")
@@ -273,7 +273,7 @@ def test_a_fetch_that_fails(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
 
     far.fetches = Gone()
     user = user_processor(Ending(ValueError("no")), in_flight=10)
-    running = user.start()
+    running = user.start(unasked)
     with pytest.raises(OSError, match="gone"):
         list(MiniSlot(user, 10)._calls(running, "rows", {(key,): [(key, 1)] for key in "ab"}, -1, -1))
     assert running.key is None
@@ -381,7 +381,7 @@ def test_rows_that_do_not_fit_name_their_key(far: Far) -> None:
             yield Row(k="a", n="x" if key[0] == "b" else 1)
 
     user = user_processor(Wrong(), in_flight=10)
-    running = user.start()
+    running = user.start(unasked)
     with pytest.raises(ValueError, match="x"):
         list(MiniSlot(user, 10)._calls(running, "rows", {(key,): [(key, 1)] for key in "abc"}, -1, -1))
     assert running.key == ("b",)
@@ -401,7 +401,7 @@ def test_frames(far: Far) -> None:
     assert one.batch(ROWS) == expected
     assert [wanted for _, wanted in far.fetches] == [[(0, None), (1, None), (2, None)]]
     user = user_processor(Framed(), in_flight=10, pandas=True)
-    running = user.start()
+    running = user.start(unasked)
     with pytest.raises(Exception, match=r"type .object. to Arrow type .int64."):
         list(MiniSlot(user, 10)._calls(running, "rows", {(key,): [(key, 1)] for key in ("a", "bad")}, -1, -1))
     assert running.key == ("bad",)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from millpond.operators.processors.calls import ROWS
+from millpond.operators.processors.calls import ROWS, Ask
 from millpond.slot.pipe.processors.asynchronous.base import row_by_row, yields
 from millpond.slot.pipe.processors.asynchronous.controller import Controller, Task
 from millpond.slot.pipe.processors.asynchronous.variables import AwaitedHandle
@@ -21,11 +21,11 @@ class AwaitingRunning(Running):
     """An asynchronous processor at work, for one partition and batch.
 
     Args:
-        processor: what it is. in_flight: how many keys may wait for state at a time.
+        processor: what it is. ask: asks for parts of state. in_flight: how many keys may wait for state at a time.
     """
 
-    def __init__(self, processor: UserProcessor, in_flight: int) -> None:
-        super().__init__(processor)
+    def __init__(self, processor: UserProcessor, ask: Ask, in_flight: int) -> None:
+        super().__init__(processor, ask)
         self._in_flight = in_flight
         self._single = row_by_row(self._processor)
 

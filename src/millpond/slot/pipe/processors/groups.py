@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
 from millpond.errors import UsageError
-from millpond.operators.processors.calls import ROWS
+from millpond.operators.processors.calls import ROWS, Ask
 from millpond.operators.protocol import MAIN
 from millpond.slot.pipe.processors.group_frames import GroupFrames, GroupResults, given
 from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys, freeze
@@ -43,8 +43,8 @@ class UserGroups(UserProcessor):
     spec: GroupStateSpec
     state: StructType
 
-    def start(self) -> RunningGroups:
-        """The function for one partition and batch."""
+    def start(self, ask: Ask) -> RunningGroups:
+        """The function for one partition and batch, which asks for nothing."""
         return RunningGroups(self)
 
 

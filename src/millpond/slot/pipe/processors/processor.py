@@ -21,7 +21,7 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask
 from millpond.slot.pipe.processors.frames import FrameResults, Frames
 from millpond.slot.pipe.processors.handle import Handle
 from millpond.slot.pipe.processors.rows import RowResults, Rows
@@ -80,29 +80,30 @@ class UserProcessor:
     initial: InitialColumns | None = None
     in_flight: int | None = None
 
-    def start(self) -> Running:
-        """A processor for one partition and batch, made anew as Spark does it for every task."""
+    def start(self, ask: Ask) -> Running:
+        """A processor for one partition and batch, made anew as Spark does it for every task; `ask`: as `Running`'s."""
         if self.in_flight is None:
-            return Running(self)
+            return Running(self, ask)
         from millpond.slot.pipe.processors.awaiting import AwaitingRunning
 
-        return AwaitingRunning(self, self.in_flight)
+        return AwaitingRunning(self, ask, self.in_flight)
 
 
 class Running:
     """A processor at work, for one partition and batch.
 
     Args:
-        processor: what it is.
+        processor: what it is. ask: gives parts of variables while a call runs.
 
     Attributes:
         key: that which it is called for, if it is.
     """
 
-    def __init__(self, processor: UserProcessor) -> None:
+    def __init__(self, processor: UserProcessor, ask: Ask) -> None:
         from pyspark.worker import RunnerConf
 
         freeze()
+        self.ask = ask
         self.key: Any = None
         self._spec = processor.spec
         self._schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in processor.spec.outputs])
@@ -152,7 +153,7 @@ class Running:
         return self._handle.changes() if self._handle and self._handle.state is not State.CLOSED else {}
 
     def _initialized(self, now: int) -> Handle:
-        self._handle = Handle(self._spec, now)
+        self._handle = Handle(self._spec, now, self.ask)
         fail_on_stopiteration(self._processor.init)(self._shown(self._handle))
         self._handle.state = State.INITIALIZED
         return self._handle

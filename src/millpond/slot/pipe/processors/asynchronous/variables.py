@@ -13,7 +13,8 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from pyspark.sql.types import StructType
 
 from millpond.slot.pipe.processors.asynchronous.reads import DONE, Parts, Read
-from millpond.slot.pipe.processors.state.parts import HeldList, HeldMap
+from millpond.slot.pipe.processors.state.lists import HeldList
+from millpond.slot.pipe.processors.state.maps import HeldMap
 from millpond.slot.pipe.processors.state.variables import Held, HeldValue, Place
 
 
