@@ -14,7 +14,7 @@ class Script:
     """Evaluates the expressions that rows bring (`do`, in the order of `n`) and tells what they give.
 
     Expressions name `state`, `key`, `row`, and times in seconds from the start: `until` sets a timeout of event time,
-    `NOW` is the watermark. `due` is evaluated for keys that time out.
+    `watermark()` is the watermark. `due` is evaluated for keys that time out.
     """
 
     def __init__(self, due: str = "state.getOption", *, strict: bool = False) -> None:
@@ -69,13 +69,3 @@ def types(key: Any, frames: Any, state: Any) -> Iterator[Any]:
         told = ", ".join(f"{type(one).__name__} {one}" for one in key)
         said = f"{kinds}; {values}; {frame.index}, {frame.columns.dtype}"
         yield pd.DataFrame({"k": [told], "n": [len(frame)], "said": [said]})
-
-
-def typed(key: Any, frames: Any, state: Any) -> Iterator[Any]:
-    """Keeps values of all types, and gives them out again."""
-    import pandas as pd
-
-    held = state.getOption
-    frame = pd.concat(frames)
-    yield pd.DataFrame({"k": [text(key)], "n": [len(frame)], "said": [shown(held)]})
-    state.update(tuple(frame.iloc[-1, 1:]))
