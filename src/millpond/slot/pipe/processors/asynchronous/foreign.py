@@ -46,11 +46,11 @@ def _refusal(name: str, key: Any) -> UsageError:
 def _name(given: Any, record: Any) -> str:
     """The name of what is awaited: of the outermost thing that is not the processor's own, else of the innermost."""
     own, kind = _module(record), type(given)
-    name = f"{kind.__module__.removeprefix('_')}.{kind.__qualname__}"
+    name = foreign = f"{kind.__module__.removeprefix('_')}.{kind.__qualname__}"
     while (record := _following(record)) is not None:
         module = _module(record)
-        if module is None:
-            return f"{kind.__module__.removeprefix('_')}.{kind.__qualname__}"
+        if module is None:  # written in C
+            return foreign
         name = record.__qualname__ if module == own else f"{module}.{record.__qualname__}"
         if module != own:
             break
