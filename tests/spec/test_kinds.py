@@ -154,7 +154,7 @@ def test_what_is_pinned_keeps_its_names() -> None:
         ),
         "group_state": (
             *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
-            *("time", "marked", "lag_ms", "purged", "emitted"),
+            *("time", "marked", "lag_ms", "purged", "emitted", "initial"),
         ),
     }
 
