@@ -181,7 +181,7 @@ class OperatorSlot:
 
     def _called(self) -> None:
         """The user's code is about to run; sometimes it fails, or takes its process along."""
-        if not self.world.quiet and self.world.random.random() < 0.01:
+        if not self.world.quiet and self.world.random.random() < 0.003:
             raise TaskFailed("The user's code failed.")
 
     @property
