@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
 from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS
+from millpond.slot.pipe.processors.clock import on_the_clock, zoneless
 from millpond.slot.pipe.processors.frames import FrameResults, Frames
 from millpond.slot.pipe.processors.handle import Handle
 from millpond.slot.pipe.processors.rows import RowResults, Rows
@@ -81,7 +82,9 @@ class Running:
         self._handle: Handle | None = None
         conf = RunnerConf(processor.conf)
         columns, keys = processor.columns, self._spec.keys
-        self._key = Form(DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields)))
+        self._zone = conf.timezone if processor.pandas else None
+        key = DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields))
+        self._key = Form(key if self._zone is None else zoneless(key))
         self._input: Rows | Frames
         self._results: RowResults | FrameResults
         if processor.pandas:
@@ -143,6 +146,8 @@ class Running:
         keys, counts = _keys(tables)
         call = fail_on_stopiteration(self._processor.handleExpiredTimer)
         due = iter(tables[DUE].column("time").to_pylist())
+        if self._zone is not None:
+            keys = [on_the_clock(key, self._zone) for key in keys]
         told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
         for at, (key, count) in enumerate(zip(map(self._key.row, told), counts, strict=True)):
             handle.place.at = at
