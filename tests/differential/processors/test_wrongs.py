@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+import millpond
+from millpond.query.starting import tasks
+from millpond.slot.batch.task import SlotSettings
 from tests.differential.data import write
 from tests.differential.harness import Batches, assert_equal, on_millpond, run, stream
 from tests.differential.processors.checks import DDL, ROCKSDB, script
@@ -97,3 +102,44 @@ def test_ends_of_the_worker(spark: SparkSession, tmp_path: Path, what: str) -> N
     assert re.search(said, error), error
     if what not in DIES:
         assert re.search(r"batch 1, key \('b',\)", error), error
+
+
+def test_a_long_sleep(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's code may take longer than slots, attempts and commits may be silent."""
+    short = partial(SlotSettings, silence_timeout=1.0, attempt_timeout=1.0, open_timeout=1.0, commit_timeout=2.0)
+    monkeypatch.setattr(tasks, "SlotSettings", short)
+    for number, table in enumerate(TABLES):
+        write(tmp_path / "in", number, table)
+    found: Batches = {}
+    go(session_of(spark), tmp_path, Wrong("middle", "sleeps"), found)
+    assert_equal(found, sparks(spark, tmp_path, Wrong("middle", "sleeps", mended=True)))
+
+
+@pytest.mark.parametrize(("where", "pandas"), [("rows", True), ("endless", False)])
+def test_a_stop(spark: SparkSession, tmp_path: Path, where: str, pandas: bool) -> None:
+    """A query is stopped while the user's code sleeps, or gives out rows without an end."""
+    for number, table in enumerate(TABLES):
+        write(tmp_path / "in", number, table)
+    session = session_of(spark)
+    broken = Wrong(where, "sleeps on", pandas)
+    running = (
+        millpond.writeStream(query(stream(session, tmp_path / "in", DDL), broken))
+        .outputMode("update")
+        .option("checkpointLocation", str(tmp_path / "ours"))
+        .foreachBatch(lambda batch, number: batch.collect())
+        .start()
+    )
+    until = time.monotonic() + 60
+    while not (tmp_path / "ours" / "offsets" / "1").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(2)
+    assert running.isActive
+    began = time.monotonic()
+    running.stop()
+    assert time.monotonic() - began < 20
+    assert not (tmp_path / "ours" / "commits" / "1").exists()
+    mended = Wrong(where, "sleeps on", pandas, mended=True)
+    found: Batches = {}
+    go(session, tmp_path, mended, found)
+    expected = sparks(spark, tmp_path, mended)
+    assert_equal(found, {number: rows for number, rows in expected.items() if number})

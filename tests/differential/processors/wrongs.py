@@ -8,7 +8,6 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -50,7 +49,11 @@ def _hoards(*_: Any) -> Any:
 
 
 def _sleeps(*_: Any) -> Any:
-    time.sleep(4)
+    time.sleep(3)
+
+
+def _sleeps_on(*_: Any) -> Any:
+    time.sleep(600)
 
 
 def _kills_its_slot(*_: Any) -> Any:
@@ -72,6 +75,7 @@ WRONGS: dict[str, Callable[..., Any]] = {
     "crashes": _crashes,
     "hoards": _hoards,
     "sleeps": _sleeps,
+    "sleeps on": _sleeps_on,
     "kills its slot": _kills_its_slot,
 }
 
@@ -80,7 +84,8 @@ class Wrong(StatefulProcessor):
     """Counts rows in state of every kind, and does wrong somewhere: in the second batch, for one key.
 
     Args:
-        where: `init`, `rows`, `middle` (of its output), `timer` or `close`. what: among `WRONGS`.
+        where: `init`, `rows`, `middle` (of its output), `timer` or `close`; `endless` is output
+            without an end. what: among `WRONGS`.
         pandas: whether it sees frames. mended: whether nothing goes wrong any more.
         once: whether it goes wrong for any key in any batch, in the first attempt of a task.
     """
@@ -127,6 +132,8 @@ class Wrong(StatefulProcessor):
             self.now("rows", wrong)
             yield key, self.said()
             self.now("middle", wrong)
+            while wrong and self.where == "endless" and not self.mended:
+                yield key, "again"
             self.due = wrong
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
@@ -148,47 +155,3 @@ class Wrong(StatefulProcessor):
     def close(self) -> None:
         if getattr(self, "due", False):
             self.now("close")
-
-
-class Astray(StatefulProcessor):
-    """Keeps iterators and handles past their key, changes what it is given, and leaves threads behind.
-
-    What it gives out does not depend on the order of keys.
-    """
-
-    def __init__(self, how: str, pandas: bool = False) -> None:
-        self.how, self.pandas = how, pandas
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.handle = handle
-        self.total = handle.getValueState("total", "n int")
-        self.seen = handle.getListState("seen", "n int")
-        self.kept: list[Any] = []
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        total = (self.total.get() or (0,))[0]
-        if self.how == "frames":
-            for frame in rows:
-                total += int(frame["n"].sum())
-                frame["n"] = -1
-                frame.loc[:, "do"] = "changed"
-                frame.drop(frame.index, inplace=True)
-        elif self.how == "keeps":
-            self.kept += [rows, self.seen.get(), self.handle.listTimers()]
-            total += sum(row.n for row in rows)
-            for one in self.kept[:-3]:
-                assert all(not hasattr(left, "do") for left in one if not isinstance(left, int)), "rows of another key"
-        elif self.how == "threads":
-            one = threading.Thread(target=lambda: self.seen.appendValue((total,)))
-            one.start()
-            one.join()
-            total += sum(row.n for row in rows) + len(list(self.seen.get()))
-        self.total.update((total,))
-        yield from self.given(key[0], total)
-
-    def given(self, key: str, total: int) -> Iterator[Any]:
-        if not self.pandas:
-            return iter([Row(k=key, said=str(total))])
-        import pandas as pd
-
-        return iter([pd.DataFrame({"k": [key], "said": [str(total)]})])
