@@ -159,7 +159,7 @@ def test_several_watermarks(spark: SparkSession, tmp_path: Path, policy: str) ->
     compare(
         spark,
         tmp_path,
-        [Turn(two_sources(policy), tables[:2], conf=conf), Turn(two_sources(policy), tables[2:], conf=conf)],
+        [Turn(two_sources, tables[:2], conf=conf), Turn(two_sources, tables[2:], conf=conf)],
     )
 
 
