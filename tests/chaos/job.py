@@ -125,7 +125,9 @@ class Windows(StatefulProcessor):
 
 def processor(rows: DataFrame) -> DataFrame:
     """A processor of the user's: one that loses or doubles anything of its state gives out other rows, or fails."""
-    seconds = rows.withWatermark("at", DELAY).withColumn("second", F.unix_seconds("at"))
+    seconds = rows.withColumn("second", F.unix_seconds("at"))
+    later = F.expr("at + INTERVAL 1 SECOND")  # a row of the very first moment would be late, as in Spark
+    seconds = seconds.withColumn("at", later).withWatermark("at", DELAY)
     shown = "start bigint, name string, rows bigint, total bigint"
     return seconds.groupBy("name").transformWithState(Windows(), shown, "append", "eventTime")
 
