@@ -303,3 +303,40 @@ def test_frames_that_do_not_fit_name_their_key() -> None:
     with pytest.raises(PySparkValueError):
         list(slot._calls(running, "rows", {(key,): [(key, 1)] for key in ("a", "bad", "b")}, -1, -1))
     assert running.key == ("bad",)
+
+
+def test_times_in_keys_are_the_clocks_of_the_session_for_timers_too() -> None:
+    """As for rows; in structs too, and null."""
+    seen: list[Any] = []
+
+    def rows(self: Scripted, key: Any, frames: Any, times: Any) -> Iterator[pd.DataFrame]:
+        self.handle.registerTimer(1)
+        seen.append(("rows", key[0], key[1]["t"]))
+        return iter([])
+
+    def timer(self: Scripted, key: Any, times: Any, info: Any) -> Iterator[pd.DataFrame]:
+        seen.append(("timer", key.at, key.st.t))
+        return iter([])
+
+    user = user_processor(
+        Scripted(rows=rows, timer=timer),
+        columns="at timestamp, st struct<t: timestamp, n: int>",
+        keys=(0, 1),
+        mode="event",
+        pandas=True,
+        session_timeZone="America/New_York",
+    )
+    slot = MiniSlot(user)
+    keys = [(AT[0], HashableDict(t=AT[1], n=1)), (AT[2], HashableDict(t=None, n=2))]
+    slot.batch(keys, watermark=5)
+    clock = dt.datetime(2024, 7, 1, 8, 0)
+    expected = [(clock, clock.replace(minute=1)), (clock.replace(minute=2), None)]
+    assert [one[1:] for one in seen if one[0] == "rows"] == expected
+    assert [one[1:] for one in seen if one[0] == "timer"] == expected
+
+
+class HashableDict(dict[str, Any]):
+    """A struct that may be a key of `MiniSlot`."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))

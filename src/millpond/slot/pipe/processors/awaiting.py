@@ -33,6 +33,15 @@ class AwaitingRunning(Running):
         self._controller = Controller(handle.place, self, self._in_flight)
         return AwaitedHandle(handle)
 
+    def _with_initial(
+        self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        assert self._initial is not None
+        call = self._processor.handleInitialState
+        groups = self._initial.lasting(*counted_keys(tables), tables[ROWS])
+        tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
+        yield from self._run(call, tasks)
+
     def _with_rows(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
 from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask
+from millpond.slot.pipe.processors.clock import on_the_clock, zoneless
 from millpond.slot.pipe.processors.frames import FrameResults, Frames
 from millpond.slot.pipe.processors.handle import Handle
 from millpond.slot.pipe.processors.rows import RowResults, Rows
@@ -110,7 +111,9 @@ class Running:
         self._processor = _loaded(processor.command)
         self._handle: Handle | None = None
         conf = RunnerConf(processor.conf)
-        self._key = Form(DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields)))
+        self._zone = conf.timezone if processor.pandas else None
+        key = DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields))
+        self._key = Form(key if self._zone is None else zoneless(key))
 
         def groups(columns: StructType, keys: Sequence[int], values: Sequence[int]) -> Rows | Frames:
             if processor.pandas:
@@ -132,7 +135,7 @@ class Running:
         times = TimerValues(call.processing, call.watermark) if self._spec.timed else TimerValues(-1, -1)
         if call.phase == "initial":
             handle.begin(tables)
-            self._with_initial(handle, times, tables)
+            yield from self._with_initial(handle, times, tables)
         elif call.phase == "rows":
             handle.begin(tables)
             yield from self._with_rows(handle, times, tables)
@@ -158,7 +161,10 @@ class Running:
         self._handle.state = State.INITIALIZED
         return self._handle
 
-    def _with_initial(self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]) -> None:
+    def _with_initial(
+        self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Call the processor for rows of the initial state; nothing is given out."""
         assert self._initial is not None
         keys, counts = counted_keys(tables)
         call = fail_on_stopiteration(self._processor.handleInitialState)
@@ -167,6 +173,7 @@ class Running:
             self.key = key
             for one in rows:  # a row, or a frame
                 call(key, one, times)
+        yield from ()
 
     def _shown(self, handle: Handle) -> Any:
         """The handle as the user sees it."""
@@ -206,6 +213,8 @@ class Running:
         """Each key and the times of its timers that are due, in order."""
         keys, counts = counted_keys(tables)
         due = iter(tables[DUE].column("time").to_pylist())
+        if self._zone is not None:
+            keys = [on_the_clock(key, self._zone) for key in keys]
         told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
         for key, count in zip(map(self._key.row, told), counts, strict=True):
             yield key, list(islice(due, count))

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from millpond.errors import UsageError
 
 _ROW, _ROWS, _TIMER = "handleInputRow", "handleInputRows", "handleExpiredTimer"
+_INITIAL = "handleInitialState"
 
 
 class AsyncStatefulProcessor(StatefulProcessor):  # type: ignore[misc]
@@ -24,7 +25,7 @@ class AsyncStatefulProcessor(StatefulProcessor):  # type: ignore[misc]
 
     Define `init` as usual, and as `async def` either `handleInputRows(self, key, rows, timerValues)` or
     `handleInputRow(self, key, row, timerValues)`, which is called for each row of a key, one after the other; and, if
-    there are timers, `handleExpiredTimer`. They `yield` the rows that they give out. Operations of state variables and
+    there are timers or an initial state, `handleExpiredTimer` and `handleInitialState`. They `yield` the rows that they give out. Operations of state variables and
     of the handle are awaited: `await self.total.get()`, `await self.total.update((1,))`, `async for k, v in
     self.seen.iterator()`; `await millpond.gather(…)` waits for several reads at once. Writes take effect when they are
     called. Nothing but state can be awaited. `init` and `close` stay synchronous.
@@ -46,6 +47,9 @@ class AsyncStatefulProcessor(StatefulProcessor):  # type: ignore[misc]
 
     async def handleExpiredTimer(self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo) -> None:
         """What to do when a timer is due: nothing."""
+
+    async def handleInitialState(self, key: Any, initialState: Any, timerValues: TimerValues) -> None:
+        """What to do with a row, or frame, of the initial state: nothing."""
 
 
 def _refusing(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +87,7 @@ def check_asynchronous(processor: StatefulProcessor, *, pandas: bool) -> bool:
     """
     name = type(processor).__qualname__
     if not isinstance(processor, AsyncStatefulProcessor):
-        for one in (_ROWS, _TIMER):
+        for one in (_ROWS, _TIMER, _INITIAL):
             if _asynchronous(getattr(processor, one)):
                 raise UsageError(
                     f"{one} of {name} is asynchronous, but the processor is not.",
@@ -101,9 +105,11 @@ def check_asynchronous(processor: StatefulProcessor, *, pandas: bool) -> bool:
             f"{name} has {_ROW}, but transformWithStateInPandas calls processors with frames.",
             action=f"Define {_ROWS}, or use transformWithState.",
         )
-    for one in (_ROW if single else _ROWS, _TIMER):
+    for one in (_ROW if single else _ROWS, _TIMER, _INITIAL):
         if not _asynchronous(getattr(processor, one)):
             raise UsageError(f"{one} of the asynchronous processor {name} is not.", action="Define it with async def.")
+    if yields(inspect.unwrap(processor.handleInitialState)):
+        raise UsageError(f"{_INITIAL} of {name} yields, and there is nobody to take it.", action="Let it give nothing.")
     for one in ("init", "close"):
         if _asynchronous(getattr(processor, one)):
             raise UsageError(f"{one} of {name} is asynchronous.", action="Define it with def: there is no key yet.")

@@ -102,7 +102,7 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
     def lacks(self, at: int, key: Any | None) -> bool:
         """See `Held`."""
         cell = self._of(at)
-        return cell.parted and cell.before is None
+        return cell.parted and cell.before is None and self._little(cell.head)
 
     def fetch(self, wanted: Sequence[tuple[int, Any | None]]) -> None:
         """See `Held`."""

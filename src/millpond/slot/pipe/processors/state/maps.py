@@ -145,7 +145,7 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         if type(cell) is not Buckets:
             return False
         if key is None:
-            return len(cell.loaded) < cell.head.stop
+            return self._little(cell.head) and len(cell.loaded) < cell.head.stop
         told, kept = self._told(key, "getting value")
         return told not in cell.written and self._number(kept, cell) not in cell.loaded
 

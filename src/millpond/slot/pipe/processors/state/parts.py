@@ -159,9 +159,14 @@ class HeldParts(Held):
             wanted += [(one, key) for one in self._large[begin : begin + most] if self.lacks(one, key)]
         self.fetch(wanted)
 
+    @staticmethod
+    def _little(head: Head) -> bool:
+        """Whether all that a key has in parts may be fetched at once."""
+        return head.bytes <= AT_ONCE
+
     def _need_all(self, head: Head) -> None:
         """Have all that the key has fetched, unless that is much."""
-        if head.bytes <= AT_ONCE:
+        if self._little(head):
             self._need(None, None, head.bytes)
 
     # changes ------------------------------------------------------------------------------------------------

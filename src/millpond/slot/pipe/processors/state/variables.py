@@ -96,7 +96,8 @@ class Held:
 
         Args:
             at: the position of a key in the call.
-            key: of a map, a key whose value is wanted, as the user gives it; None for all that the key of the call has.
+            key: of a map, a key whose value is wanted, as the user gives it; None for all that the key of the call has,
+                which is read piece by piece, and not lacking, where it is much.
         """
         return False
 
