@@ -468,3 +468,32 @@ def test_spark_itself_is_refused() -> None:
         copy.init(StatefulProcessorHandle(None))
     with pytest.raises(UsageError, match=r"Neither is an asynchronous processor"):
         Neither().handleInputRows(("a",), iter([]), None)
+
+
+class Beginning(Counting):
+    async def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        held = await self.count.get()
+        await self.count.update(((held[0] if held else 0) + initialState.total,))
+
+
+def test_an_initial_state_is_awaited(far: Far) -> None:
+    made = slot(Beginning(), initial="k string, total bigint")
+    first = [("a", 10), ("c", 20), ("a", 5)]
+    assert [row["n"] for row in made.batch(ROWS, initial=first)] == [16, 20, 2, 23]
+    assert [wanted for _, wanted in far.fetches] == [[(0, None), (1, None)], [(0, None), (1, None), (2, None)]]
+
+
+def test_an_initial_state_gives_nothing_out() -> None:
+    class Giving(Counting):
+        async def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> AsyncIterator[Row]:  # type: ignore[override]
+            yield Row(k=key[0], n=1)
+
+    with pytest.raises(UsageError, match="handleInitialState"):
+        check_asynchronous(Giving(), pandas=False)
+
+    class Plain(Counting):
+        def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(UsageError, match="async def"):
+        check_asynchronous(Plain(), pandas=False)
