@@ -25,11 +25,11 @@ class AsyncStatefulProcessor(StatefulProcessor):  # type: ignore[misc]
 
     Define `init` as usual, and as `async def` either `handleInputRows(self, key, rows, timerValues)` or
     `handleInputRow(self, key, row, timerValues)`, which is called for each row of a key, one after the other; and, if
-    there are timers, `handleExpiredTimer`. They `yield` the rows that they give out. `handleInitialState`, if there is an
-    initial state, gives none. Operations of state variables and of the handle are awaited: `await self.total.get()`,
+    there are timers, `handleExpiredTimer`. They `yield` the rows that they give out. `handleInitialState`, where there
+    is one, gives none out. Operations of state variables and of the handle are awaited: `await self.total.get()`,
     `await self.total.update((1,))`, `async for k, v in self.seen.iterator()`; `await millpond.gather(…)` waits for
-    several reads at once. Writes take effect when they are called. Nothing but state can be awaited. `init` and `close`
-    stay synchronous.
+    several reads at once. Writes take effect when they are called. Nothing but state can be awaited. `init` and
+    `close` stay synchronous.
 
     Spark itself cannot run it: the query needs `millpond.writeStream`.
     """
