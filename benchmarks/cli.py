@@ -14,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.config import ENGINES, KEYS, WORKLOADS, RunConfig, memory_bytes
+from benchmarks.config import ENGINES, KEYS, PRELOADED, WORKLOADS, RunConfig, memory_bytes
 from benchmarks.harness import FLINK_PYTHON, run
+from benchmarks.nexmark_processors import PROCESSORS
 from benchmarks.report import plot, print_suite, print_table, summary
 from benchmarks.result import Result, write
 from benchmarks.sustained import at_highest_rate
+from benchmarks.workloads import NEXMARK
 from millpond.workloads.queries import QUERIES
 
 
@@ -51,11 +53,11 @@ def engines(text: str) -> list[str]:
 
 
 def queries(text: str) -> list[str]:
-    """Query names, separated by commas; `all` for every one."""
+    """Query names, separated by commas; `all` for every one of built-in operators."""
     names = list(QUERIES) if text.strip() == "all" else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in QUERIES:
-            raise argparse.ArgumentTypeError(f"no query '{name}'; there are {', '.join(QUERIES)}, and all")
+        if name not in NEXMARK:
+            raise argparse.ArgumentTypeError(f"no query '{name}'; there are {', '.join(NEXMARK)}, and all")
     if not names:
         raise argparse.ArgumentTypeError("name at least one query")
     return list(dict.fromkeys(names))
@@ -87,7 +89,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="ENGINE",
         help="find the highest rate that this engine keeps up with, and run all of them at it",
     )
-    add("--keys", type=count, default=None, metavar="K", help="default: 5 m; read_write 10 m; sliding, session 1 m")
+    add(
+        "--keys",
+        type=count,
+        default=None,
+        metavar="K",
+        help="default: 5 m; read_write 10 m; processor_map 100 k; sliding, session, other processors 1 m",
+    )
     add("--key-type", choices=("long", "string"), default="long", help="string: 20 bytes")
     add("--zipf", type=float, default=0.0, metavar="S", help="exponent; 0 = uniform keys")
     add("--seed", type=int, default=1)
@@ -148,7 +156,7 @@ def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig
             warmup_batches=arguments.warmup_batches,
             warmup_seconds=arguments.warmup_seconds,
             max_batches=arguments.max_batches,
-            preload=arguments.preload,
+            preload=arguments.preload or arguments.workload in PRELOADED,
             key_type=arguments.key_type,
             zipf=arguments.zipf,
             seed=arguments.seed,
@@ -180,7 +188,7 @@ def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig
 def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse what contradicts itself, and engines that are not there."""
     if arguments.workload == "nexmark" and arguments.query is None:
-        p.error(f"nexmark needs --query: {', '.join(QUERIES)}")
+        p.error(f"nexmark needs --query: {', '.join(NEXMARK)}")
     if arguments.workload != "nexmark" and arguments.query is not None:
         p.error("--query belongs to nexmark")
     if arguments.key_type == "string" and arguments.workload != "rmw":
@@ -194,6 +202,11 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error(f"--highest-rate-of {arguments.highest_rate_of} is not among --engines")
     if clocked and any(e.startswith("flink") for e in arguments.engines):
         p.error("--rate and --highest-rate-of are for the engines on Spark")
+    processors = arguments.workload.startswith("processor") or PROCESSORS.keys() & set(arguments.query or ())
+    if processors and any(e.startswith("flink") for e in arguments.engines):
+        p.error("processors are for the engines on Spark")
+    if clocked and arguments.workload in PRELOADED:
+        p.error(f"{arguments.workload} has batches of a fixed size")
     if arguments.s3 and (clocked or any(e not in ("millpond", "spark") for e in arguments.engines)):
         p.error("--s3 is for millpond and spark, without a rate")
     if arguments.count_requests and not arguments.s3:

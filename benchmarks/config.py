@@ -17,8 +17,13 @@ WORKLOADS = (
     "processor",
     "processor_frames",
     "processor_silent",
+    "processor_reminders",
     "processor_timers",
+    "group_state",
+    "processor_map",
 )
+PRELOADED = ("processor_timers", "processor_map")
+"""Workloads whose first rows always bring every key once."""
 KEYS = {
     "read_write": 10_000_000,
     "sliding": 1_000_000,
@@ -26,7 +31,10 @@ KEYS = {
     "processor": 1_000_000,
     "processor_frames": 1_000_000,
     "processor_silent": 1_000_000,
+    "processor_reminders": 1_000_000,
     "processor_timers": 1_000_000,
+    "group_state": 100_000,
+    "processor_map": 100_000,
 }
 """How many keys a workload has by default; the others have five million."""
 

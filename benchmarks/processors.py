@@ -1,8 +1,9 @@
-"""Processors of a user's own: what `transformWithState` costs."""
+"""Processors of a user's own: what `transformWithState` and `applyInPandasWithState` cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 COUNTED = "key bigint, count bigint"
 AHEAD_MS = 100_000
 """How far ahead timers are set."""
+PAUSE_MS = 10_000
+"""How long a user pauses at the end of a session."""
+ENTRIES = 100
+"""Entries of each key's map."""
+PIECE = 64
+"""Bytes that an entry holds, which cannot be made shorter."""
 
 
 class Counting(StatefulProcessor):  # type: ignore[misc]
@@ -66,6 +73,48 @@ class Reminding(StatefulProcessor):  # type: ignore[misc]
         yield Row(key=key[0], count=expiredTimerInfo.getExpiryTimeInMs())
 
 
+class Waiting(StatefulProcessor):  # type: ignore[misc]
+    """Has a timer for each key at all times: the first at the time that its row brings, the next a round later."""
+
+    def __init__(self, round_ms: int) -> None:
+        self.round_ms = round_ms
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Keep the handle."""
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Set the first timer."""
+        for row in rows:
+            if row.due is not None:
+                self.handle.registerTimer(row.due)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Tell that one was due, and set the next."""
+        due = expiredTimerInfo.getExpiryTimeInMs()
+        self.handle.registerTimer(due + self.round_ms)
+        yield Row(key=key[0], count=due)
+
+
+class Looking(StatefulProcessor):  # type: ignore[misc]
+    """Has a map for each key, which its first row fills, and gives out the entry that each later row asks for."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Ask for the map."""
+        self.entries = handle.getMapState("entries", "at int", "n bigint, piece binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Fill the map, or look entries up."""
+        for row in rows:
+            if row.first:
+                pieces = Random(row.key)
+                for at in range(ENTRIES):
+                    self.entries.updateValue((at,), (row.key * ENTRIES + at, pieces.randbytes(PIECE)))
+            else:
+                yield Row(key=row.key, count=self.entries.getValue((row.at,)).n)
+
+
 def counting(source: DataFrame) -> DataFrame:
     """Counts by rows."""
     return source.groupBy("key").transformWithState(Counting(), COUNTED, "update", "none")
@@ -78,5 +127,37 @@ def counting_frames(source: DataFrame, *, silent: bool = False) -> DataFrame:
 
 
 def reminding(source: DataFrame) -> DataFrame:
-    """Timers of event time."""
+    """Timers of event time, one for each row."""
     return source.groupBy("key").transformWithState(Reminding(), COUNTED, "update", "eventTime")
+
+
+def session(key: Any, frames: Any, state: Any) -> Iterator[Any]:
+    """How many events each user's session has so far, and has had once no more come for a while."""
+    import pandas as pd
+
+    if state.hasTimedOut:
+        (count,) = state.get
+        state.remove()
+        yield pd.DataFrame({"key": [key[0]], "count": [count]})
+        return
+    count, last = (state.getOption or (0,))[0], 0
+    for frame in frames:
+        count += len(frame)
+        last = max(last, int(frame["time"].max().timestamp() * 1000))
+    state.update((count,))
+    state.setTimeoutTimestamp(max(last, state.getCurrentWatermarkMs()) + PAUSE_MS)
+
+
+def session_counts(source: DataFrame) -> DataFrame:
+    """Sessions by `applyInPandasWithState`."""
+    return source.groupBy("key").applyInPandasWithState(session, COUNTED, "n bigint", "append", "EventTimeTimeout")
+
+
+def waiting(source: DataFrame, *, keys: int) -> DataFrame:
+    """Timers of event time, one for each key; one in a millisecond is due, and again when all others were."""
+    return source.groupBy("key").transformWithState(Waiting(keys), COUNTED, "update", "eventTime")
+
+
+def looking(source: DataFrame) -> DataFrame:
+    """Entries of maps."""
+    return source.groupBy("key").transformWithState(Looking(), COUNTED, "update", "none")

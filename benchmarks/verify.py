@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import millpond
 from benchmarks.cli import count, queries
+from benchmarks.nexmark_processors import built_in
+from benchmarks.workloads import NEXMARK
 from millpond.workloads.nexmark import NexmarkConfig
 from millpond.workloads.nexmark_spark import numbers, numbers_between
 from millpond.workloads.queries import QUERIES
@@ -52,7 +54,7 @@ class Checked(NamedTuple):
 
 
 def check(spark: SparkSession, query: Query, config: NexmarkConfig, rows: int, batches: int, folder: Path) -> Checked:
-    """Run a query over so many batches of so many events, and compare it with batch.
+    """Run a query over so many batches of so many events, and compare it, or what a processor stands for, with batch.
 
     Args:
         folder: for the checkpoint and the rows.
@@ -61,7 +63,7 @@ def check(spark: SparkSession, query: Query, config: NexmarkConfig, rows: int, b
     found = streamed.rows
     if query.mode == "update":
         found = last_image(found, query.keys)
-    wanted = query.over(numbers_between(spark, 0, rows * batches, _PARTITIONS), config)
+    wanted = built_in(query).over(numbers_between(spark, 0, rows * batches, _PARTITIONS), config)
     if query.event_time:
         assert streamed.watermark is not None
         wanted = closed(wanted, streamed.watermark)
@@ -162,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="millpond-verify-") as folder:
             config = NexmarkConfig(rate=options.event_rate)
-            result = check(spark, QUERIES[name], config, rows, -(-options.events // rows), Path(folder))
+            result = check(spark, NEXMARK[name], config, rows, -(-options.events // rows), Path(folder))
         outcome = "the same" if result.same else f"missing {result.missing}, surplus {result.surplus}"
         print(f"{name:12} {result.rows:12,} rows: {outcome} ({time.monotonic() - begun:.0f} s)", flush=True)
         differing += not result.same

@@ -12,23 +12,30 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.config import RunConfig
-from benchmarks.processors import counting, counting_frames, reminding
+from benchmarks.nexmark_processors import PROCESSORS as NEXMARK_PROCESSORS
+from benchmarks.processors import ENTRIES, counting, counting_frames, looking, reminding, session_counts, waiting
 from millpond.workloads.draws import bits_sql, draw_sql, letters
 from millpond.workloads.nexmark import NexmarkConfig
 from millpond.workloads.nexmark_spark import WATERMARK, numbers
 from millpond.workloads.queries import QUERIES
+from millpond.workloads.queries.query import Query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+NEXMARK: dict[str, Query] = QUERIES | NEXMARK_PROCESSORS
+"""The queries of NEXMark, those that are processors among them."""
+
 PADDING = 100
 POOL = 16_384
+FEW = 100
+"""Rows in a batch that has few."""
 
 
 class Stream:
     """The stream numbers of the draws."""
 
-    KEY, VALUE, OFFSET = 1, 2, 3
+    KEY, VALUE, OFFSET, ENTRY = 1, 2, 3, 4
 
 
 def key_sql(config: RunConfig) -> str:
@@ -104,6 +111,32 @@ def timed_source(spark: SparkSession, config: RunConfig) -> DataFrame:
     return rows.withWatermark("time", WATERMARK)
 
 
+def waiting_source(spark: SparkSession, config: RunConfig) -> DataFrame:
+    """Columns `key`, `time`, `due`: the first rows bring every key and when its timer is due, each a millisecond later.
+
+    Of the others, a hundred in a batch, that is null: they are there to move the watermark. By the time of the last of
+    the first rows no timer is due; from then on each millisecond one is.
+    """
+    base = NexmarkConfig().base_time_ms
+    first = base + config.keys * 1000 // config.event_rate
+    rows = arriving(spark, config).where(f"n < {config.keys}L or n % {max(1, config.rows_per_batch // FEW)}L = 0")
+    rows = rows.selectExpr(
+        f"{key_sql(config)} as key",
+        f"timestamp_millis({base}L + n * 1000 div {config.event_rate}) as time",
+        f"if(n < {config.keys}L, {first}L + n, null) as due",
+    )
+    return rows.withWatermark("time", WATERMARK)
+
+
+def looking_source(spark: SparkSession, config: RunConfig) -> DataFrame:
+    """Columns `key`, `first`, `at`: the first rows bring every key, each of the others asks for one entry of a map."""
+    return arriving(spark, config).selectExpr(
+        f"{key_sql(config)} as key",
+        f"n < {config.keys}L as first",
+        f"cast({draw_sql('n', config.seed, Stream.ENTRY)} % {ENTRIES}L as int) as at",
+    )
+
+
 def sliding(source: DataFrame) -> DataFrame:
     """How often each key came in windows of ten seconds, one every two seconds."""
     from pyspark.sql import functions as f
@@ -118,7 +151,7 @@ def session(source: DataFrame) -> DataFrame:
     return source.groupBy(f.session_window("time", "10 seconds"), "key").count()
 
 
-_TIMED = {"sliding": sliding, "session": session, "processor_timers": reminding}
+_TIMED = {"sliding": sliding, "session": session, "processor_reminders": reminding, "group_state": session_counts}
 _PROCESSORS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "processor": counting,
     "processor_frames": counting_frames,
@@ -129,19 +162,21 @@ _PROCESSORS: dict[str, Callable[[DataFrame], DataFrame]] = {
 def nexmark(spark: SparkSession, config: RunConfig) -> DataFrame:
     """One NEXMark query over the events of the stream."""
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
-    return QUERIES[config.query].over(arriving(spark, config), stream)
+    return NEXMARK[config.query].over(arriving(spark, config), stream)
 
 
 def output_mode(config: RunConfig) -> str:
     """The output mode in which the workload's query runs."""
     if config.workload == "nexmark":
-        return QUERIES[config.query].mode
-    return "append" if config.workload in ("sliding", "session") else "update"
+        return NEXMARK[config.query].mode
+    return "append" if config.workload in ("sliding", "session", "group_state") else "update"
 
 
 def event_time(config: RunConfig) -> bool:
     """Whether the workload's query needs event times."""
-    return config.workload in _TIMED or (config.workload == "nexmark" and QUERIES[config.query].event_time)
+    return config.workload in (*_TIMED, "processor_timers") or (
+        config.workload == "nexmark" and NEXMARK[config.query].event_time
+    )
 
 
 def build(spark: SparkSession, config: RunConfig) -> DataFrame:
@@ -152,6 +187,10 @@ def build(spark: SparkSession, config: RunConfig) -> DataFrame:
         return _TIMED[config.workload](timed_source(spark, config))
     if config.workload in _PROCESSORS:
         return _PROCESSORS[config.workload](rmw_source(spark, config))
+    if config.workload == "processor_timers":
+        return waiting(waiting_source(spark, config), keys=config.keys)
+    if config.workload == "processor_map":
+        return looking(looking_source(spark, config))
     if config.workload == "rmw":
         return rmw(rmw_source(spark, config))
     return read_write(read_write_source(spark, config))

@@ -9,15 +9,34 @@ if TYPE_CHECKING:
 
     from millpond.query.importing import Import
     from millpond.query.writer import StreamWriter
+    from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
+    from millpond.slot.pipe.processors.asynchronous.reads import gather
 
-__all__ = ["__version__", "explain", "import_checkpoint", "install", "read_state", "writeStream"]
+__all__ = [
+    "AsyncStatefulProcessor",
+    "__version__",
+    "explain",
+    "gather",
+    "import_checkpoint",
+    "install",
+    "read_state",
+    "writeStream",
+]
 
 __version__: str
 """The version of the installed package."""
 
 
-def __getattr__(name: str) -> str:
-    """Look `__version__` up when it is asked for: Spark's Python workers import this package, and never ask."""
+def __getattr__(name: str) -> Any:
+    """Look up when it is asked for what Spark's Python workers, which import this package, seldom ask for."""
+    if name == "AsyncStatefulProcessor":
+        from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
+
+        return AsyncStatefulProcessor
+    if name == "gather":
+        from millpond.slot.pipe.processors.asynchronous.reads import gather
+
+        return gather
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version

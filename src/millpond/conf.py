@@ -56,6 +56,7 @@ class Settings:
     changes: Literal["upsert", "all"] = "upsert"
     store_pattern: Literal["auto", "append", "rmw"] = "auto"
     map_groups: Literal["batch", "window"] = "batch"
+    async_in_flight: int = 6000
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
 
@@ -333,6 +334,12 @@ SETTINGS = {
         "what `applyInPandas` and `applyInArrow` on a stream are called with: `batch`: the rows that a micro-batch "
         "has of a group, as by Spark; `window`: all rows of a group, once, when its window has closed (see "
         "[functions](functions.md))",
+    ),
+    "async.inFlight": Setting(
+        "async_in_flight",
+        _positive,
+        "of an asynchronous processor, how many keys may wait for state at a time, in each partition "
+        "([processors](guides/processors.md#asynchronous-processors))",
     ),
     "exchange": Setting(
         "exchange",

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.nexmark_processors import PROCESSORS
 from benchmarks.verify import check, closed, compare, last_image
+from benchmarks.workloads import NEXMARK
 from pyspark.errors import AnalysisException
 
 from millpond.plan.catalyst.jvm import Catalyst
@@ -37,11 +39,11 @@ def test_spark_runs_it_in_the_modes_described(spark: Any, name: str) -> None:
     assert tuple(allowed) == query.native
 
 
-@pytest.mark.parametrize("name", list(QUERIES))
+@pytest.mark.parametrize("name", [*QUERIES, *PROCESSORS])
 def test_a_stream_gives_the_rows_of_the_batch(spark: Any, tmp_path: Path, name: str) -> None:
     spark = spark.newSession()
     spark.conf.set("spark.millpond.onUnsupported", "error")
-    result = check(spark, QUERIES[name], CONFIG, ROWS, BATCHES, tmp_path)
+    result = check(spark, NEXMARK[name], CONFIG, ROWS, BATCHES, tmp_path)
     assert result.rows > 0
     assert result.same, result
 

@@ -8,12 +8,13 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQueryListener
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQueryListener
 
 import millpond
 
@@ -88,7 +89,50 @@ def join(rows: DataFrame) -> DataFrame:
     return left.join(right, near).selectExpr("l.key", "l.amount", "r.amount AS other", "unix_micros(l.at) AS at")
 
 
-APPENDING = {"deduplicate": deduplicate, "windows": windows, "join": join}
+class Windows(StatefulProcessor):
+    """The same as `windows`: what is known of a window is in a variable of each kind, and a timer gives it out."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.open = handle.getValueState("open", "windows int")
+        self.amounts = handle.getListState("amounts", "start bigint, amount bigint")
+        self.totals = handle.getMapState("totals", "start bigint", "total bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            start = row.second - row.second % 20
+            total = self.totals.getValue((start,))
+            if total is None:
+                self.open.update(((self.open.get() or (0,))[0] + 1,))
+                self.handle.registerTimer((start + 20) * 1000)
+            self.totals.updateValue((start,), ((total.total if total else 0) + row.amount,))
+            self.amounts.appendValue((start, row.amount))
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        start = expiredTimerInfo.getExpiryTimeInMs() // 1000 - 20
+        amounts = list(self.amounts.get())
+        mine = [amount for at, amount in amounts if at == start]
+        left = [one for one in amounts if one[0] != start]
+        total, windows = self.totals.getValue((start,)).total, self.open.get()[0]
+        if sum(mine) != total or windows != len(list(self.totals.iterator())):
+            raise ValueError(f"window {start} of {key}: {sum(mine)}, {total}, {windows}")
+        self.totals.removeKey((start,))
+        self.amounts.put(left) if left else self.amounts.clear()
+        self.open.update((windows - 1,)) if windows > 1 else self.open.clear()
+        yield Row(start=start, name=key["name"], rows=len(mine), total=total)
+
+
+def processor(rows: DataFrame) -> DataFrame:
+    """A processor of the user's: one that loses or doubles anything of its state gives out other rows, or fails."""
+    seconds = rows.withColumn("second", F.unix_seconds("at"))
+    later = F.expr("at + INTERVAL 1 SECOND")  # a row of the very first moment would be late, as in Spark
+    seconds = seconds.withColumn("at", later).withWatermark("at", DELAY)
+    shown = "start bigint, name string, rows bigint, total bigint"
+    return seconds.groupBy("name").transformWithState(Windows(), shown, "append", "eventTime")
+
+
+APPENDING = {"deduplicate": deduplicate, "windows": windows, "join": join, "processor": processor}
 
 
 def main(query: str, source: str, output: str, checkpoint: str) -> None:

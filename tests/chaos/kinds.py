@@ -7,22 +7,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from millpond.operators.protocol import Times
+from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
+from millpond.spec.kinds.processor import TimeMode
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import AggregateCall, EventTime, Field, Order, Windows
 from millpond.spec.types import parse_type
+from tests.chaos.processors import Keeping
 from tests.operators.join_rig import side
 from tests.operators.rig import fields, hash_of
+from tests.slot.pipe_processors.mini_slot import user_processor
 
 SECOND = 1_000_000
 STEP = 4
@@ -52,6 +57,7 @@ class Kind:
         given: a row of the stream as the operator's input columns. key: what its hash is made of.
         ordered: whether its output depends on the order of rows within a batch.
         least: bytes of memory with which it has to get by.
+        user: the user's processor, where it is one.
     """
 
     name: str
@@ -60,6 +66,7 @@ class Kind:
     key: Callable[[Row], tuple[Any, ...]] = field(default=lambda row: (row["k"],), repr=False)
     ordered: bool = False
     least: int = 1 << 15
+    user: UserProcessor | None = field(default=None, repr=False)
 
     def stream(self, seed: int, batches: int, bits: int = 64) -> list[Batch]:
         """A stream of batches, some without rows; of the hashes of keys so many bits vary."""
@@ -199,6 +206,20 @@ def _join(kind: str, *, right_first: bool = False) -> Kind:
     return Kind(f"join {kind}", spec, given, lambda row: (row["k"], 1))
 
 
+def _processor(name: str, processor: Keeping) -> Kind:
+    mode: TimeMode = "none" if not processor.waits else "processing" if processor.lives else "event"
+    columns = "k string, t timestamp, ms bigint, v bigint, s string"
+    shown = "k string, at bigint, said string"
+    user = user_processor(processor, columns=columns, shown=shown, mode=mode, pandas=processor.pandas)
+    if mode == "event":
+        user = replace(user, spec=msgspec.structs.replace(user.spec, time=EventTime(1), marked=True))
+
+    def given(row: Row) -> Row:
+        return _plainly(row) | {"ms": row["time"] // 1000}
+
+    return Kind(name, user.spec, given, user=user)
+
+
 COLUMNS = fields("k string; t timestamp; v bigint; s string")
 _BY_TIME = (Order(1, True), Order(2), Order(3))
 
@@ -274,6 +295,9 @@ _KINDS = (
         _session,
         least=1 << 20,  # what is known of each open session stays in memory
     ),
+    _processor("processor", Keeping()),
+    _processor("processor by event time", Keeping(waits=9_000, pandas=True)),
+    _processor("processor by the clock", Keeping(waits=2_500, lives=3_000)),
 )
 
 KINDS = {kind.name: kind for kind in _KINDS}

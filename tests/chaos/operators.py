@@ -31,6 +31,7 @@ from millpond.files.backends import patience
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.operators.aggregate import cardinality_observer
+from millpond.operators.processors import input as processor_input
 from millpond.slot.batch.offsets import Planned
 from millpond.slot.batch.task import PipeTask, SlotSettings
 from millpond.slot.compaction.remote import RemoteCompaction
@@ -54,6 +55,7 @@ from tests.chaos.kinds import KINDS, Batch, Kind, Rows, ordered, part_of, shown
 from tests.chaos.later import Later, at_once, wait_for
 from tests.chaos.tripwire import Crash, LocalTripwire, Tripwire
 from tests.chaos.world import TaskFailed, WatchedCommitter, World
+from tests.operators.called import Called
 from tests.operators.join_rig import JoinRig
 from tests.operators.rig import Rig
 
@@ -81,6 +83,7 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
         patch.setattr(hash_intervals, "_LEAST_PIECE", 256)
         for name, value in {"SAMPLED": 0, "_ENOUGH": 4, "_REPEATING": 2, "_GROWN": 1 << 13, "_SMALL": 1 << 12}.items():
             patch.setattr(cardinality_observer, name, value)
+        patch.setattr(processor_input, "KEYS", 3)
         patch.setattr(patience, "_PAUSE", 0.0)
         for module in (deltas, run_store, append_files):
             patch.setattr(module, "ThreadPoolExecutor", at_once)
@@ -160,7 +163,9 @@ class OperatorSlot:
         if partition not in self.partitions:
             self.partitions[partition] = Partition(self.query, self.query.task, partition)
         attempt = Attempt(batch, next(_attempts), lambda: None)
-        output = self.partitions[partition].run(attempt, self._fed(pieces), sync=self.sync)
+        user = self.world.kind.user
+        caller = None if user is None else Called(user, self._called)
+        output = self.partitions[partition].run(attempt, self._fed(pieces), sync=self.sync, caller=caller)
         if not self.world.quiet and self.world.random.random() < 0.03:
             next(output, None)
             output.close()  # the consumer has seen enough
@@ -173,6 +178,11 @@ class OperatorSlot:
             yield piece
             if not self.world.quiet and self.world.random.random() < 0.02:
                 raise TaskFailed("The attempt died.")
+
+    def _called(self) -> None:
+        """The user's code is about to run; sometimes it fails, or takes its process along."""
+        if not self.world.quiet and self.world.random.random() < 0.003:
+            raise TaskFailed("The user's code failed.")
 
     @property
     def remote(self) -> RemoteCompaction | None:
@@ -332,5 +342,7 @@ def _uncrashed(kind: Kind, batches: list[Batch]) -> Iterator[Rows]:
         return
     rig = Rig(kind.spec)
     for rows, times in batches:
+        if kind.user is not None:
+            rig.operator.caller = Called(kind.user)  # type: ignore[attr-defined]
         yield shown(rig.batch(rows, times=times).to_batches())
     rig.close()

@@ -27,6 +27,7 @@ from millpond.stores.rmw import flush
 from tests.application import Application
 from tests.chaos.kinds import KINDS, ordered, part_of, shown
 from tests.chaos.operators import marked, truth
+from tests.operators.called import Called
 
 PARTITIONS = 2
 BATCHES = 9
@@ -48,6 +49,7 @@ CHOSEN = (
     "join left_semi",
     "top-n",
     "over",
+    "processor by the clock",
 )
 DAMAGE = ("flipped", "cut", "removed")
 
@@ -69,7 +71,8 @@ class Job(Application):
 
     def __init__(self, folder: Path, kind: str, scheme: str = "") -> None:
         settings = SlotSettings(memory=64 << 20, directory=str(folder), open_timeout=0.0, commit_timeout=20.0)
-        super().__init__(folder, KINDS[kind].spec, PARTITIONS, scheme, settings)
+        self.kind = KINDS[kind]
+        super().__init__(folder, self.kind.spec, PARTITIONS, scheme, settings)
         self.stream, self.expected = truth(kind, 0)
 
     def planned(self, batch: int) -> bytes:
@@ -79,9 +82,12 @@ class Job(Application):
     def run(self, batch: int) -> None:
         assert self.server is not None
         rows, found = self.stream[batch].rows, []
+        user = self.kind.user
         for partition in range(PARTITIONS):
             piece = marked(part_of(rows, partition, PARTITIONS), partition, PARTITIONS)
-            found += shown(list(self.server.run(Run(self.task, partition, batch, 0), iter([piece]))))
+            caller = None if user is None else Called(user)
+            output = self.server.run(Run(self.task, partition, batch, 0), iter([piece]), caller=caller)
+            found += shown(list(output))
         assert ordered(found) == self.expected[batch], f"batch {batch}"
 
     def go_back(self, version: int) -> None:

@@ -26,6 +26,8 @@ FIRST = int(os.environ.get("MILLPOND_SEED", "0"))
 SEEDS = list(range(FIRST, FIRST + SCHEDULES))
 BATCHES = 6
 CHUNK = 10
+MOST_FAILURES = 500
+"""Of a store in one schedule: one that never gets better lets no batch through that writes dozens of files."""
 
 CRASHES = ("before crash", "after crash", "torn crash", "late crash")
 FAILURES = ("before failure", "after failure", "torn failure", "late failure", "twice")
@@ -52,13 +54,14 @@ def random_world(seed: int, tmp_path: Path, make: Callable[..., World] = World) 
     """A world with troubles of its own; `make` gets what `World` does."""
     choice = random.Random(seed * 7919)
     crash, fail = choice.choice([(0.02, 0.0), (0.01, 0.05), (0.0, 0.15), (0.04, 0.04), (0.1, 0.0)])
-    left = [choice.randrange(1, 12)]
+    left = [choice.randrange(1, 12), MOST_FAILURES]
 
     def decide(step: str) -> str:
         if choice.random() < crash and left[0]:
             left[0] -= 1
             return choice.choice(CRASHES)
-        if choice.random() < (fail if " put " in step else fail / 5):  # obstore repeats reads by itself
+        if choice.random() < (fail if " put " in step else fail / 5) and left[1]:  # obstore repeats reads by itself
+            left[1] -= 1
             return choice.choice(FAILURES)
         return "ok"
 

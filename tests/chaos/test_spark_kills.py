@@ -22,9 +22,9 @@ from tests.chaos.truth import (
 )
 from tests.s3 import s3
 
-SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", "4"))
+SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", "5"))
 LIVES = 12
-QUERIES = ("aggregate", "deduplicate", "windows", "join", "aggregate")
+QUERIES = ("aggregate", "deduplicate", "windows", "join", "processor")
 
 
 @pytest.mark.xdist_group("kills")
@@ -56,7 +56,12 @@ def kill_until_done(seed: int, folder: Path) -> None:
     if query == "aggregate":
         assert read_updates(folder / "out") == expected_updates(rows, folder / "checkpoint")
         return
-    expected = {"deduplicate": distinct_keys, "windows": expected_windows, "join": expected_pairs}[query](rows)
+    expected = {
+        "deduplicate": distinct_keys,
+        "windows": expected_windows,
+        "processor": expected_windows,
+        "join": expected_pairs,
+    }[query](rows)
     assert expected
     assert read_file_sink(folder / "out") == expected
 

@@ -49,6 +49,16 @@ def test_files_that_no_retained_version_names_go(tmp_path: Path) -> None:
     assert not look(job, range(5, 10)).missing
 
 
+def test_initial_state_goes_once_the_second_batch_is_planned(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.files.put("initial/000000000000001-0.json", [b"{}"])
+    job.batch()
+    assert not names(look(job, range(1)))
+    job.batch()
+    assert not names(look(job, range(2), since=AGE - 60))
+    assert names(look(job, range(2))) == ["initial/000000000000001-0.json"]
+
+
 def test_commits_that_no_retained_version_needs_go(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for _ in range(10):

@@ -17,7 +17,7 @@ from millpond.operators.columns.nested import pack, unpack
 from millpond.operators.columns.order_keys import order_keys
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall
-from millpond.spec.types import DataType, parse_type
+from millpond.spec.types import DataType, evolves, parse_type
 from tests.operators.rig import Rig, as_rows, fields, normal, record_batch
 from tests.operators.values import TYPES, values
 
@@ -58,6 +58,71 @@ def test_values_come_back_as_they_were(ddl: str, data: st.DataObject) -> None:
     there = array.is_valid().to_pylist()
     found = [value if valid else None for value, valid in zip(back.to_pylist(), there, strict=True)]
     assert str(found) == str(wanted)
+
+
+HISTORY = [
+    "struct<a:int,s:string,l:array<struct<x:float>>,m:map<string,struct<y:smallint>>>",
+    "struct<s:string,a:bigint,l:array<struct<x:double,n:binary>>,m:map<string,struct<y:int,z:string>>>",
+    "struct<m:map<string,struct<z:string,y:float>>,a:double,l:array<struct<n:binary>>,b:boolean>",
+]
+"""Types of one value, one after the other."""
+
+
+def became(value: Any, now: DataType) -> Any:
+    """A value as one of another type."""
+    if value is None or not now.nested:
+        return value if value is None or now.name not in ("float", "double") else float(value)
+    if now.name == "struct":
+        return {name: became(value.get(name), inner) for name, inner in now.fields}
+    if now.name == "map":
+        return [(key, became(inner, now.fields[1][1])) for key, inner in value]
+    return [became(inner, now.fields[0][1]) for inner in value]
+
+
+@pytest.mark.parametrize(
+    "form", ["{}", "array<{}>", "struct<value:{},expiry:bigint>", "array<struct<key:int,value:{}>>"]
+)
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_values_of_earlier_types(form: str, data: st.DataObject) -> None:
+    """Byte strings of several ages come back together, as values of the newest type."""
+    plain = [parse_type(form.format(ddl)) for ddl in HISTORY]
+    versions = [parse_type(form.format(f"versions<{','.join(HISTORY[: n + 1])}>")) for n in range(len(HISTORY))]
+    packed, wanted, lengths = [], [], []
+    for age in data.draw(st.lists(st.integers(0, 2), max_size=4)):
+        array = data.draw(arrays(form.format(HISTORY[age])))
+        array = array.filter(array.is_valid())
+        ends, strings = pack(array, versions[age])
+        packed.append(strings)
+        lengths.append(np.diff(ends))
+        wanted += [became(value, plain[-1]) for value in array.to_pylist()]
+    ends = np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))]).astype(np.int64)
+    found = unpack(np.concatenate([np.zeros(0, np.uint8), *packed]), ends, versions[-1])
+    found.validate(full=True)
+    assert found.type == plain[-1].arrow
+    assert str(found.to_pylist()) == str(pa.array(wanted, plain[-1].arrow).to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "wanted"),
+    [
+        (HISTORY[0], HISTORY[2], True),
+        (HISTORY[2], HISTORY[0], False),
+        ("bigint", "int", False),
+        ("int", "string", False),
+        ("double", "float", False),
+        ("float", "bigint", False),
+        ("decimal(9,2)", "decimal(10,2)", False),
+        ("timestamp", "bigint", False),
+        ("map<int,int>", "map<bigint,int>", False),
+        ("map<int,int>", "map<int,bigint>", True),
+        ("struct<a:int>", "array<int>", False),
+        ("struct<a:struct<b:bigint>>", "struct<a:struct<b:int>>", False),
+        ("struct<a:int>", "struct<b:string>", True),
+    ],
+)
+def test_which_types_values_may_become(before: str, now: str, wanted: bool) -> None:
+    assert evolves(parse_type(before), parse_type(now)) == wanted
 
 
 @pytest.mark.parametrize("ddl", [ddl for ddl in ORDERED if parse_type(ddl).nested])

@@ -8,11 +8,11 @@ import pytest
 
 from millpond.errors import UsageError
 from millpond.operators.kinds.registry import read_rows
-from millpond.operators.processors.calls import Phase
+from millpond.operators.processors.calls import Ask, Phase
 from millpond.operators.protocol import Times
-from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, Variable
+from millpond.spec.kinds.processor import TIMERS, InitialState, ProcessorSpec, Variable
 from millpond.spec.operators import EventTime
-from tests.operators.rig import Rig, Row, as_rows, fields, record_batch
+from tests.operators.rig import Rig, Row, as_rows, fields, hash_of, record_batch
 from tests.stores.shelf import Shelf
 
 COUNT = Variable("count", "value", "struct<n:int>")
@@ -45,13 +45,14 @@ class Fake:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
+        answer: Ask,
     ) -> Mapping[str, pa.RecordBatch]:
         self.phases.append(phase)
         self.times = times
         if phase == "end":
             return {}
         keys, counts = tables["keys"].column(0).to_pylist(), tables["keys"].column(1).to_pylist()
-        things = (tables["rows"] if phase == "rows" else tables["due"]).to_pylist()
+        things = tables["due" if phase == "timers" else "rows"].to_pylist()
         names = [name for name in tables if name not in ("keys", "rows", "due")]
         held = {name: tables[name].column(0).to_pylist() for name in names}
         out, changed, at = [], {name: [] for name in names}, 0
@@ -148,6 +149,61 @@ def test_rows_of_a_key_keep_their_order_and_large_ones_come_in_pieces() -> None:
         wanted.setdefault(row["k"], []).append(row["v"])
     assert seen == wanted
     assert len(fake.phases) > 2
+    rig.close()
+
+
+@pytest.mark.parametrize("bits", [64, 0])
+def test_an_initial_state_comes_before_rows(bits: int) -> None:
+    """Its columns are others; keys come once, also those without rows of the batch, and timers may be due at once."""
+    columns = fields("f double; key string; n int")
+    rig = Rig(shape(COUNT, time_mode="processing", initial=InitialState(columns, (1,))), budget=8 << 20)
+    seen: list[Any] = []
+
+    def handle(phase: str, key: Any, things: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:
+        seen.append((phase, key))
+        if phase != "initial":
+            return count(phase, key, things, held) if phase == "rows" else [(key, -1)]
+        assert held[COUNT.table] is None
+        assert [thing["f"] for thing in things] == [thing["n"] / 2 for thing in things]
+        held[COUNT.table], held[TIMERS] = {"n": sum(thing["n"] for thing in things)}, [5]
+        return []
+
+    fake = Fake(handle, {TIMERS: min})
+    keys = [None, *map(str, range(3000))]
+    rows = [{"f": n / 2, "key": keys[n % len(keys)], "n": n} for n in range(10_000)]
+    hashes = pa.array([hash_of((row["key"],), bits) for row in rows], pa.int64())
+    batch = pa.RecordBatch.from_pylist(rows, pa.schema([("f", pa.float64()), ("key", pa.string()), ("n", pa.int32())]))
+    first = pa.RecordBatch.from_arrays([hashes, *batch.columns], names=["__hash", *batch.schema.names])
+    rig.operator.initial_rows = iter([first.slice(0, 4000), first.slice(4000)])  # type: ignore[attr-defined]
+    out = call(rig, fake, rows_of(("1", 1), ("1", 1), ("x", 1)), Times(processing=5), bits)
+    sums = {key: sum(range(at, 10_000, len(keys))) for at, key in enumerate(keys)}
+    assert dict(out[:2]) == {"1": sums["1"] + 2, "x": 1}
+    assert sorted(map(str, out[2:])) == sorted(str((key, -1)) for key in keys)
+    assert [phase for phase, _ in seen] == ["initial"] * len(keys) + ["rows"] * 2 + ["timers"] * len(keys)
+    wanted = sums | {"1": sums["1"] + 2, "x": 1}
+    assert {key: value["n"] for key, value in state(rig, COUNT.table).items()} == wanted
+    rig.close()
+
+
+def test_calls_are_cut_by_bytes_of_state() -> None:
+    text = Variable("text", "value", "struct<s:string>")
+    rig = Rig(shape(text), budget=256 << 20)
+    fake = Fake(lambda phase, key, rows, held: held.update({text.table: {"s": "x" * (rows[0]["v"] << 10)}}) or [], {})
+    sent: list[int] = []
+
+    def measured(phase: Phase, times: Any, tables: Any, take: Any, answer: Any) -> Any:
+        sent.append(sum(table.nbytes for table in tables.values()))
+        return fake(phase, times, tables, take, answer)
+
+    rig.operator.caller = measured  # type: ignore[attr-defined]
+    sizes = {str(n): 1 + 400 * (n < 300) + (40 << 10) * (n > 3597) for n in range(3600)}
+    for _ in range(3):
+        sent.clear()
+        rig.batch(record_batch(rig.spec, rows_of(*sizes.items()), ["k"]))
+        assert max(sent) <= 64 << 20
+    assert sum(sent) > 200 << 20
+    assert 5 < len(sent) < 60
+    assert state(rig, text.table) == {key: {"s": "x" * (size << 10)} for key, size in sizes.items()}
     rig.close()
 
 

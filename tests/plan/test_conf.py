@@ -97,7 +97,7 @@ def test_an_unknown_name_is_told_what_may_be_meant(name: str, meant: str) -> Non
         read_settings({name: "1g"})
     assert str(caught.value).startswith(f"[SETTING] {name} is not a setting of Millpond. Did you mean spark.millpond.")
     assert f"spark.millpond.{meant}" in str(caught.value).split("?")[0]
-    assert "Known settings, all below spark.millpond.: batch.rows, cache.admission, cache.disk, changes," in str(
+    assert "Known settings, all below spark.millpond.: async.inFlight, batch.rows, cache.admission, cache.disk," in str(
         caught.value
     )
 

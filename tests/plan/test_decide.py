@@ -241,10 +241,15 @@ STAY = {
     "except": (lambda df, _: df.select("k").exceptAll(df.select("k")), "append", "MP-OPERATOR"),
     "pandas": (
         lambda df, _: df.groupBy("k").applyInPandasWithState(
-            lambda *_: iter(()), "k int", "n int", "update", "NoTimeout"
+            lambda *_: iter(()), "k int", "n interval day to second", "update", "NoTimeout"
         ),
         "update",
-        "MP-OPERATOR",
+        "MP-INPUT-TYPE",
+    ),
+    "pandas without keys": (
+        lambda df, _: df.groupBy().applyInPandasWithState(lambda *_: iter(()), "k int", "n int", "update", "NoTimeout"),
+        "update",
+        "MP-PROCESSOR",
     ),
     "keys": (
         lambda df, _: df.groupBy(*[(F.col("v") + i).alias(f"k{i}") for i in range(65)]).count(),

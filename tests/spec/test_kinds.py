@@ -16,6 +16,7 @@ from millpond.slot.reading.tables import _READ
 from millpond.spec.functions import KEY_COLUMNS
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.join import JoinSide, JoinSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
@@ -43,6 +44,7 @@ COUNT = AggregateCall("count", (0,), "bigint")
 DISTINCT = AggregateCall("count", (0,), "bigint", distinct=True)
 LIST = AggregateCall("collect_list", (0,), "array<bigint>")
 NUMBER = Variable("number", "value", "struct<n:bigint>")
+GROUP = Variable("groupState", "value", "struct<n:bigint>")
 TEXTS = Variable("texts", "list", "struct<s:string>", ttl_ms=1000)
 ENTRIES = Variable("entries", "map", "struct<n:bigint>", "struct<s:string>")
 SIDE = JoinSide((K, V), (-1, 0), (V,))
@@ -66,6 +68,8 @@ EXAMPLES: dict[str, OperatorSpec] = {
     "over": OverSpec((K, V), (0,), (Order(1),), (AggregateCall("sum", (1,), "bigint"),), (2,)),
     "processor": ProcessorSpec((V, K), (1,), (K, V), (NUMBER, TEXTS), "processing", "update"),
     "timers": ProcessorSpec((K, T), (0,), (K,), (ENTRIES,), "event", "append", EventTime(1), marked=True, emitted=0),
+    "groups": GroupStateSpec((K, T), (0,), (K,), (GROUP,), "event", "update", EventTime(1), marked=True),
+    "groups for ever": GroupStateSpec((V, K), (1,), (V,), (GROUP,), "none", "append"),
 }
 
 
@@ -146,7 +150,11 @@ def test_what_is_pinned_keeps_its_names() -> None:
         "over": ("columns", "keys", "order", "calls", "preceding", "retracts", "changes"),
         "processor": (
             *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
-            *("time", "marked", "lag_ms", "purged", "emitted"),
+            *("time", "marked", "lag_ms", "purged", "emitted", "initial"),
+        ),
+        "group_state": (
+            *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
+            *("time", "marked", "lag_ms", "purged", "emitted", "initial"),
         ),
     }
 
@@ -201,7 +209,7 @@ class TestEveryKind:
 
 def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
     taking = {name for name, spec in EXAMPLES.items() if spec.takes_updates}
-    assert taking == {"deduplicate", "processor", "timers"}
+    assert taking == {"deduplicate", "processor", "timers", "groups", "groups for ever"}
     assert {name for name, spec in EXAMPLES.items() if spec.beyond_spark} == {"rank", "ranks", "over"}
 
 

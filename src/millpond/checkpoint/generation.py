@@ -31,6 +31,8 @@ from millpond.files.backends.patience import patiently
 from millpond.layout import HashRange
 
 FOLDER = "generations/"
+INITIAL = "initial/"
+"""Where what the first batch of a query begins with lies, by the generation of the run that has written it."""
 _BASE = ".base.json"
 _FENCED = ".fenced"
 

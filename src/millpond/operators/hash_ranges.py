@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def bounds(range_: HashRange, pieces: int) -> list[int]:
     return [*(int(bound) * _GROUP for bound in inner), 1 << 64]
 
 
-def by_range(pieces: Iterator[Rows], bounds: Sequence[int]) -> Iterator[list[Rows]]:
+def by_range(pieces: Iterator[Rows], bounds: Iterable[int]) -> Iterator[list[Rows]]:
     """Rows in hash order, range by range; no piece is empty."""
     rest: Rows | None = next(pieces, None)
     for bound in bounds:

@@ -42,8 +42,11 @@ class Kind(Generic[S]):
         tables: the tables of its state by name, without those of a moment.
         read: rows of a table as a user reads them: of tables that are shown the columns of `spec.state_fields`, of
             others their keys. Gives one batch, or more where a column would exceed Arrow's 32-bit offsets.
+        read_whole: the same of all rows of a table that has parts beside (`StateTable.parts`), with these; both in the
+            order of hashes.
     """
 
     load: Callable[[], Callable[[S, Opening], Operator]]
     tables: Callable[[S], Mapping[str, StateTable]]
     read: Callable[[S, str, Rows], Iterator[pa.RecordBatch]]
+    read_whole: Callable[[S, str, Iterator[Rows], Iterator[Rows]], Iterator[pa.RecordBatch]] | None = None

@@ -41,6 +41,7 @@ class StateTable(NamedTuple):
         shown: whether its rows are what a user reads who asks for the operator's state.
         counted: whether its rows are counted as those of the state.
         drop_matched: of an ordered table, whether matched rows are of no use.
+        parts: the name of a table that may have more of what its rows have, each in the key group of its row.
     """
 
     schema: TableSchema
@@ -50,6 +51,7 @@ class StateTable(NamedTuple):
     shown: bool = True
     counted: bool = True
     drop_matched: bool = False
+    parts: str = ""
 
 
 class MakeTable(Protocol):

@@ -26,7 +26,7 @@ from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_o
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.join import read_join
 from millpond.plan.reading.map_groups import MAPS, read_map_groups
-from millpond.plan.reading.processor import EMITTED_TIME, PROCESSORS, read_processor
+from millpond.plan.reading.processor import EMITTED_TIME, GROUP_STATES, PROCESSORS, read_group_state, read_processor
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
@@ -40,7 +40,6 @@ from millpond.spec.types import parse_type
 
 _OTHER_STATE = {
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
-    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "TransformWithState": "transformWithState",
     "TransformWithStateInPandas": "transformWithStateInPandas",
     "Intersect": "intersect",  # Spark's optimiser makes joins and aggregates of these
@@ -180,7 +179,7 @@ class _Decider:
             "Distinct": self._distinct,
             "Window": lambda window: self._window(window, limits),
         }
-        reader |= dict.fromkeys(PROCESSORS, self._processor)
+        reader |= dict.fromkeys(PROCESSORS, self._processor) | dict.fromkeys(GROUP_STATES, self._group_state)
         if self.map_groups == "window":
             reader |= dict.fromkeys(MAPS, self._map_groups)
         if node.kind not in reader:
@@ -235,6 +234,11 @@ class _Decider:
     def _processor(self, node: Node) -> tuple[Reading, OperatorSpec]:
         reading, spec = read_processor(self.catalyst, node)
         self._check_watermarks(spec.time_mode == "event")
+        return reading, spec
+
+    def _group_state(self, node: Node) -> tuple[Reading, OperatorSpec]:
+        reading, spec = read_group_state(self.catalyst, node)
+        self._check_watermarks(spec.closes)
         return reading, spec
 
     def _check_watermarks(self, timed: bool) -> None:

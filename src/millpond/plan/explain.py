@@ -7,6 +7,7 @@ from typing import Any
 
 from millpond.plan.reading.aggregate import Reading
 from millpond.plan.reading.decision import Decision, Operator
+from millpond.plan.reading.processor import ProcessorReading
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.words import counted
 
@@ -52,6 +53,10 @@ def _user_functions(operator: Operator) -> list[str]:
     """The user's, which Spark's Python workers call."""
     if not isinstance(operator.reading, Reading):
         return []
+    if isinstance(operator.reading, ProcessorReading):
+        processor = operator.reading.processor
+        limit = None if processor is None else processor.in_flight
+        return [] if limit is None else [f"asynchronous, with at most {counted(limit, 'key')} in flight"]
     return [
         f"{function.name}: {function.kind.name.lower().replace('_', ' ')}"
         for function in operator.reading.users.functions

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
-from millpond.plan.projection import projected
+from millpond.plan.projection import prepared
 from millpond.plan.reading.aggregate import Reading
 from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
@@ -58,8 +58,7 @@ def key_hashes(catalyst: Catalyst, decided: Decided, rows: DataFrame) -> DataFra
         )
         return one.union(other)
     assert isinstance(reading, Reading)
-    named = projected(catalyst, children[0], reading.raw, reading.columns)
-    return named.select(F.expr(reading.hash).alias("__hash"))
+    return prepared(catalyst, children[0], reading.raw, reading.columns, reading.hash).select("__hash")
 
 
 def _over(catalyst: Catalyst, node: Node, rows: Node) -> Node:

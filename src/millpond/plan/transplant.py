@@ -14,12 +14,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.ddl import quoted
 from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.changelog.changes import filtered
-from millpond.plan.projection import projected
+from millpond.plan.projection import prepared
 from millpond.plan.reading.aggregate import Derived, Reading, rewrite
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.reading.functions import piped_type
@@ -120,7 +119,7 @@ class _Surgeon:
             kind = self.kind_of(child)
             assert kind is not None
             columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
-        prepared = self._prepare(child, raw, columns, reading.hash)
+        rows = prepared(self.catalyst, child, raw, columns, reading.hash)
         if node.kind in MAPS or isinstance(reading, ProcessorReading):
             names = [f"result{index}" for index in range(len(node.output))]
             types: list[DataType] = [column.data_type for column in node.output]
@@ -150,7 +149,7 @@ class _Surgeon:
             assert isinstance(pipe, Pipe)
             assert reading.processor is not None
             pipe, broadcasts = pipe.processing(reading.processor), reading.broadcasts
-        piped = self._through_pipe(prepared, operator, schema, pipe, broadcasts)
+        piped = self._through_pipe(rows, operator, schema, pipe, broadcasts)
         kinds = []
         if changes:
             kinds = [self.catalyst.alias(piped.output[-1], OP.name)]
@@ -201,15 +200,6 @@ class _Surgeon:
         )
         results = watched.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
         return self.catalyst.analyzed(results)
-
-    def _prepare(self, child: Node, raw: list[Expression], columns: list[Derived], hash_: str) -> DataFrame:
-        """Project what the operator needs: Spark evaluates the expressions, then the key hash over their values.
-
-        The hash comes last. Spark's optimiser derives constraints from a projection's aliases in their order, and each
-        alias doubles those about expressions that came before: a hash of 17 columns before them made 2¹⁷ constraints.
-        """
-        named = projected(self.catalyst, child, raw, columns)
-        return named.select(*map(quoted, named.columns), F.expr(hash_).alias("__hash"))
 
     def _watching(self, operator: Operator, sent: DataFrame) -> DataFrame | None:
         """What has Spark run batches without data, beside the first operator that has something to do in them."""
@@ -277,6 +267,11 @@ def _runs_here(decided: Decided) -> bool:
     return decided.operator is not None and decided.operator.spec is not None
 
 
+def partition_of(partitions: int) -> str:
+    """The partition of a row, by its hash, as SQL."""
+    return f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {partitions}L, {KEY_GROUP_BITS}) as int)"
+
+
 def exchanged(
     catalyst: Catalyst,
     sent: DataFrame,
@@ -299,13 +294,10 @@ def exchanged(
         F.col("low").bitwiseOR(now).alias("__hash"),
         F.lit(True).alias("__mark"),
     )
-    partition = F.expr(
-        f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {partitions}L, {KEY_GROUP_BITS}) as int)"
-    )
     rows = sent.union(markers)
     if watching is not None:
         rows = rows.union(watching)
-    return rows.repartitionById(partitions, partition)
+    return rows.repartitionById(partitions, F.expr(partition_of(partitions)))
 
 
 def with_kinds(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split: bool) -> DataFrame:

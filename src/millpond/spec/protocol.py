@@ -145,6 +145,11 @@ class Spec(msgspec.Struct, frozen=True):
         return False
 
     @property
+    def varies(self) -> bool:
+        """Whether what it keeps may come, go, and have other names from one run to the next, whatever is set."""
+        return False
+
+    @property
     def keeps_rows(self) -> bool:
         """Whether rows are kept whole until their window or session closes, and results computed then."""
         return False

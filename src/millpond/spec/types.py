@@ -72,7 +72,8 @@ class DataType(msgspec.Struct, frozen=True):
     Attributes:
         name: Spark's canonical name (`bigint`, `decimal`, `struct`, `array`, …); unknown names are kept.
         precision, scale: of a decimal.
-        fields: of a struct; the single `element` of an array; `key` and `value` of a map.
+        fields: of a struct; the single `element` of an array; `key` and `value` of a map; of `versions`, as state has
+            values whose type may change, all types that they have had, the newest last.
         collation: of a string that is not compared by its bytes.
     """
 
@@ -92,7 +93,7 @@ class DataType(msgspec.Struct, frozen=True):
     @property
     def nested(self) -> bool:
         """Whether values are made of others: as one column of state they are byte strings (`columns.nested`)."""
-        return self.name in ("struct", "array", "map")
+        return self.name in ("struct", "array", "map", "versions")
 
     @property
     def kind(self) -> Kind:
@@ -118,6 +119,8 @@ class DataType(msgspec.Struct, frozen=True):
             return pa.list_(pa.field("element", self.fields[0][1].arrow))
         if self.name == "map":
             return pa.map_(self.fields[0][1].arrow, self.fields[1][1].arrow)
+        if self.name == "versions":
+            return self.fields[-1][1].arrow
         if self.name not in _ARROW:
             raise UsageError(f"The type {self.name!r} has no Arrow form here.", action="Leave this operator on Spark.")
         return _ARROW[self.name]
@@ -146,6 +149,25 @@ def has_twins(dtype: DataType) -> bool:
     names = [name for name, _ in dtype.fields]
     return len(set(names)) < len(names) or any(has_twins(inner) for _, inner in dtype.fields)
 
+
+def evolves(before: DataType, now: DataType) -> bool:
+    """Whether values of one type can be read as values of another: as Spark reads state that is encoded as Avro.
+
+    Fields of structs are known by their names: they may come, go and change places. Numbers may become wider.
+    """
+    if before == now:
+        return True
+    if before.name != now.name:
+        widths = [_WIDER.index(one.name) if one.name in _WIDER else -1 for one in (before, now)]
+        return 0 <= widths[0] < widths[1]
+    if now.name == "struct":
+        old = dict(before.fields)
+        return all(evolves(old[name], inner) for name, inner in now.fields if name in old)
+    same_keys = before.fields[:-1] == now.fields[:-1]
+    return now.nested and same_keys and evolves(before.fields[-1][1], now.fields[-1][1])
+
+
+_WIDER = ("tinyint", "smallint", "int", "bigint", "float", "double")
 
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z_0-9.]+)|([^\s]))")
 
@@ -204,6 +226,8 @@ class _Parser:
                 fields.append(("value", self.type()))
             self.expect(">")
             return DataType(name, fields=tuple(fields))
+        if name == "versions":
+            return DataType(name, fields=tuple((str(at), one) for at, one in enumerate(self.types())))
         numbers = self.numbers()
         if name == "decimal":
             precision, scale = (*numbers, 0)[:2] if numbers else (10, 0)
@@ -217,6 +241,14 @@ class _Parser:
         if name == "interval":  # units, e.g. `interval day to second`, tell the kind
             return DataType(" ".join([name, *self.words()]))
         return DataType(name)
+
+    def types(self) -> Iterator[DataType]:
+        self.expect("<")
+        yield self.type()
+        while self.peek() == ",":
+            self.next()
+            yield self.type()
+        self.expect(">")
 
     def words(self) -> Iterator[str]:
         while re.fullmatch(r"[a-z]+", self.peek()):

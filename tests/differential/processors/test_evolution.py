@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.differential.processors.checks import Query, Turn, compare, script, spoken, transformed
+import millpond
+from tests.differential.processors.checks import ONCE, Query, Turn, compare, script, spoken, transformed
 from tests.differential.processors.processors import Script, Variables
 
-ENGINE = "spark"
+ENGINE = "millpond"
 """Which engine runs processors whose state is encoded as Avro."""
 
 AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
+PLAIN = {"spark.sql.streaming.stateStore.encodingFormat": "unsaferow"}
 
 
 def of(variables: Variables, by: str = "k") -> Query:
@@ -21,6 +23,10 @@ def of(variables: Variables, by: str = "k") -> Query:
         return transformed(df.withColumn("key", df.k), Script(variables), by=[by])
 
     return query
+
+
+def timed(variables: Variables) -> Query:
+    return lambda df: transformed(df, Script(variables), time="processingTime")
 
 
 def all_of(value: str, key: str = "k int", name: str = "") -> Variables:
@@ -83,6 +89,35 @@ def test_refused(spark: SparkSession, tmp_path: Path, before: str, after: str) -
     ]
     found = compare(spark, tmp_path, turns, ours_on=ENGINE)
     assert spoken(found, "a") == [["None"], ["(1,)"]]
+
+
+def test_read_at_versions(spark: SparkSession, tmp_path: Path) -> None:
+    """State is shown as the run that made it has it; Spark's setting counts as it was when the query was new."""
+    before, after, last = "a int", "b string, a bigint", "a double"
+    lives: Variables = {"v": ("Value", before, 10_000_000), "l": ("List", before, 10_000_000)}
+    becomes: Variables = {name: (kind[0], after, kind[2]) for name, kind in lives.items()}
+    turns = [
+        Turn(timed(lives), [script(("a", "v.update((1,)), l.put([(1,)])"))], conf=AVRO, trigger=ONCE),
+        Turn(timed(becomes), [script(("b", "v.update(('x', 2)), l.put([('x', 2)])"))], conf=AVRO, trigger=ONCE),
+        Turn(timed({}), [script(("c", "None"))], conf=PLAIN, trigger=ONCE),
+        Turn(timed({"v": ("Value", last, 10_000_000)}), [script(("a", "v.get()"))], conf=PLAIN, trigger=ONCE),
+    ]
+    found = compare(spark, tmp_path, turns)
+    assert spoken(found, "a")[3] == ["(1.0,)"]
+    shown = {
+        (version, name): sorted(
+            (row.k, str(row[name]).partition(", expiry")[0])
+            for row in millpond.read_state(spark, str(tmp_path / "ours"), variable=name, version=version).collect()
+        )
+        for version, name in [(1, "v"), (2, "v"), (2, "l"), (4, "v"), (4, "l")]
+    }
+    assert shown == {
+        (1, "v"): [("a", "Row(value=Row(a=1)")],
+        (2, "v"): [("a", "Row(value=Row(b=None, a=1)"), ("b", "Row(value=Row(b='x', a=2)")],
+        (2, "l"): [("a", "[Row(value=Row(b=None, a=1)"), ("b", "[Row(value=Row(b='x', a=2)")],
+        (4, "v"): [("a", "Row(value=Row(a=1.0)"), ("b", "Row(value=Row(a=2.0)")],
+        (4, "l"): [("a", "[Row(value=Row(b=None, a=1)"), ("b", "[Row(value=Row(b='x', a=2)")],
+    }
 
 
 def test_renamed(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,15 +15,16 @@ from pyspark.sql.types import StructType
 from millpond.ddl import ddl as ddl_of
 from millpond.layout import NEVER
 from millpond.slot.pipe.processors.learning import learned
-from millpond.slot.pipe.processors.processor import Running, UserProcessor
+from millpond.slot.pipe.processors.processor import InitialColumns, Running, UserProcessor
 from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.slot.process.protocol import Call
-from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, TimeMode
+from millpond.spec.kinds.processor import HEAD, TIMERS, ProcessorSpec, TimeMode
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 
 _scripts: dict[int, dict[str, Callable[..., Any]]] = {}
 _numbers = itertools.count()
+_HEAD = parse_type(HEAD).arrow
 
 
 class Scripted(StatefulProcessor):
@@ -40,6 +41,9 @@ class Scripted(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self.handle = handle
         self._run("init", handle)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._run("initial", key, initialState, timerValues)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         return self._run("rows", key, rows, timerValues)
@@ -70,9 +74,16 @@ def user_processor(
     shown: str = "k string, n bigint",
     mode: TimeMode = "none",
     pandas: bool = False,
+    initial: str = "",
+    in_flight: int | None = None,
     **conf: str,
 ) -> UserProcessor:
-    """A processor as the planner makes it; `beside`: how many columns, the first ones, are of the key and not data."""
+    """A processor as the planner makes it.
+
+    Args:
+        beside: how many columns, the first ones, are of the key and not data.
+        initial: columns of an initial state, those of the key first.
+    """
     spec = ProcessorSpec(
         columns=fields(columns),
         keys=tuple(keys),
@@ -82,13 +93,31 @@ def user_processor(
         output_mode="update",
     )
     names = {"none": "None", "processing": "ProcessingTime", "event": "EventTime"}
-    function = TransformWithStateInPandasUdfUtils(processor, names[mode]).transformWithStateUDF
+    util = TransformWithStateInPandasUdfUtils(processor, names[mode])
+    function = util.transformWithStateWithInitStateUDF if initial else util.transformWithStateUDF
     settings = {"spark.sql.session.timeZone": "UTC"} | {
         f"spark.sql.{name.replace('_', '.')}": value for name, value in conf.items()
     }
     values = tuple(range(beside, len(spec.columns)))
     command = cloudpickle.dumps((function, struct(shown)))
-    return UserProcessor("a title", command, pandas, struct(columns), values, struct(shown), spec, settings)
+    first = struct(initial)
+    return UserProcessor(
+        title="a title",
+        command=command,
+        pandas=pandas,
+        columns=struct(columns),
+        values=values,
+        shown=struct(shown),
+        spec=spec,
+        conf=settings,
+        in_flight=in_flight,
+        initial=InitialColumns(first, tuple(range(len(keys))), tuple(range(len(first)))) if initial else None,
+    )
+
+
+def unasked(table: str, asked: pa.RecordBatch) -> pa.Array:
+    """For processors that need not ask for parts."""
+    raise AssertionError(f"{table} has no parts")
 
 
 class MiniSlot:
@@ -102,15 +131,28 @@ class MiniSlot:
             self.types[TIMERS] = parse_type("array<bigint>").arrow
         self.state: dict[str, dict[tuple[Any, ...], pa.Array]] = {name: {} for name in self.types}
         self.expiries: dict[str, dict[tuple[Any, ...], int]] = {name: {} for name in self.types}
+        self.heads: dict[str, dict[tuple[Any, ...], Any]] = {name: {} for name in self.types}
+        self.parts: dict[str, dict[tuple[Any, ...], pa.Array]] = {one.parts: {} for one in user.spec.variables}
+        self.asks = 0
+        self._keys: Sequence[Any] = ()
 
     def of(self, table: str) -> dict[tuple[Any, ...], Any]:
         return {key: value.to_pylist()[0] for key, value in self.state[table].items()}
 
     def batch(
-        self, rows: Iterable[tuple[Any, ...]], processing: int = -1, watermark: int = -1, close: bool = True
+        self,
+        rows: Iterable[tuple[Any, ...]],
+        processing: int = -1,
+        watermark: int = -1,
+        close: bool = True,
+        initial: Iterable[tuple[Any, ...]] = (),
     ) -> list[dict[str, Any]]:
-        """What a batch gives out: rows, then timers, then the end."""
-        running = self.user.start()
+        """What a batch gives out: after the initial state, which gives nothing, rows, then timers, then the end."""
+        running = self.user.start(self._answer)
+        firsts: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        for row in initial:
+            firsts.setdefault(row[: len(self.user.spec.keys)], []).append(row)
+        assert not list(self._calls(running, "initial", firsts, processing, watermark))
         groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
         for row in rows:
             groups.setdefault(tuple(row[at] for at in self.user.spec.keys), []).append(row)
@@ -137,19 +179,41 @@ class MiniSlot:
             ]
             tables = {"keys": pa.record_batch([*arrays, pa.array([len(groups[k]) for k in some])], [*names, "count"])}
             parts = [part for key in some for part in groups[key]]
-            if phase == "rows":
+            if phase != "timers":
+                of = self.user.initial.columns if phase == "initial" and self.user.initial else self.user.columns
+                wanted = [parse_type(ddl_of(one.dataType)).arrow for one in of]
                 lists = zip(*parts, strict=True)
-                wanted = [parse_type(one.type).arrow for one in columns.values()]
-                tables["rows"] = pa.record_batch(list(map(pa.array, lists, wanted)), list(columns))
+                tables["rows"] = pa.record_batch(list(map(pa.array, lists, wanted)), of.names)
             else:
                 tables["due"] = pa.record_batch([pa.array(parts, pa.int64())], ["time"])
             for table, kind in self.types.items():
                 held = [self.state[table].get(key, pa.nulls(1, kind)) for key in some]
-                tables[table] = pa.record_batch([pa.concat_arrays(held)], ["value"])
+                columns = {"value": pa.concat_arrays(held)}
+                if heads := self.heads[table]:
+                    columns["head"] = pa.array([heads.get(key) for key in some], _HEAD)
+                tables[table] = pa.record_batch(columns)
             yield from self._call(running, Call(phase, times[0], times[1], list(tables)), tables, some)
+
+    def _answer(self, table: str, asked: pa.RecordBatch) -> pa.Array:
+        self.asks += 1
+        pairs = [(row["at"], row["part"]) for row in asked.to_pylist()]
+        assert len(pairs) == len(set(pairs))
+        kind = next(self.types[one.table] for one in self.user.spec.variables if one.parts == table)
+        held = self.parts[table]
+        return pa.concat_arrays([held.get((self._keys[at], part), pa.nulls(1, kind)) for at, part in pairs])
+
+    def _drop(self, table: str, key: Any, head: Any) -> None:
+        held = self.parts[next(one.parts for one in self.user.spec.variables if one.table == table)]
+        before = self.heads[table].pop(key, None) or {"first": 0, "stop": 0}
+        kept = range(head["first"], head["stop"]) if head else range(0)
+        for part in {*range(before["first"], before["stop"])} - {*kept}:
+            held.pop((key, part), None)
+        if head:
+            self.heads[table][key] = head
 
     def _call(self, running: Running, call: Call, tables: Any, keys: Any = ()) -> Iterator[dict[str, Any]]:
         schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in self.user.spec.outputs])
+        self._keys = keys
         for batch in running.call(call, tables):
             assert batch.schema == schema
             assert batch.num_rows
@@ -157,9 +221,22 @@ class MiniSlot:
             yield from batch.to_pylist()
         for table, changed in running.changes().items():
             changed.validate(full=True)
-            assert changed.schema.names == ["at", "value", "expiry"]
             at, expiries = changed.column("at").to_pylist(), changed.column("expiry").to_pylist()
-            assert at == sorted(set(at))
+            if table in self.parts:
+                numbers = changed.column("part").to_pylist()
+                assert len({*zip(at, numbers, strict=True)}) == len(at)
+                for number, place in enumerate(zip((keys[one] for one in at), numbers, strict=True)):
+                    value = changed.column("value").slice(number, 1)
+                    self.parts[table].pop(place, None)
+                    if not value.null_count:
+                        self.parts[table][place] = value
+                continue
+            assert changed.schema.names[:3] == ["at", "value", "expiry"]
+            assert len(set(at)) == len(at)
+            heads = changed.column("head").to_pylist() if changed.num_columns > 3 else [None] * len(at)
+            if any(heads) or self.heads[table]:
+                for one, head in zip(at, heads, strict=True):
+                    self._drop(table, keys[one], head)
             for number, (one, expiry) in enumerate(zip(at, expiries, strict=True)):
                 value = changed.column("value").slice(number, 1)
                 assert value.type == self.types[table]
@@ -167,6 +244,6 @@ class MiniSlot:
                     self.state[table].pop(keys[one], None)
                     assert expiry == NEVER
                 else:
-                    assert not pa.types.is_list(value.type) or value.to_pylist()[0]
+                    assert not pa.types.is_list(value.type) or value.to_pylist()[0] or heads[number]
                     self.state[table][keys[one]] = value
                 self.expiries[table][keys[one]] = expiry

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import Row
 
+from millpond.errors import StateDamagedError
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.pipe import Pipe
-from millpond.slot.process.protocol import Call, Called, Connection, Done, Kind, PeerGone, Run
+from millpond.slot.process.calling import receive_table, send_tables
+from millpond.slot.process.protocol import Call, Called, Connection, Done, Fetch, Kind, PeerGone, Run
 from tests.slot.pipe_processors.mini_slot import Scripted, user_processor
 
 INPUT = pa.record_batch({"__hash": [1], "k": ["a"], "v": [1]})
@@ -171,6 +173,50 @@ def test_what_close_raises_has_no_key(task: PipeTask) -> None:
     with pytest.raises(LookupError) as caught:
         converse(task, lambda connection: call(connection, "end", {}), close=close)
     assert "batch 7. The state" in caught.value.__notes__[0]
+
+
+def test_parts_that_were_not_sent_are_asked_for(task: PipeTask) -> None:
+    got: list[Any] = []
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        yield Row(k="before", n=0)
+        asked = pa.record_batch({"at": [0, 0], "part": [7, 8]})
+        got.append(self.count._place.ask("parts.count", asked).to_pylist())
+        yield Row(k="after", n=1)
+
+    def slot(connection: Connection) -> None:
+        sent = tables("a")
+        connection.send(Call("rows", 0, 0, list(sent)))
+        send_tables(connection, sent)
+        fetch = connection.expect(Fetch)
+        assert fetch.table == "parts.count"
+        assert receive_table(connection).to_pylist() == [{"at": 0, "part": 7}, {"at": 0, "part": 8}]
+        connection.beat()
+        send_tables(connection, {"parts.count": pa.record_batch({"value": [70, None]})})
+        assert connection.receive()[0] is Kind.SCHEMA
+        assert [row["k"] for row in connection.receive()[1].to_pylist()] == ["before", "after"]
+        connection.expect(Called)
+
+    assert converse(task, slot, init=counting, rows=rows) == SHOWN.to_pylist()
+    assert got == [[70, None]]
+
+
+def test_a_slot_that_fails_to_answer_is_not_the_users_fault(task: PipeTask) -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Any:
+        self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [0]}))
+        return []
+
+    def slot(connection: Connection) -> None:
+        sent = tables("a")
+        connection.send(Call("rows", 0, 0, list(sent)))
+        send_tables(connection, sent)
+        connection.expect(Fetch)
+        receive_table(connection)
+        connection.send_error(StateDamagedError("A run is damaged.", action="Restore it."))
+
+    with pytest.raises(StateDamagedError) as caught:
+        converse(task, slot, init=counting, rows=rows)
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_slot_that_goes_away_while_the_user_is_at_work(task: PipeTask) -> None:

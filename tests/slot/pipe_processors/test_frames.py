@@ -19,7 +19,7 @@ from pyspark.worker import RunnerConf
 
 from millpond.slot.pipe.processors import frames as frames_module
 from millpond.slot.pipe.processors.frames import FrameResults, Frames
-from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, user_processor
+from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, unasked, user_processor
 
 ZONE = {"spark.sql.session.timeZone": "Europe/Berlin"}
 
@@ -184,6 +184,29 @@ def test_frames_are_bounded_in_bytes() -> None:
     assert MiniSlot(user).batch([(1, n) for n in range(5)]) == [{"k": "[2, 2, 1]", "n": 0}]
 
 
+def test_an_initial_state_comes_in_frames() -> None:
+    seen: list[Any] = []
+
+    def initial(self: Any, key: Any, frame: Any, times: Any) -> None:
+        seen.append((key, frame.to_dict("list")))
+        self.count.update((len(seen),))
+
+    user = user_processor(
+        Scripted(init=counting, rows=count, initial=initial),
+        pandas=True,
+        initial="k string, total int",
+        execution_arrow_maxRecordsPerBatch="2",
+    )
+    slot = MiniSlot(user)
+    assert slot.batch([("b", 1)], initial=[("a", 1), ("b", 2), ("a", 3), ("a", 4)]) == [{"k": "b", "n": 4}]
+    assert seen == [
+        (("a",), {"k": ["a", "a"], "total": [1, 3]}),
+        (("a",), {"k": ["a"], "total": [4]}),
+        (("b",), {"k": ["b"], "total": [2]}),
+    ]
+    assert slot.of("variable.count") == {("a",): {"n": 2}, ("b",): {"n": 4}}
+
+
 def test_timers_give_frames() -> None:
     def rows(self: Any, key: Any, frames: Any, times: Any) -> Any:
         self.handle.registerTimer(5)
@@ -275,8 +298,45 @@ def test_frames_that_do_not_fit_name_their_key() -> None:
         return [pd.DataFrame({"k": ["a"], "n": [object() if key[0] == "bad" else 1]})]
 
     user = user_processor(Scripted(rows=rows), pandas=True)
-    running = user.start()
+    running = user.start(unasked)
     slot = MiniSlot(user)
     with pytest.raises(PySparkValueError):
         list(slot._calls(running, "rows", {(key,): [(key, 1)] for key in ("a", "bad", "b")}, -1, -1))
     assert running.key == ("bad",)
+
+
+def test_times_in_keys_are_the_clocks_of_the_session_for_timers_too() -> None:
+    """As for rows; in structs too, and null."""
+    seen: list[Any] = []
+
+    def rows(self: Scripted, key: Any, frames: Any, times: Any) -> Iterator[pd.DataFrame]:
+        self.handle.registerTimer(1)
+        seen.append(("rows", key[0], key[1]["t"]))
+        return iter([])
+
+    def timer(self: Scripted, key: Any, times: Any, info: Any) -> Iterator[pd.DataFrame]:
+        seen.append(("timer", key.at, key.st.t))
+        return iter([])
+
+    user = user_processor(
+        Scripted(rows=rows, timer=timer),
+        columns="at timestamp, st struct<t: timestamp, n: int>",
+        keys=(0, 1),
+        mode="event",
+        pandas=True,
+        session_timeZone="America/New_York",
+    )
+    slot = MiniSlot(user)
+    keys = [(AT[0], HashableDict(t=AT[1], n=1)), (AT[2], HashableDict(t=None, n=2))]
+    slot.batch(keys, watermark=5)
+    clock = dt.datetime(2024, 7, 1, 8, 0)
+    expected = [(clock, clock.replace(minute=1)), (clock.replace(minute=2), None)]
+    assert [one[1:] for one in seen if one[0] == "rows"] == expected
+    assert [one[1:] for one in seen if one[0] == "timer"] == expected
+
+
+class HashableDict(dict[str, Any]):
+    """A struct that may be a key of `MiniSlot`."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))

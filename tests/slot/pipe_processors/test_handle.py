@@ -146,6 +146,13 @@ def test_timers_need_a_key() -> None:
     )
 
 
+def test_with_an_initial_state_timers_need_a_key_in_the_end_too() -> None:
+    close = _unless_learning(lambda self: self.handle.registerTimer(1))
+    slot = MiniSlot(user_processor(Scripted(close=close), mode="event", initial="k string"))
+    with pytest.raises(PySparkRuntimeError, match=r"Error register timer: .INTERNAL_ERROR_TWS. Implicit key not found"):
+        slot.batch([])
+
+
 def _unless_learning(function: Any) -> Any:
     def close(self: Any) -> None:
         if self.handle.state.name != "PRE_INIT":
@@ -230,7 +237,7 @@ def test_misuse_on_the_driver(init: Any, match: str) -> None:
 def test_names_that_the_state_store_does_not_take(name: str) -> None:
     said = ".STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME. Failed to perform column family operation="
     with pytest.raises(
-        PySparkRuntimeError, match=f"Error initializing map state: {said}create_col_family .*={name}. Co"
+        PySparkRuntimeError, match=f"Error initializing map state: {said}create_col_family .*={name}. C"
     ):
         learned(Scripted(init=lambda self, handle: handle.getMapState(name, "a int", "a int")), "none")
     with pytest.raises(PySparkRuntimeError, match=f"Error deleting state: {said}remove_col_family .*={name}. Column"):

@@ -15,7 +15,7 @@ from pyspark.sql.types import Row
 
 from millpond.slot.pipe.processors import rows as rows_module
 from millpond.slot.pipe.processors.rows import RowResults
-from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, user_processor
+from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, unasked, user_processor
 
 
 def count(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
@@ -167,6 +167,47 @@ def test_what_the_user_raises_stays_what_it_is(raised: BaseException, seen: type
         MiniSlot(user_processor(Scripted(rows=rows))).batch([("a", 1)])
 
 
+# initial state ----------------------------------------------------------------------------------------------
+
+
+def test_an_initial_state_comes_before_rows() -> None:
+    seen: list[Any] = []
+
+    def initial(self: Any, key: Any, row: Any, times: Any) -> None:
+        seen.append((key, row, times.getCurrentProcessingTimeInMs()))
+        before = self.count.get()
+        self.count.update((row.total + (before[0] if before else 0),))
+        self.handle.registerTimer(row.total)
+        return 5  # which nobody wants
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Row]:
+        yield Row(k=key.k, n=info.getExpiryTimeInMs())
+
+    functions = {"init": counting, "rows": count, "initial": initial, "timer": timer}
+    user = user_processor(Scripted(**functions), initial="k string, total bigint", mode="processing")
+    slot = MiniSlot(user, together=2)
+    shown = slot.batch([("a", 1), ("d", 1), ("a", 1)], 5, initial=[("a", 10), ("b", 3), ("c", 7), ("a", 5)])
+    assert shown == [{"k": "a", "n": 17}, {"k": "d", "n": 1}, {"k": "a", "n": 5}, {"k": "b", "n": 3}]
+    assert seen == [
+        (("a",), Row(k="a", total=10), 5),
+        (("a",), Row(k="a", total=5), 5),
+        (("b",), Row(k="b", total=3), 5),
+        (("c",), Row(k="c", total=7), 5),
+    ]
+    assert slot.batch([("b", 1)], 8) == [{"k": "b", "n": 4}, {"k": "c", "n": 7}]
+
+
+def test_an_initial_state_that_fails_names_its_key() -> None:
+    def initial(self: Any, key: Any, row: Any, times: Any) -> None:
+        raise LookupError
+
+    user = user_processor(Scripted(initial=initial), initial="k string")
+    running = user.start(unasked)
+    with pytest.raises(LookupError):
+        list(MiniSlot(user)._calls(running, "initial", {("b",): [("b",)]}, -1, -1))
+    assert running.key == ("b",)
+
+
 # output ------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +280,7 @@ def test_rows_that_do_not_fit_name_their_key(wrong: Any, raised: type[Exception]
 
     user = user_processor(Scripted(rows=rows))
     slot = MiniSlot(user)
-    running = user.start()
+    running = user.start(unasked)
     with pytest.raises(raised):
         list(slot._calls(running, "rows", {(key,): [(key, 1)] for key in ("a", "bad", "b")}, -1, -1))
     assert running.key == ("bad",)

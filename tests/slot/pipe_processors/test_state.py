@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,9 @@ from pyspark.sql.types import LongType, Row, StructField, StructType
 
 from millpond.errors import UsageError
 from millpond.layout import NEVER
-from millpond.slot.pipe.processors.state import columns, parts
+from millpond.slot.pipe.processors.state import buckets, columns, parts
+from millpond.slot.pipe.processors.state import lists as lists_
+from millpond.slot.pipe.processors.state import maps as maps_
 from millpond.slot.pipe.processors.state.order import row_bytes
 from millpond.spec.types import parse_type
 from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, user_processor
@@ -426,9 +430,36 @@ class Model:
         assert sorted(processor.handle.listTimers()) == sorted(self.timers)
 
 
+firsts = st.lists(st.tuples(st.sampled_from("abcdefg"), st.lists(operation, max_size=4)), max_size=6)
+
+
 @settings(max_examples=150, deadline=None)
-@given(batches, st.sampled_from([0, 5]), st.integers(1, 4))
-def test_any_program(program: Any, ttl: int, together: int) -> None:
+@given(batches, firsts, st.sampled_from([0, 5]), st.integers(1, 4))
+def test_any_program(program: Any, initial_state: Any, ttl: int, together: int) -> None:
+    run_program(program, initial_state, ttl, together)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches, firsts, st.sampled_from([0, 5]), st.integers(1, 4), st.sampled_from([0, 100, 1 << 20]))
+def test_any_program_with_parts(program: Any, initial_state: Any, ttl: int, together: int, at_once: int) -> None:
+    """Two elements and three entries are many; some are fetched as a whole, others streamed."""
+    with ExitStack() as stack:
+        for module, name, few in [
+            (buckets, "MOST", 2),
+            (maps_, "MOST", 3),
+            (maps_, "_TOGETHER", 2),
+            (lists_, "_MOST", 2),
+            (lists_, "_LONGEST", 2),
+            (parts, "_PARTS", 2),
+            (parts, "AT_ONCE", at_once),
+            (maps_, "AT_ONCE", at_once),
+            (parts, "_OFTEN", 2),
+        ]:
+            stack.enter_context(patch.object(module, name, few))
+        run_program(program, initial_state, ttl, together)
+
+
+def run_program(program: Any, initial_state: Any, ttl: int, together: int) -> None:
     models: dict[str, Model] = {}
     waiting: dict[str, list[Any]] = {}
     now = 0
@@ -448,6 +479,10 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
         model.check(self, ("a", None), now)
         yield from ()
 
+    def initial(self: Any, key: Any, row: Any, times: Any) -> None:
+        for one in initial_state[row.at][1]:
+            models.setdefault(key[0], Model()).run(self, one, now, ttl)
+
     def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Row]:
         fired.append((key.k, info.getExpiryTimeInMs()))
         models[key.k].check(self, ("a", 1), now)
@@ -456,14 +491,18 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
         yield from ()
         models[key.k].timers.discard(info.getExpiryTimeInMs())
 
-    slot = MiniSlot(user_processor(Scripted(init=init, rows=rows, timer=timer), mode="processing"), together)
+    processor = Scripted(init=init, rows=rows, initial=initial, timer=timer)
+    slot = MiniSlot(user_processor(processor, mode="processing", initial="k string, at int"), together)
+    given_first = [(key, at) for at, (key, _) in enumerate(initial_state)]
     for step, batch in program:
         now += step
         waiting.clear()
         for key, operations in batch:
             waiting.setdefault(key, []).append(operations)
         fired.clear()
-        slot.batch([(key, at) for key, many in waiting.items() for at in range(len(many))], now)
+        given = [(key, at) for key, many in waiting.items() for at in range(len(many))]
+        slot.batch(given, now, initial=given_first)
+        given_first = []
         assert fired == sorted(fired, key=lambda one: (list(dict.fromkeys(k for k, _ in fired)).index(one[0]), one[1]))
         assert all(time <= now for _, time in fired)
         for key, model in models.items():
@@ -471,7 +510,8 @@ def test_any_program(program: Any, ttl: int, together: int) -> None:
             model.expire(now)
             for table, has in [("value", model.value), ("list", model.list), ("map", model.map)]:
                 first = slot.expiries[f"variable.{table}"].get((key,), NEVER)
+                head = slot.heads.get(f"variable.{table}", {}).get((key,))
                 if has:
                     parts_of = has.values() if isinstance(has, dict) else has
-                    assert first <= min(expiry for _, expiry in parts_of)
+                    assert first <= min(expiry for _, expiry in parts_of) or head
                     assert (key,) in slot.state[f"variable.{table}"]

@@ -10,6 +10,7 @@ and the length of that log how many batches are retained.
   stores give a file that came in parts the time at which its upload began: one that is so long counts as a day younger.
 - What was made on request stays as long as the request does (see `checkpoint.compaction`). That goes if its run is
   fenced, or if it is so old that no version of which the batch that runs may go back to can name what was made.
+- What the first batch began with (`initial/`) goes once the second is planned.
 - A file in `staging/` goes when a day has passed since it was last written to.
 
 What forks have of the location stays, too. Of a fork, what no commit that stays has of a parent is given back (see
@@ -29,7 +30,7 @@ from millpond.checkpoint.compaction.requests import LIMIT, MARGIN, Known, made_f
 from millpond.checkpoint.forks.parents import Parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
-from millpond.checkpoint.generation import newest_retain, numbers
+from millpond.checkpoint.generation import INITIAL, newest_retain, numbers
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
@@ -119,6 +120,9 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
                 for identity, known in sorted(asked.items())
                 for info in (*((known.request,) if known.request else ()), *known.others)
                 if identity not in waiting and info.modified < now - AGE
+            ),
+            "initial state that was taken up": tuple(
+                info for info in files.list(INITIAL) if running >= 1 and info.modified < now - AGE
             ),
             "files that were never finished": tuple(
                 info for info in files.list(f"{STAGING}/") if info.modified < now - STAGING_AGE

@@ -3,6 +3,8 @@
 A byte string holds what its value has of each type, one type after the other, as Arrow would: of what may be null first
 a byte each that says whether it is there; then the values, if they are of fixed width, or their lengths (32 bits), and
 after these all bytes or elements. So columns are packed and unpacked without looking at single values.
+
+Of a value whose type may change (`versions`) it has which of its types that is, and the value as a byte string.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from millpond.kernels.columns import byte_strings
 from millpond.layout import Bytes, Ints
 from millpond.operators.columns.buffers import NUMPY, bitmap, bits, byte_ranges, cleared, fixed, list_ranges, there
+from millpond.operators.columns.evolved import evolved
 from millpond.spec.types import DataType
 
 Valid = NDArray[np.uint8]
@@ -77,6 +80,11 @@ def _values(array: pa.Array, dtype: DataType, bounds: Ints, valid: Valid, normal
     if dtype.name == "struct":
         for number, (_, inner) in enumerate(dtype.fields):
             yield from _nullable(array.field(number), inner, bounds, valid, normal)
+    elif dtype.name == "versions":
+        ends, data = pack(array, dtype.fields[-1][1], normal=normal)
+        yield Column(np.full(len(array), len(dtype.fields) - 1, np.uint16).view(np.uint8), bounds * 2)
+        yield _lengths(ends, bounds)
+        yield Column(data, ends[bounds])
     elif dtype.machine == "bytes":
         offsets, data = byte_ranges(array)
         offsets, data = byte_ranges(cleared(array, valid, offsets))
@@ -152,6 +160,8 @@ class _Strings(NamedTuple):
         if dtype.name == "struct":
             fields = [self._nullable(inner, bounds) for _, inner in dtype.fields]
             return pa.Array.from_buffers(dtype.arrow, len(valid), [bitmap(valid)], children=fields)
+        if dtype.name == "versions":
+            return self._versions(dtype, bounds, valid)
         if dtype.machine == "bytes":
             offsets = self._offsets(bounds)
             data = self._take(offsets[bounds])
@@ -171,6 +181,25 @@ class _Strings(NamedTuple):
             data = np.packbits(data, bitorder="little")
         return pa.Array.from_buffers(dtype.arrow, len(valid), [bitmap(valid), pa.py_buffer(data)])
 
+    def _versions(self, dtype: DataType, bounds: Ints, valid: Valid) -> pa.Array:
+        """Values of several types as values of the newest."""
+        numbers = self._take(bounds * 2).view(np.uint16)
+        offsets = self._offsets(bounds)
+        data = self._take(offsets[bounds])
+        newest = dtype.fields[-1][1]
+        parts = [pa.nulls(0, newest.arrow)]
+        order = np.argsort(numbers, kind="stable")
+        for number, chosen in zip(*_runs(numbers, order), strict=True):
+            was = dtype.fields[number][1]
+            count = len(chosen)
+            strings = _Strings(data, offsets[chosen])
+            parts.append(evolved(strings.values(was, np.arange(count + 1), np.ones(count, np.uint8)), was, newest))
+        if len(parts) == 2 and valid.all():
+            return parts[1]
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        return pa.concat_arrays(parts).take(pa.array(places, mask=valid == 0))
+
     def _nullable(self, dtype: DataType, bounds: Ints) -> pa.Array:
         return self.values(dtype, bounds, self._take(bounds))
 
@@ -182,6 +211,12 @@ class _Strings(NamedTuple):
         out: Bytes = np.empty(int(bounds[-1]), np.uint8)
         byte_strings.collect(self.data, self.at, bounds, out)
         return out
+
+
+def _runs(numbers: NDArray[np.uint16], order: Ints) -> tuple[list[int], list[Ints]]:
+    """The numbers that there are, and where each is; `order` sorts them."""
+    there_are, starts = np.unique(numbers[order], return_index=True)
+    return there_are.tolist(), np.split(order, starts[1:]) if len(there_are) else []
 
 
 def _buffer32(offsets: Ints) -> pa.Buffer:

@@ -12,12 +12,14 @@ from millpond.operators.aggregate.kind import AGGREGATE
 from millpond.operators.dedup.kind import DEDUPLICATE, WITHIN
 from millpond.operators.joins.kind import JOIN
 from millpond.operators.kind import Kind, Opening, S
+from millpond.operators.processors.group_kind import GROUP_STATE
 from millpond.operators.processors.kind import PROCESSOR
 from millpond.operators.protocol import MakeTable, Operator, StateTable
 from millpond.operators.ranking.kind import OVER, RANK
 from millpond.operators.sessions.kind import SESSION
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.processor import ProcessorSpec
@@ -36,6 +38,7 @@ KINDS: Mapping[type[Spec], Kind[Any]] = dict(
     (
         _kind(AggregateSpec, AGGREGATE),
         _kind(DeduplicateSpec, DEDUPLICATE),
+        _kind(GroupStateSpec, GROUP_STATE),
         _kind(JoinSpec, JOIN),
         _kind(OverSpec, OVER),
         _kind(ProcessorSpec, PROCESSOR),
@@ -73,3 +76,12 @@ def state_tables(spec: OperatorSpec) -> Mapping[str, StateTable]:
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
     """Rows of a table as a user reads them (see `Kind.read`)."""
     return KINDS[type(spec)].read(spec, table, rows)
+
+
+def read_whole(
+    spec: OperatorSpec, table: str, pieces: Iterator[Rows], parts: Iterator[Rows]
+) -> Iterator[pa.RecordBatch]:
+    """All rows of a table that has parts beside, with these (see `Kind.read_whole`)."""
+    how = KINDS[type(spec)].read_whole
+    assert how is not None
+    return how(spec, table, pieces, parts)

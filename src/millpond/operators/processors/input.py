@@ -37,20 +37,29 @@ class Group(NamedTuple):
     counts: Ints
     rows: list[pa.Array]
 
+    def cut(self, start: int, stop: int) -> Group:
+        """Some of the keys, by their positions."""
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
+        keys, rows = [one[start:stop] for one in self.keys], [one[ends[start] : ends[stop]] for one in self.rows]
+        return Group(self.hashes[start:stop], keys, self.counts[start:stop], rows)
+
 
 class Input:
-    """The rows that one batch has for a processor, or the timers that are due: kept until all are there.
+    """The rows that one batch has for a processor, or timers that are due: kept until all are there.
 
     Args:
         keys, others: columns of the rows. make_table: opens tables that live for a moment.
+        name: unlike that of others that are there at the same time.
     """
 
-    def __init__(self, keys: tuple[Field, ...], others: tuple[Field, ...], make_table: MakeTable) -> None:
+    def __init__(
+        self, keys: tuple[Field, ...], others: tuple[Field, ...], make_table: MakeTable, name: str = "input"
+    ) -> None:
         self._stored = StoredRows(keys, others)
         self._distinct = keyed(keys, [])
         self._keys = len(keys)
         self._make_table = make_table
-        self._table = make_table("input", self._stored.layout.schema, self._stored.initial, kind="spool")
+        self._table = make_table(name, self._stored.layout.schema, self._stored.initial, kind="spool")
 
     @property
     def rows(self) -> int:

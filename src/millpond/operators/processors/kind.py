@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pyarrow as pa
-
-from millpond.layout import Rows
-from millpond.operators.columns.decode import OversizeError, key_columns, nested_column
-from millpond.operators.columns.encode import ALL
 from millpond.operators.kind import Kind, Opening
-from millpond.operators.processors.tables import variables
+from millpond.operators.processors.shown import read, read_whole
+from millpond.operators.processors.tables import parts, variables
 from millpond.operators.protocol import Operator, StateTable
 from millpond.spec.kinds.processor import ProcessorSpec
 
@@ -22,20 +18,10 @@ def _load() -> Callable[[ProcessorSpec, Opening], Operator]:
 
 
 def _tables(spec: ProcessorSpec) -> dict[str, StateTable]:
-    return {name: one.keyed.state for name, one in variables(spec).items()}
+    beside = {name: one.keyed.state._replace(shown=False, counted=False) for name, one in parts(spec).items()}
+    names = {one.table: one.parts for one in spec.variables}
+    rows = {name: one.keyed.state._replace(parts=names.get(name, "")) for name, one in variables(spec).items()}
+    return rows | beside
 
 
-def _read(spec: ProcessorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    one = variables(spec)[table]
-    try:
-        columns = key_columns(rows, one.keyed.keys, one.keyed.types)
-        columns.append(nested_column(rows, one.keyed.values[0].offset, ALL, one.type))
-    except OversizeError:
-        middle = rows.count // 2
-        yield from _read(spec, table, Rows(rows.words[:middle], rows.heap))
-        yield from _read(spec, table, Rows(rows.words[middle:], rows.heap))
-        return
-    yield pa.RecordBatch.from_arrays(columns, names=[field.name for field in spec.shown(table)])
-
-
-PROCESSOR = Kind(_load, _tables, _read)
+PROCESSOR = Kind(_load, _tables, read, read_whole)

@@ -2,12 +2,14 @@
 
 Rows are kept until the batch's input is whole. Then keys are worked through in the order of their hashes, some thousand
 at a time: what the variables have of them travels with their rows, in columns, and what has changed comes back. After
-the rows come the timers that are due by then; a timer that is set while these fire waits for the next batch.
+the rows come the timers that are due by then; a timer that is set while these fire waits for the next batch. In the
+first batch of a query the rows of an initial state come before all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,27 +17,34 @@ import pyarrow as pa
 
 from millpond.errors import UsageError
 from millpond.layout import NEVER, HashRange, Rows, Words
+from millpond.operators.columns.decode import OversizeError
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller, Phase
+from millpond.operators.processors.arranged import Arranged
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Caller, Phase
+from millpond.operators.processors.input import KEYS as MOST_KEYS
 from millpond.operators.processors.input import Group, Input
+from millpond.operators.processors.parts import Parts
 from millpond.operators.processors.stored import Stored
 from millpond.operators.processors.tables import variables
 from millpond.operators.protocol import MakeTable, Times
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
 from millpond.spec.operators import Field
-from millpond.spec.types import holds_floats, parse_type
+from millpond.spec.types import parse_type
 from millpond.stores.memory.spool import Spool
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 _TIME = Field("time", "bigint")
+_STATE = 16 << 20  # bytes of state that a call is sent, or changes, roughly
+_SLOWLY = 512  # keys of the first call, of which nothing is known
+_FASTER = 8  # times as many keys has the next call, at most
 
 
 def open_processor(spec: ProcessorSpec, opening: Opening) -> ProcessorOperator:
     """Open a processor's state."""
-    return ProcessorOperator(spec, opening.make_table, opening.memory // 16)
+    return ProcessorOperator(spec, opening.make_table, opening.memory // 16, opening.existing)
 
 
 class ProcessorOperator:
@@ -43,25 +52,27 @@ class ProcessorOperator:
 
     Args:
         spec: what it is. make_table: opens the partition's tables. memory: bytes of output that are kept in memory.
+        existing: the names of the tables that the state has.
 
     Attributes:
         caller: calls the user's code; to be set before `finish`.
+        initial_rows: those of the initial state, if the batch is the first; to be set before `finish`.
     """
 
-    def __init__(self, spec: ProcessorSpec, make_table: MakeTable, memory: int) -> None:
+    def __init__(self, spec: ProcessorSpec, make_table: MakeTable, memory: int, existing: Collection[str] = ()) -> None:
         self.spec = spec
         self.caller: Caller | None = None
+        self.initial_rows: Iterable[pa.RecordBatch] = ()
         self._make_table = make_table
         self._memory = memory
         self._variables = {name: Stored(name, one, make_table) for name, one in variables(spec).items()}
+        self._parts = Parts(spec, make_table, existing)
         idle = {one.table for one in spec.variables if one.idle}
         self._asked_for = {name: one for name, one in self._variables.items() if name not in idle}
-        # Keys with floats travel twice: as they are grouped, and as they are.
-        self._floats = floats = {at for at in spec.keys if holds_floats(parse_type(spec.columns[at].type))}
-        others = [at for at in range(len(spec.columns)) if at not in spec.keys or at in floats]
-        self._places = {at: number for number, at in enumerate((*spec.keys, *others))}
-        self._others = tuple(spec.columns[at] for at in others)
-        self._keys_first = [0, *(1 + at for at in (*spec.keys, *others))]
+        self._arranged = {"rows": Arranged(spec.columns, spec.keys)}
+        if spec.initial is not None:
+            self._arranged["initial"] = Arranged(spec.initial.columns, spec.initial.keys)
+        self._together = _SLOWLY
         self._times = Times()
         self._input: Input | None = None
         self._shown = Spool(None, memory)
@@ -71,7 +82,7 @@ class ProcessorOperator:
     @property
     def tables(self) -> dict[str, Table]:
         """The variables' tables, and that of timers, by name."""
-        return {name: one.table for name, one in self._variables.items()}
+        return {name: one.table for name, one in self._variables.items()} | self._parts.tables
 
     @property
     def figures(self) -> dict[str, float]:
@@ -85,9 +96,10 @@ class ProcessorOperator:
         self._shown.close()
         self._shown = Spool(None, self._memory)
         self._drop_input()
-        self._input = Input(self.spec.key_fields, self._others, self._make_table)
+        self._input = self._kept("rows")
         for one in self._variables.values():
             one.begin(version)
+        self._parts.begin(version)
 
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch: one, in any order."""
@@ -111,10 +123,16 @@ class ProcessorOperator:
                 self.late_rows += int(np.count_nonzero(~on_time))
                 batch = batch.filter(pa.array(on_time))
         assert self._input is not None
-        self._input.add(batch.select(self._keys_first))
+        self._input.add(batch.select(self._arranged["rows"].order))
+
+    def _kept(self, phase: Phase) -> Input:
+        """What keeps rows until all are there."""
+        arranged = self._arranged[phase]
+        return Input(arranged.keys, arranged.others, self._make_table, phase)
 
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
+        self._begin_with(self.initial_rows)
         assert self._input is not None
         for one in self._asked_for.values():
             one.expect(self._input.rows)
@@ -124,12 +142,28 @@ class ProcessorOperator:
         self._drop_input()
         if self.spec.timed:
             self._fire()
-        self._ask("end", {})
+        self._ask("end", {}, lambda table, asked: pa.nulls(len(asked)))
         if self.spec.ticks:
             for name, one in self._variables.items():
                 if name != TIMERS:
                     one.evict(self._times.processing)
-        return {name: one.seal() for name, one in self._variables.items()}
+            self._parts.evict(self._times.processing)
+        return {name: one.seal() for name, one in self._variables.items()} | self._parts.seal()
+
+    def _begin_with(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Have the user's code called for rows of the initial state: the column `__hash`, then those of the spec."""
+        if self.spec.initial is None:
+            return
+        initial = self._kept("initial")
+        try:
+            for batch in batches:
+                initial.add(batch.select(self._arranged["initial"].order))
+            for one in self._asked_for.values():
+                one.expect(initial.rows)
+            for group in initial.groups():
+                self._call("initial", group)
+        finally:
+            initial.close()
 
     def _fire(self) -> None:
         """Call the user's code for the timers that are due now, and not for those that it sets meanwhile."""
@@ -150,46 +184,73 @@ class ProcessorOperator:
             due.close()
 
     def _call(self, phase: Phase, group: Group) -> None:
-        """Call the user's code for some keys, and write what it changed."""
+        """Call the user's code for some keys, and write what it changed: for so many at a time as state allows."""
+        at = 0
+        while at < len(group.counts):
+            some = group.cut(at, min(at + self._together, len(group.counts)))
+            try:
+                keys, tables = self._tables(phase, some)
+            except OversizeError:
+                self._together = len(some.counts) // 2
+                continue
+            self._write(some, keys, tables, self._ask(phase, tables, partial(self._parts.read, some)))
+            at += len(some.counts)
+
+    def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
+        """The keys as the variables' tables take them, and what a call about them is sent."""
         keys = {name: one.keys(group.hashes, group.keys) for name, one in self._asked_for.items()}
         names = [field.name for field in self.spec.key_fields]
-        told = self._as_they_came(group) if phase == "rows" else group.keys
+        arranged = self._arranged.get(phase)
+        told = arranged.firsts(group) if arranged else group.keys
         tables = {KEYS: pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])}
-        if phase == "rows":
-            tables[ROWS] = pa.RecordBatch.from_arrays(
-                self._in_order(group.rows), names=[field.name for field in self.spec.columns]
-            )
+        if arranged:
+            tables[ROWS] = arranged.rows(group)
         else:
             tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
         for name, one in self._asked_for.items():
-            values = one.read(keys[name])
+            columns = one.read(keys[name])
             if phase == "timers" and name == TIMERS:
-                values = _joined(group, values)
-            tables[name] = pa.RecordBatch.from_arrays([values], names=["value"])
-        for name, changed in self._ask(phase, tables).items():
+                columns = [_joined(group, *columns)]
+            tables[name] = pa.RecordBatch.from_arrays(columns, names=["value", "head"][: len(columns)])
+        return keys, tables
+
+    def _write(
+        self,
+        group: Group,
+        keys: dict[str, Rows],
+        sent: dict[str, pa.RecordBatch],
+        answered: dict[str, pa.RecordBatch],
+    ) -> None:
+        """Write what a call has changed."""
+        for name, changed in answered.items():
+            if name in self._parts:
+                self._parts.write(name, group, changed)
+                continue
             words, heap = keys[name]
-            rows = Rows(words[changed.column(0).to_numpy()], heap)
-            self._asked_for[name].write(rows, changed.column(1), changed.column(2))
+            rows = Rows(words[changed.column("at").to_numpy()], heap)
+            heads = self._parts.follow(name, group, sent[name], changed)
+            self._asked_for[name].write(rows, changed.column("value"), changed.column("expiry"), heads)
+        self._learn(group, keys, sent, answered)
 
-    def _in_order(self, columns: list[pa.Array]) -> list[pa.Array]:
-        """The columns that were kept, in the order of the spec."""
-        return [columns[self._places[at]] for at in range(len(self.spec.columns))]
+    def _learn(
+        self,
+        group: Group,
+        keys: Iterable[str],
+        sent: dict[str, pa.RecordBatch],
+        answered: dict[str, pa.RecordBatch],
+    ) -> None:
+        """See from a call of how many keys the next one should be; `keys`: names of the tables of state."""
+        size = max(sum(sent[name].nbytes for name in keys), sum(one.nbytes for one in answered.values()))
+        count = len(group.counts)
+        self._together = max(1, min(MOST_KEYS, _STATE * count // max(1, size), _FASTER * self._together))
 
-    def _as_they_came(self, group: Group) -> list[pa.Array]:
-        """The keys as the first row of each has them."""
-        firsts = pa.array(np.cumsum(group.counts) - group.counts)
-        return [
-            group.rows[self._places[at]].take(firsts) if at in self._floats else key
-            for at, key in zip(self.spec.keys, group.keys, strict=True)
-        ]
-
-    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
+    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: Ask) -> dict[str, pa.RecordBatch]:
         if self.caller is None:
             raise UsageError(
                 "Nobody is there to call the processor.", action="Run the query with millpond.writeStream."
             )
         times = (self._times.processing, self._times.closed) if self.spec.timed else (-1, -1)
-        return dict(self.caller(phase, times, tables, self._take))
+        return dict(self.caller(phase, times, tables, self._take, answer))
 
     def _take(self, batch: pa.RecordBatch) -> None:
         """Take rows that the user's code gave out."""
@@ -220,6 +281,7 @@ class ProcessorOperator:
         self._shown.close()
         for one in self._variables.values():
             one.close()
+        self._parts.close()
 
 
 def _joined(group: Group, left: pa.Array) -> pa.Array:

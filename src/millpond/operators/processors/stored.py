@@ -10,17 +10,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from millpond.layout import NEVER, Ints, Rows
-from millpond.operators.columns.decode import ints, key_columns, nested_column
-from millpond.operators.columns.encode import ALL, flatten, key_rows, strings
+from millpond.layout import LENGTH, NEVER, Ints, Rows
+from millpond.operators.columns.decode import OversizeError, ints, key_columns, nested_column
+from millpond.operators.columns.encode import ALL, flatten, key_rows, strings, validity
 from millpond.operators.columns.nested import pack
 from millpond.operators.processors.tables import Variable
 from millpond.operators.protocol import MakeTable
+from millpond.spec.kinds.processor import HEAD
+from millpond.spec.types import parse_type
 from millpond.stores.rmw.expiry import Expiry
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
     from millpond.stores.rmw.table import RmwTable
+
+
+_HEAD = parse_type(HEAD)
+_MOST = 64 << 20  # bytes of a table of a call, unless they are of one key
 
 
 class Due(NamedTuple):
@@ -51,6 +57,7 @@ class Stored:
         if variable.expires:
             self._expires_at = keyed.values[1].offset
             self._expiry = self.table.expire_by(self._expires_at)
+        self._head_at = keyed.values[-1].offset
         self._version = 0
 
     def begin(self, version: int) -> None:
@@ -68,23 +75,51 @@ class Stored:
         """Be ready for so many more keys, which come in the order of their hashes (see `RmwTable.expect`)."""
         self.table.expect(min(keys, self.table.ahead))
 
-    def read(self, keys: Rows) -> pa.Array:
-        """What each key has, null for nothing; the keys are different ones."""
-        return self._values(self.table.find(keys, self._version))
+    def read(self, keys: Rows) -> list[pa.Array]:
+        """What each key has, null for nothing; if any has parts beside, also the heads. The keys are different ones.
 
-    def _values(self, rows: NDArray[np.int64]) -> pa.Array:
+        Raises:
+            OversizeError: several keys have too much for one table of a call.
+        """
+        rows = self.table.find(keys, self._version)
         there = np.flatnonzero(rows >= 0)
         if not len(there):
-            return pa.nulls(len(rows), self.variable.type.arrow)
-        values = nested_column(self.table.copy(rows[there]), self._at, ALL, self.variable.type)
+            return [pa.nulls(len(rows), self.variable.type.arrow)]
+        if len(there) > 1 and int((self.table.words[rows[there], self._at] & LENGTH).sum()) > _MOST:
+            raise OversizeError
+        held = self.table.copy(rows[there])
+        columns = [nested_column(held, self._at, ALL, self.variable.type)]
+        if (heads := self._heads(held)) is not None:
+            columns.append(heads)
         if len(there) == len(rows):
-            return values
+            return columns
         places = np.zeros(len(rows), np.int64)
         places[there] = np.arange(len(there))
-        return values.take(pa.array(places, mask=rows < 0))
+        return [column.take(pa.array(places, mask=rows < 0)) for column in columns]
 
-    def write(self, keys: Rows, values: pa.Array, expiries: pa.Array | None) -> None:
-        """Write what each key has from now on, null for nothing; `expiries` says when something of it is due."""
+    def _heads(self, held: Rows) -> pa.StructArray | None:
+        """What rows say of parts beside them, null for none; None if no row has any."""
+        if not self.variable.headed:
+            return None
+        there = (held.words[:, self._head_at] & LENGTH) != 0
+        return nested_column(held, self._head_at, there.view(np.uint8), _HEAD) if there.any() else None
+
+    def write(
+        self, keys: Rows, values: pa.Array, expiries: pa.Array | None, heads: pa.StructArray | None = None
+    ) -> None:
+        """Write what each key has from now on, null for nothing.
+
+        Args:
+            keys: different ones. values: what they have. expiries: when something of it is due.
+            heads: what parts they have beside it; if not given, no key has any, and none had.
+        """
+        most = max(1, len(values) * self.table.portion // max(1, values.nbytes))
+        for start in range(0, len(values), most):
+            some = slice(start, start + most)
+            part = (None if one is None else one[some] for one in (expiries, heads))
+            self._write(Rows(keys.words[some], keys.heap), values[some], *part)
+
+    def _write(self, keys: Rows, values: pa.Array, expiries: pa.Array | None, heads: pa.StructArray | None) -> None:
         if values.null_count:
             gone = values.is_null().to_numpy(zero_copy_only=False)
             rows = self.table.find(Rows(keys.words[gone], keys.heap), self._version)
@@ -94,12 +129,16 @@ class Stored:
             kept = pa.array(~gone)
             keys, values = Rows(keys.words[~gone], keys.heap), values.filter(kept)
             expiries = None if expiries is None else expiries.filter(kept)
+            heads = None if heads is None else heads.filter(kept)
         if not len(values):
             return
         times = np.full(len(values), NEVER) if expiries is None else expiries.to_numpy(zero_copy_only=False)
         stamps = self._version if self._expiry is None else Expiry.stamps(times)
         rows = self.table.upsert(keys, stamps).rows
         self._put(rows, values, times)
+        if heads is not None:
+            packed = strings(*pack(heads, _HEAD), validity(heads))
+            self.table.put_bytes(rows, self._head_at, packed.values, packed.heap)
 
     def _put(self, rows: NDArray[np.int64], values: pa.Array, times: NDArray[np.int64]) -> None:
         packed = strings(*pack(values, self.variable.type), ALL)
@@ -118,6 +157,19 @@ class Stored:
             yield Due(ints(held, 0), key_columns(held, keyed.keys, keyed.types), due)
             self._keep(rows, left, left.values)
 
+    def take_out(self, limit: int) -> Iterator[tuple[Ints, list[pa.Array], pa.Array]]:
+        """Take out what is due at a time in milliseconds: hashes, columns of keys, what they have; use it at once."""
+        assert self._expiry is not None
+        keyed = self.variable.keyed
+        for rows in self._expiry.due(limit):
+            held = self.table.copy(rows)
+            yield (
+                ints(held, 0),
+                key_columns(held, keyed.keys, keyed.types),
+                nested_column(held, self._at, ALL, self.variable.type),
+            )
+            self.table.remove(rows)
+
     def evict(self, now: int) -> None:
         """Remove what has expired by a time in milliseconds."""
         if self._expiry is None:
@@ -126,19 +178,36 @@ class Stored:
             if self.variable.type.name != "array":
                 self.table.remove(rows)
                 continue
-            parts = nested_column(self.table.copy(rows), self._at, ALL, self.variable.type)
+            held = self.table.copy(rows)
+            parts = nested_column(held, self._at, ALL, self.variable.type)
             _, left = _split(parts, pc.less_equal(pc.struct_field(parts.values, "expiry"), now))
-            self._keep(rows, left, pc.struct_field(left.values, "expiry"))
+            beside = None
+            if (heads := self._heads(held)) is not None:
+                beside = heads.field("expiry").fill_null(0).to_numpy()
+                beside = np.where(beside > now, beside, NEVER)
+            self._keep(rows, left, pc.struct_field(left.values, "expiry"), beside)
 
-    def _keep(self, rows: NDArray[np.int64], left: pa.ListArray, expiries: pa.Array) -> None:
-        """Keep of some rows what is left of their lists, in the table's order of expiry."""
+    def _keep(
+        self, rows: NDArray[np.int64], left: pa.ListArray, expiries: pa.Array, beside: Ints | None = None
+    ) -> None:
+        """Keep of some rows what is left of their lists, in the table's order of expiry.
+
+        Args:
+            rows: their ids. left: what is left. expiries: of all its parts.
+            beside: when what is beside each row expires, `NEVER` if nothing is there.
+        """
         offsets = left.offsets.to_numpy()
-        there = np.diff(offsets) > 0
+        some = np.diff(offsets) > 0
+        firsts = np.full(len(rows), NEVER)
+        if some.any():
+            firsts[some] = np.minimum.reduceat(expiries.to_numpy(zero_copy_only=False), offsets[:-1][some])
+        there = some if beside is None else some | (beside < NEVER)
+        if beside is not None:
+            firsts = np.minimum(firsts, beside)
         self.table.remove(rows[~there])
         if there.any():
-            times = expiries.to_numpy(zero_copy_only=False)
             self.table.touch(rows[there])
-            self._put(rows[there], left.filter(pa.array(there)), np.minimum.reduceat(times, offsets[:-1][there]))
+            self._put(rows[there], left.filter(pa.array(there)), firsts[there])
 
     def seal(self) -> TableDelta:
         """End the batch."""

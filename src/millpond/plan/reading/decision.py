@@ -10,7 +10,7 @@ from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import Reading, calls_user
 from millpond.plan.reading.join import JoinReading, join_title
 from millpond.plan.reading.map_groups import MAPS, title_of
-from millpond.plan.reading.processor import PROCESSORS, processor_title
+from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, group_state_title, processor_title
 from millpond.plan.reading.ranking import partitioned_by
 from millpond.plan.reading.reasons import Reason
 from millpond.spec.kinds.union import OperatorSpec
@@ -132,6 +132,8 @@ def describe(node: Node) -> str:
         return nameless(title_of(node))
     if node.kind in PROCESSORS:
         return nameless(processor_title(node))
+    if node.kind in GROUP_STATES:
+        return nameless(group_state_title(node))
     if node.kind == "Aggregate":
         keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
         return f"aggregate by {nameless(keys)}" if keys else "aggregate"

@@ -21,7 +21,7 @@ from millpond.operators.kinds.registry import state_tables
 from millpond.spec.functions import is_distinct
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall
-from millpond.spec.types import DataType, parse_type
+from millpond.spec.types import DataType, evolves, parse_type
 
 _CAST = re.compile(r"CAST\(((?:[^()]|\([^()]*\))*) AS \w+(?:\(\d+(?:, ?\d+)?\))?\)")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -122,17 +122,31 @@ def _varied(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
             raise _RefusedError(
                 f"the state variable {name} was a {before[name]['kind']}, and is a {now[name]['kind']} now"
             )
-        if _nameless(before[name]) != _nameless(now[name]):
+        if now[name]["evolves"]:
+            _check_evolves(name, before[name], now[name])
+        elif _nameless(before[name]) != _nameless(now[name]):
             raise _RefusedError(
                 f"the state variable {name} was {_variable(before[name])}, and is {_variable(now[name])} now"
             )
     told = [f"the state variable {name} is new" for name in now if name not in before]
     told += [
         f"fields of the state variable {name} have other names"
+        if not now[name]["evolves"]
+        else f"the state variable {name} was {_variable(before[name])}, and is {_variable(now[name])} now"
         for name in now
         if name in before and before[name] != now[name]
     ]
     return made, told + [f"the state variable {name} is deleted" for name in before if name not in now]
+
+
+def _check_evolves(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a type that values of the earlier one cannot be read as; keys of maps and times to live stay as before."""
+    same = _nameless({**before, **{part: now[part] for part in ("value", "earlier")}}) == _nameless(now)
+    if not same or not evolves(parse_type(before["value"]), parse_type(now["value"])):
+        raise _RefusedError(
+            f"[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] the state variable {name} was {_variable(before)}, and "
+            f"cannot become {_variable(now)}"
+        )
 
 
 def _nameless(variable: Mapping[str, Any]) -> dict[str, Any]:

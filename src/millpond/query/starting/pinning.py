@@ -194,7 +194,7 @@ def _pin(
         unmoved = all(old.functions == new.functions for old, new in zip(before.operators, operators, strict=True))
         if (changed != "evolve" or unmoved) and not compare(before, as_named):
             return shape, before
-        if changed != "error" or any(spec.parts for spec in specs):
+        if changed != "error" or any(spec.varies for spec in specs):
             # What the newest run was changed to may not have got anywhere: `settle` knows by which the state was made.
             tries = [evolved(one, number, query, specs, changed) for number, one in read_shapes(files, shape).items()]
             if isinstance(tries[0], list) and all(isinstance(found, list) for found in tries):

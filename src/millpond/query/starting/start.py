@@ -41,6 +41,7 @@ from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.ledger.ownership import Ownership, state_of_last_run
 from millpond.query.lookahead.runner import look_ahead, lookaheads
 from millpond.query.starting.commits import watch_commits
+from millpond.query.starting.initial import forget_initial, write_initial
 from millpond.query.starting.pinning import pin_query, pinned_query, settle
 from millpond.query.starting.running import note_while_running
 from millpond.query.starting.tasks import first_partitions, pipe_task
@@ -151,7 +152,10 @@ class Start:
         if anew:
             # Behind the base: a start that ends here leaves nothing of either query to the other.
             repin(files, pinned.query)
-        self._open_ahead(catalyst, _tasks(task, specs), again[0] if again else ledger.next)
+        first = again[0] if again else ledger.next
+        if first == 0:
+            task = write_initial(catalyst, self.decision, task, files, self.around)
+        self._open_ahead(catalyst, _tasks(task, specs), first)
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
@@ -174,6 +178,7 @@ class Start:
             note_while_running(running, task, identify(catalyst.process_id))
         look_ahead(running, self.spark, self.decision, tasks, ledger_files, self.around)
         watch_commits(running, task)
+        forget_initial(running, task, files, ledger)
         collect_garbage(running, files, task.generation, ledger, max(retain, self._retained_batches()))
         return running
 

@@ -72,6 +72,8 @@ class PipeTask(msgspec.Struct, frozen=True):
         offsets: URL of the query's offset log, which maps a batch's time to its id.
         settings: what slots and pipes obey.
         template: Python module that the template process runs.
+        initial: the generation of the run that has written what operators begin with (see `slot.batch.initial`); 0 if
+            the query's first batch is done, or they begin with nothing.
         adopts: whether what comes is not rows of a batch but state of Spark's, of which no output is wanted.
         lookaheads: who may announce keys of the operator, in the order of the plan.
         exchange: `spark` shuffles the rows; `local` their parcels, the rows themselves travel in files of the host.
@@ -92,6 +94,7 @@ class PipeTask(msgspec.Struct, frozen=True):
     exchange: Literal["local", "spark"] = "spark"
     adopts: bool = False
     lookaheads: tuple[Lookahead, ...] = ()
+    initial: int = 0
 
     @property
     def key(self) -> str:

@@ -16,8 +16,9 @@ from millpond.errors import TransientError
 from millpond.layout import HashRange, Words
 from millpond.metrics import DURABLE
 from millpond.operators.kinds.registry import open_operator
-from millpond.operators.processors.calls import Calling
+from millpond.operators.processors.calls import Beginning, Calling
 from millpond.operators.protocol import Adopting, Times
+from millpond.slot.batch.initial import read_rows
 from millpond.slot.batch.offsets import check_time
 from millpond.slot.batch.parcels import in_passes, open_parcels
 from millpond.slot.batch.rows import strip_markers
@@ -192,6 +193,9 @@ class Partition:
                 operator.begin(batch, self._times(batch))
                 if isinstance(operator, Calling):
                     operator.caller = caller
+                if isinstance(operator, Beginning):
+                    begins = batch == 0 and self.task.initial
+                    operator.initial_rows = read_rows(self.query.files, self.task, self.number) if begins else ()
             self._hints.begin(batch)
             self.query.forget_batches(batch)
             seen = InputChecksum()

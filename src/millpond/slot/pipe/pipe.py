@@ -190,10 +190,10 @@ class Pipe:
 
     def _called(self, connection: Connection, call: Call, running: Running | None, run: Run) -> Running:
         """Let the user's processor be called; the same one in all of a batch."""
-        from millpond.slot.pipe.processors.conversation import answer
+        from millpond.slot.pipe.processors.conversation import Asking, answer
 
         assert self.processor is not None
-        running = running or self.processor.start()
+        running = running or self.processor.start(Asking(connection))
         answer(connection, call, running, self._place(self.processor.title, run))
         return running
 

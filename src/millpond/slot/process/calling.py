@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
-from millpond.operators.processors.calls import Phase
-from millpond.slot.process.protocol import Call, Called, Connection, Kind, PeerGone
+from millpond.operators.processors.calls import Ask, Phase
+from millpond.slot.process.protocol import Call, Called, Connection, Fetch, Kind, PeerGone
 
 
 def send_tables(connection: Connection, tables: Mapping[str, pa.RecordBatch]) -> None:
@@ -19,10 +19,11 @@ def send_tables(connection: Connection, tables: Mapping[str, pa.RecordBatch]) ->
 
 def receive_tables(connection: Connection, names: list[str]) -> dict[str, pa.RecordBatch]:
     """Receive the tables that a message has named."""
-    return {name: _batch(connection) for name in names}
+    return {name: receive_table(connection) for name in names}
 
 
-def _batch(connection: Connection) -> pa.RecordBatch:
+def receive_table(connection: Connection) -> pa.RecordBatch:
+    """Receive one table: a schema and one record batch."""
     while True:
         kind, payload = connection.receive()
         if kind is Kind.BATCH:
@@ -47,6 +48,7 @@ class ConnectedCaller:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
+        answer: Ask,
     ) -> Mapping[str, pa.RecordBatch]:
         """See `Caller`."""
         self._connection.send(Call(phase, *times, list(tables)))
@@ -56,6 +58,11 @@ class ConnectedCaller:
             if kind is Kind.BATCH:
                 take(payload)
             elif kind is Kind.MESSAGE:
+                if isinstance(payload, Fetch):
+                    values = answer(payload.table, receive_table(self._connection))
+                    answered = pa.RecordBatch.from_arrays([values], names=["value"])
+                    send_tables(self._connection, {payload.table: answered})
+                    continue
                 if not isinstance(payload, Called):
                     raise PeerGone(f"expected what a processor has changed, got {type(payload).__name__}")
                 return receive_tables(self._connection, payload.tables)

@@ -94,15 +94,28 @@ class Call(msgspec.Struct, tag=True):
     Each of them is a schema and one record batch (see `operators.processors.calls`).
 
     Attributes:
-        phase: what it is to be called with: `rows` of the batch, `timers` that are due; `end`: it is to be closed.
+        phase: what it is to be called with: rows of the `initial` state, `rows` of the batch, `timers` that are due;
+            `end`: it is to be closed.
         processing, watermark: the times of the batch, as the processor is told them.
         tables: names of the tables that follow.
     """
 
-    phase: Literal["rows", "timers", "end"]
+    phase: Literal["initial", "rows", "timers", "end"]
     processing: int
     watermark: int
     tables: list[str]
+
+
+class Fetch(msgspec.Struct, tag=True):
+    """To a slot, while a call runs: parts of a variable are wanted; which ones, the table says that follows.
+
+    It is answered by one table.
+
+    Attributes:
+        table: the name of the table that has the parts.
+    """
+
+    table: str
 
 
 class Called(msgspec.Struct, tag=True):
@@ -187,6 +200,7 @@ Message = (
     | Welcome
     | Run
     | Call
+    | Fetch
     | Called
     | Done
     | Hints

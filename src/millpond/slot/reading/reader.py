@@ -19,8 +19,8 @@ from millpond.checkpoint.rescale import inherited
 from millpond.checkpoint.retention.needs import needs_of
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
-from millpond.layout import HashRange, TableSchema
-from millpond.operators.kinds.registry import read_rows, state_tables
+from millpond.layout import HashRange, Rows, TableSchema
+from millpond.operators.kinds.registry import read_rows, read_whole, state_tables
 from millpond.operators.protocol import MAIN
 from millpond.slot.reading.tables import rows_of_table
 from millpond.spec.kinds.union import OperatorSpec
@@ -267,14 +267,22 @@ class StateReader:
         spec = self._operators(manifest.shape)[operator].spec
         tables = state_tables(spec)
         wanted = [name for name, one in tables.items() if one.shown] if table == MAIN else [table]
-        for name, state in manifest.tables.items():
+
+        def rows_of(name: str) -> Iterator[Rows]:
+            found = tables[base_name(name)]
+            range_ = HashRange() if found.axis != "hash" else self._run_of(version).claim.hash_range(partition)
+            earlier = self._schemas(operator, base_name(name), manifest.shape)
+            return rows_of_table(self.files, found, manifest.tables[name], range_, earlier)
+
+        for name in manifest.tables:
             base = base_name(name)
             if base not in wanted:
                 continue
-            found = tables[base]
-            range_ = HashRange() if found.axis != "hash" else self._run_of(version).claim.hash_range(partition)
-            earlier = self._schemas(operator, base, manifest.shape)
-            for rows in rows_of_table(self.files, found, state, range_, earlier):
+            pieces = rows_of(name)
+            if (beside := tables[base].parts) in manifest.tables:
+                yield from read_whole(spec, base, pieces, rows_of(beside))
+                continue
+            for rows in pieces:
                 yield from read_rows(spec, base, rows)
 
     def _read_commits(self, version: int) -> _Commits:

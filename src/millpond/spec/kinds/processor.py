@@ -21,6 +21,13 @@ TIMERS = "timers"
 VARIABLE = "variable."
 """What the names of variables' tables begin with, so that a variable may be called as it likes."""
 
+PARTS = "parts."
+"""What the names of the tables begin with that hold parts of variables (see `Variable.parts`)."""
+
+HEAD = "struct<first:bigint,stop:bigint,entries:bigint,bytes:bigint,expiry:bigint>"
+"""What is known, as DDL, of the parts that a key has beside its row: their numbers, from `first` to before `stop`; how
+many entries of a map are in them, and how many bytes, roughly; and when the last element or entry of them expires."""
+
 TimeMode = Literal["none", "processing", "event"]
 
 
@@ -34,6 +41,8 @@ class Variable(msgspec.Struct, frozen=True):
         key: the type of a map's keys: a struct, as DDL.
         ttl_ms: how long after it was written a value, an element or an entry lives; 0 for ever.
         idle: whether the processor does not ask for it any more: it is kept, for a processor that will.
+        evolves: whether the type of values may change between runs (`spec.types.evolves`), by the names of fields.
+        earlier: the types that values have had before, oldest first.
     """
 
     name: str
@@ -42,6 +51,8 @@ class Variable(msgspec.Struct, frozen=True):
     key: str = ""
     ttl_ms: int = 0
     idle: bool = False
+    evolves: bool = False
+    earlier: tuple[str, ...] = ()
 
     @property
     def table(self) -> str:
@@ -49,16 +60,44 @@ class Variable(msgspec.Struct, frozen=True):
         return VARIABLE + quote(self.name, safe="")
 
     @property
+    def parts(self) -> str:
+        """The name of the table that holds, in numbered parts of the type `stored`, what a key has much of.
+
+        Of lists, the elements before those in the key's row; of maps, all entries, by a hash of their keys. None of
+        values.
+        """
+        return "" if self.kind == "value" else PARTS + quote(self.name, safe="")
+
+    @property
     def stored(self) -> str:
-        """The type of what a key has in the table, as DDL: never null, never empty.
+        """The type of what a key has in the table, as DDL: never null, and never empty unless there are parts beside.
 
         With a time to live, `expiry` says when each part expires, in milliseconds. Maps are in the order of their keys.
         """
+        return self._of(f"versions<{','.join((*self.earlier, self.value))}>" if self.evolves else self.value)
+
+    @property
+    def shown(self) -> str:
+        """The same as a user reads it."""
+        return self._of(self.value)
+
+    def _of(self, value: str) -> str:
         if self.kind == "map":
             expiry = ",expiry:bigint" if self.ttl_ms else ""
-            return f"array<struct<key:{self.key},value:{self.value}{expiry}>>"
-        one = f"struct<value:{self.value},expiry:bigint>" if self.ttl_ms else self.value
+            return f"array<struct<key:{self.key},value:{value}{expiry}>>"
+        one = f"struct<value:{value},expiry:bigint>" if self.ttl_ms else value
         return f"array<{one}>" if self.kind == "list" else one
+
+
+class InitialState(msgspec.Struct, frozen=True):
+    """What a query's first batch begins with.
+
+    Attributes:
+        columns: of its rows. keys: positions of those that make up the key, of the same types as the input's.
+    """
+
+    columns: tuple[Field, ...]
+    keys: tuple[int, ...]
 
 
 class ProcessorSpec(Spec, frozen=True, tag="processor"):
@@ -76,6 +115,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         purged: names of variables of earlier runs that are to be deleted.
         emitted: position among the outputs of the event time of rows, by which operators above close; none if there is
             none. No row may be late there.
+        initial: what the first batch begins with; none if with nothing.
     """
 
     columns: tuple[Field, ...]
@@ -89,13 +129,17 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     lag_ms: int = 0
     purged: tuple[str, ...] = ()
     emitted: int | None = None
+    initial: InitialState | None = None
 
     def keeping(self, before: Spec) -> Self:
         """The same, with the variables of an earlier run that it does not ask for, in the order of their names."""
         left_out = {*self.purged, *(one.name for one in self.variables)}
         earlier = before.variables if isinstance(before, ProcessorSpec) else ()
         idle = (msgspec.structs.replace(one, idle=True) for one in earlier if one.name not in left_out)
-        variables = sorted([*self.variables, *idle], key=lambda one: one.name)
+        known = {one.name: one for one in earlier}
+        evolves = earlier[0].evolves if earlier else any(one.evolves for one in self.variables)  # as it was at first
+        own = (_followed(known.get(one.name), msgspec.structs.replace(one, evolves=evolves)) for one in self.variables)
+        variables = sorted([*own, *idle], key=lambda one: one.name)
         return msgspec.structs.replace(self, variables=tuple(variables))
 
     @property
@@ -118,6 +162,17 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     def timed(self) -> bool:
         """Whether it may have timers."""
         return self.time_mode != "none"
+
+    @property
+    def tables(self) -> Mapping[str, tuple[str, bool]]:
+        """By table, the type of what a key has there, as DDL, and whether parts of that are due at times."""
+        timers = {TIMERS: ("array<bigint>", True)} if self.timed else {}
+        return {one.table: (one.stored, one.ttl_ms > 0) for one in self.variables} | timers
+
+    @property
+    def varies(self) -> bool:
+        """Yes: variables come and go, and names are the user's."""
+        return True
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
@@ -147,7 +202,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
 
     def shown(self, table: str) -> tuple[Field, ...]:
         """The columns of a table's rows as a user reads them: the key, and what it has there, called as that is."""
-        name, stored = next(((v.name, v.stored) for v in self.variables if v.table == table), (TIMERS, "array<bigint>"))
+        name, stored = next(((v.name, v.shown) for v in self.variables if v.table == table), (TIMERS, "array<bigint>"))
         taken = {field.name for field in self.key_fields}
         while name in taken:
             name += "_state"
@@ -228,8 +283,17 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     @property
     def unsupported_values(self) -> str | None:
         """A type that cannot be kept."""
-        types = [parse_type(one.stored) for one in self.variables] + [parse_type(one.type) for one in self.columns]
+        columns = self.columns + (self.initial.columns if self.initial else ())
+        types = [parse_type(one.stored) for one in self.variables] + [parse_type(one.type) for one in columns]
         return None if all(_held(one) for one in types) else INPUT_TYPE
+
+
+def _followed(before: Variable | None, now: Variable) -> Variable:
+    """A variable with the types that it has had."""
+    if before is None or not now.evolves:
+        return now
+    new = () if before.value == now.value else (before.value,)
+    return msgspec.structs.replace(now, earlier=(*before.earlier, *new))
 
 
 def _held(dtype: DataType) -> bool:

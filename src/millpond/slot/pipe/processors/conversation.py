@@ -5,7 +5,33 @@ from __future__ import annotations
 import pyarrow as pa
 
 from millpond.slot.pipe.processors.processor import Running
-from millpond.slot.process.protocol import Call, Called, Connection
+from millpond.slot.process.calling import receive_table, receive_tables, send_tables
+from millpond.slot.process.protocol import Call, Called, Connection, Fetch
+
+
+class Asking:
+    """Asks a slot for parts of variables while it waits for the answer to a call.
+
+    Args:
+        connection: to the slot.
+
+    Attributes:
+        failed: what went wrong with it; no fault of the user's code.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.failed: BaseException | None = None
+
+    def __call__(self, table: str, asked: pa.RecordBatch) -> pa.Array:
+        """Parts of the variable that has this table (see `operators.processors.calls.Ask`)."""
+        try:
+            self._connection.send(Fetch(table))
+            send_tables(self._connection, {table: asked})
+            return receive_table(self._connection).column(0)
+        except BaseException as error:
+            self.failed = error
+            raise
 
 
 def answer(connection: Connection, call: Call, running: Running, place: str) -> None:
@@ -18,7 +44,7 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
         call: what is to be called. running: what is called.
         place: where this is, for the note on what the user's code raises.
     """
-    tables = {name: _table(connection) for name in call.tables}
+    tables = receive_tables(connection, call.tables)
     output = running.call(call, tables)
     announced = False
     while (batch := _next(output, running, place)) is not None:
@@ -28,14 +54,7 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
         connection.send_batch(batch)
     changes = running.changes()
     connection.send(Called(list(changes)))
-    for table in changes.values():
-        connection.send_schema(table.schema)
-        connection.send_batch(table)
-
-
-def _table(connection: Connection) -> pa.RecordBatch:
-    connection.receive()  # its schema
-    return connection.receive()[1]
+    send_tables(connection, changes)
 
 
 def _next(output: object, running: Running, place: str) -> pa.RecordBatch | None:
@@ -43,6 +62,8 @@ def _next(output: object, running: Running, place: str) -> pa.RecordBatch | None
     try:
         return next(output, None)  # type: ignore[call-overload]
     except BaseException as error:
+        if error is getattr(running.ask, "failed", None):
+            raise
         key = "" if running.key is None else f", key {running.key!r}"
         error.add_note(
             f"This processor was called by Millpond for {place}{key}. "

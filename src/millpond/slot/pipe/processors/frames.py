@@ -56,7 +56,9 @@ class Frames:
         frame = self._whole(series)
         cut = self._chosen(series) if frame is None else self._sliced(frame)
         for key, (start, stop) in zip(told, pairwise(ends), strict=True):
-            yield key, (cut(at, min(at + most, stop)) for at in range(start, stop, most))
+            yield key, _cuts(cut, range(start, stop, most))
+
+    lasting = groups
 
     def _chunk(self, batch: pa.RecordBatch) -> int:
         """How many rows a frame has at most."""
@@ -108,6 +110,11 @@ class Frames:
         return self._indexes[length]
 
 
+def _cuts(cut: Callable[[int, int], pd.DataFrame], starts: range) -> Iterator[pd.DataFrame]:
+    for at in starts:
+        yield cut(at, min(at + starts.step, starts.stop))
+
+
 def _named(columns: list[str]) -> tuple[str, ...]:
     """The names that columns have in the end: Spark makes named tuples of rows, where not every name can be."""
     made: Any = namedtuple  # under its own name, static checks ask for names that are known beforehand
@@ -120,7 +127,7 @@ class _Part(NamedTuple):
 
     names: pd.Index
     columns: list[Any]
-    key: Any
+    key: Any = None
 
     def same(self, other: _Part) -> bool:
         """Whether another one has the same columns, of the same types."""
@@ -133,29 +140,58 @@ class FrameResults:
 
     Args:
         shown: the output. conf: Spark's `RunnerConf`.
+
+    Attributes:
+        given: the frames. owners: how many there are after each key, and the key.
+        look: after how many frames there may be enough.
     """
+
+    look = 1
 
     def __init__(self, shown: StructType, conf: Any) -> None:
         self._schema = StructType([StructField("_0", shown)])
         self._nested = any(isinstance(one.dataType, ArrayType | MapType | StructType) for one in shown.fields)
         self._conf = conf
-        self._parts: list[_Part | pa.RecordBatch] = []
+        self.given: list[_Part | pa.RecordBatch] = []
+        self.owners: list[tuple[int, Any]] = []
         self._rows = 0
+
+    def append(self, frame: Any) -> None:
+        """Take a frame."""
+        if not isinstance(frame, pd.DataFrame):
+            raise PySparkValueError(
+                "Invalid return type. Please make sure that the UDF returns a "
+                "pandas.DataFrame when the specified return type is StructType."
+            )
+        if self._nested or not frame.shape[1]:
+            self.given.append(self._batch(frame, cast=True))
+        else:  # the user may change the frame before the next one
+            columns = [frame._get_column_array(at).copy() for at in range(frame.shape[1])]
+            self.given.append(_Part(frame.columns, columns))
+        self._rows += len(frame)
+
+    def empty(self) -> FrameResults:
+        """Others of the same output, none yet."""
+        made = object.__new__(FrameResults)  # many are made
+        made._schema, made._nested, made._conf = self._schema, self._nested, self._conf
+        made.given, made.owners, made._rows = [], [], 0
+        return made
+
+    def join(self, others: FrameResults) -> None:
+        """Put others behind these, which are none then."""
+        before = len(self.given)
+        self.given += others.given
+        self.owners += [(before + after, key) for after, key in others.owners]
+        self._rows += others._rows
+        others.given.clear()
+        others.owners.clear()
+        others._rows = 0
 
     def take(self, results: Iterator[Any], key: Any) -> bool:
         """Take frames of a key; returns whether there are enough for now, and maybe more."""
         for frame in results:
-            if not isinstance(frame, pd.DataFrame):
-                raise PySparkValueError(
-                    "Invalid return type. Please make sure that the UDF returns a "
-                    "pandas.DataFrame when the specified return type is StructType."
-                )
-            if self._nested or not frame.shape[1]:
-                self._parts.append(self._batch(frame, cast=True))
-            else:  # the user may change the frame before the next one
-                columns = [frame._get_column_array(at).copy() for at in range(frame.shape[1])]
-                self._parts.append(_Part(frame.columns, columns, key))
-            self._rows += len(frame)
+            self.append(frame)
+            self.owners.append((len(self.given), key))
             if self.enough:
                 return True
         return False
@@ -163,12 +199,17 @@ class FrameResults:
     @property
     def enough(self) -> bool:
         """Whether there are enough rows for now."""
-        return self._rows >= TOGETHER or len(self._parts) >= TOGETHER
+        return self._rows >= TOGETHER or len(self.given) >= TOGETHER
 
     def taken(self, blame: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
         """All rows so far. What is wrong with them is raised after `blame` was told the key."""
-        parts = self._parts
-        self._parts, self._rows = [], 0
+        parts, start = self.given, 0
+        for stop, key in self.owners:
+            parts[start:stop] = [
+                part._replace(key=key) if isinstance(part, _Part) else part for part in parts[start:stop]
+            ]
+            start = stop
+        self.given, self.owners, self._rows = [], [], 0
         for some in _alike(parts):
             if isinstance(some[0], _Part):
                 yield from self._together(some, blame)

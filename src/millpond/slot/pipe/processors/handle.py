@@ -12,9 +12,11 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import StructType
 
 from millpond.errors import UsageError
+from millpond.operators.processors.calls import Ask
 from millpond.slot.pipe.processors.state import refusals
 from millpond.slot.pipe.processors.state.columns import TooLarge
-from millpond.slot.pipe.processors.state.parts import HeldList, HeldMap
+from millpond.slot.pipe.processors.state.lists import HeldList
+from millpond.slot.pipe.processors.state.maps import HeldMap
 from millpond.slot.pipe.processors.state.refusals import refused
 from millpond.slot.pipe.processors.state.timers import Timers
 from millpond.slot.pipe.processors.state.variables import HeldValue, Place
@@ -117,15 +119,15 @@ class Handle(CheckedHandle):
     """The handle of a processor that runs: over the state that calls send.
 
     Args:
-        spec: the operator. now: the time of the batch, in milliseconds.
+        spec: the operator. now: the time of the batch, in milliseconds. ask: gives parts of variables.
 
     Attributes:
         place: where the processor is. timers: of the keys of the call.
     """
 
-    def __init__(self, spec: ProcessorSpec, now: int) -> None:
+    def __init__(self, spec: ProcessorSpec, now: int, ask: Ask) -> None:
         super().__init__(spec.time_mode, State.CREATED, self._held)
-        self.place = Place()
+        self.place = Place(ask)
         self.timers = Timers()
         self._timed = spec.timed
         self._known = {one.name: one for one in spec.variables}
@@ -134,7 +136,7 @@ class Handle(CheckedHandle):
     def begin(self, tables: Mapping[str, pa.RecordBatch]) -> None:
         """A call begins: this is what its keys have."""
         for _, held in self._variables.values():
-            held.begin(tables[held.variable.table].column("value"))
+            held.begin(*tables[held.variable.table].columns)
         if self._timed:
             self.timers.begin(tables[TIMERS].column("value"))
 
@@ -155,7 +157,12 @@ class Handle(CheckedHandle):
                 ) from None
         if self._timed:
             made[TIMERS] = self.timers.changes()
-        return {name: changes.table() for name, changes in made.items() if changes.at}
+        changed = {name: changes.table() for name, changes in made.items() if changes.at}
+        for _, held in self._variables.values():
+            changes = made[held.variable.table]
+            if changes.parts is not None:
+                changed[held.variable.parts] = changes.parts
+        return changed
 
     def _held(self, kind: str, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
         variable = self._known.get(name)

@@ -8,9 +8,10 @@ Spark runs Python functions, not in the slot: one that fails, or takes its proce
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,8 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask
+from millpond.slot.pipe.processors.clock import on_the_clock, zoneless
 from millpond.slot.pipe.processors.frames import FrameResults, Frames
 from millpond.slot.pipe.processors.handle import Handle
 from millpond.slot.pipe.processors.rows import RowResults, Rows
@@ -29,6 +31,26 @@ from millpond.slot.pipe.processors.state.values import Form
 from millpond.slot.process.protocol import Call
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.types import DataType, parse_type
+
+
+@dataclass(frozen=True)
+class InitialColumns:
+    """The columns of an initial state.
+
+    In Spark a pandas frame of it has all columns, grouping columns that are not data too; in the first batch of a query
+    with an initial state, that is so of the frames of its rows as well, but not here. Spark counts the rows of a key's
+    initial state as some of the rows of its first frame, and calls a processor that sees rows more than once for a key
+    with more of both than frames may have (`spark.sql.execution.arrow.maxRecordsPerBatch`): not here either.
+
+    Attributes:
+        columns: all of them, as for the input.
+        keys: positions of those that make up the key.
+        values: positions of those that are in a pandas frame.
+    """
+
+    columns: StructType
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +66,8 @@ class UserProcessor:
         shown: the output.
         spec: the operator.
         conf: the settings that Spark's Python worker obeys.
+        initial: the initial state, if there is one.
+        in_flight: of an asynchronous one, how many keys may wait for state at a time; None for others.
     """
 
     title: str
@@ -54,42 +78,53 @@ class UserProcessor:
     shown: StructType
     spec: ProcessorSpec
     conf: dict[str, str] = field(default_factory=dict)
+    initial: InitialColumns | None = None
+    in_flight: int | None = None
 
-    def start(self) -> Running:
-        """A processor for one partition and batch, made anew as Spark does it for every task."""
-        return Running(self)
+    def start(self, ask: Ask) -> Running:
+        """A processor for one partition and batch, made anew as Spark does it for every task; `ask`: as `Running`'s."""
+        if self.in_flight is None:
+            return Running(self, ask)
+        from millpond.slot.pipe.processors.awaiting import AwaitingRunning
+
+        return AwaitingRunning(self, ask, self.in_flight)
 
 
 class Running:
     """A processor at work, for one partition and batch.
 
     Args:
-        processor: what it is.
+        processor: what it is. ask: gives parts of variables while a call runs.
 
     Attributes:
         key: that which it is called for, if it is.
     """
 
-    def __init__(self, processor: UserProcessor) -> None:
+    def __init__(self, processor: UserProcessor, ask: Ask) -> None:
         from pyspark.worker import RunnerConf
 
-        _freeze()
+        freeze()
+        self.ask = ask
         self.key: Any = None
         self._spec = processor.spec
         self._schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in processor.spec.outputs])
         self._processor = _loaded(processor.command)
         self._handle: Handle | None = None
         conf = RunnerConf(processor.conf)
-        columns, keys = processor.columns, self._spec.keys
-        self._key = Form(DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields)))
-        self._input: Rows | Frames
+        self._zone = conf.timezone if processor.pandas else None
+        key = DataType("struct", fields=tuple((f.name, parse_type(f.type)) for f in self._spec.key_fields))
+        self._key = Form(key if self._zone is None else zoneless(key))
+
+        def groups(columns: StructType, keys: Sequence[int], values: Sequence[int]) -> Rows | Frames:
+            if processor.pandas:
+                return Frames(columns, keys, values, conf)
+            return Rows(columns, keys, conf.timezone)
+
         self._results: RowResults | FrameResults
-        if processor.pandas:
-            self._input = Frames(columns, keys, processor.values, conf)
-            self._results = FrameResults(processor.shown, conf)
-        else:
-            self._input = Rows(columns, keys, conf.timezone)
-            self._results = RowResults(processor.shown)
+        self._results = FrameResults(processor.shown, conf) if processor.pandas else RowResults(processor.shown)
+        self._input = groups(processor.columns, self._spec.keys, processor.values)
+        first = processor.initial
+        self._initial = None if first is None else groups(first.columns, first.keys, first.values)
 
     def call(self, call: Call, tables: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Call the processor for some keys; what it gives out.
@@ -98,7 +133,10 @@ class Running:
         """
         handle = self._handle or self._initialized(call.processing)
         times = TimerValues(call.processing, call.watermark) if self._spec.timed else TimerValues(-1, -1)
-        if call.phase == "rows":
+        if call.phase == "initial":
+            handle.begin(tables)
+            yield from self._with_initial(handle, times, tables)
+        elif call.phase == "rows":
             handle.begin(tables)
             yield from self._with_rows(handle, times, tables)
         elif call.phase == "timers":
@@ -106,7 +144,8 @@ class Running:
             handle.begin(tables)
             yield from self._with_timers(handle, times, tables)
         else:
-            handle.state = State.TIMER_PROCESSED
+            # with an initial state, Spark does not say that timers are over
+            handle.state = State.TIMER_PROCESSED if self._initial is None else State.DATA_PROCESSED
             fail_on_stopiteration(self._processor.close)()
             handle.state = State.CLOSED
         yield from self._taken()
@@ -117,15 +156,33 @@ class Running:
         return self._handle.changes() if self._handle and self._handle.state is not State.CLOSED else {}
 
     def _initialized(self, now: int) -> Handle:
-        self._handle = Handle(self._spec, now)
-        fail_on_stopiteration(self._processor.init)(self._handle)
+        self._handle = Handle(self._spec, now, self.ask)
+        fail_on_stopiteration(self._processor.init)(self._shown(self._handle))
         self._handle.state = State.INITIALIZED
         return self._handle
+
+    def _with_initial(
+        self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Call the processor for rows of the initial state; nothing is given out."""
+        assert self._initial is not None
+        keys, counts = counted_keys(tables)
+        call = fail_on_stopiteration(self._processor.handleInitialState)
+        for at, (key, rows) in enumerate(self._initial.groups(keys, counts, tables[ROWS])):
+            handle.place.at = at
+            self.key = key
+            for one in rows:  # a row, or a frame
+                call(key, one, times)
+        yield from ()
+
+    def _shown(self, handle: Handle) -> Any:
+        """The handle as the user sees it."""
+        return handle
 
     def _with_rows(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        keys, counts = _keys(tables)
+        keys, counts = counted_keys(tables)
         place, results = handle.place, self._results
         call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
         for at, (key, rows) in enumerate(self._input.groups(keys, counts, tables[ROWS])):
@@ -140,21 +197,27 @@ class Running:
     def _with_timers(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        keys, counts = _keys(tables)
         call = fail_on_stopiteration(self._processor.handleExpiredTimer)
-        due = iter(tables[DUE].column("time").to_pylist())
-        told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
-        for at, (key, count) in enumerate(zip(map(self._key.row, told), counts, strict=True)):
+        for at, (key, due) in enumerate(self._due(tables)):
             handle.place.at = at
             self.key = key
-            for _ in range(count):
-                time = next(due)
+            for time in due:
                 given = iter(call(key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(time)))
                 while self._results.take(given, key):
                     yield from self._taken()
                 handle.timers.remove(at, time)
             if self._results.enough:
                 yield from self._taken()
+
+    def _due(self, tables: Mapping[str, pa.RecordBatch]) -> Iterator[tuple[Any, list[int]]]:
+        """Each key and the times of its timers that are due, in order."""
+        keys, counts = counted_keys(tables)
+        due = iter(tables[DUE].column("time").to_pylist())
+        if self._zone is not None:
+            keys = [on_the_clock(key, self._zone) for key in keys]
+        told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
+        for key, count in zip(map(self._key.row, told), counts, strict=True):
+            yield key, list(islice(due, count))
 
     def _taken(self) -> Iterator[pa.RecordBatch]:
         """All output so far."""
@@ -172,7 +235,7 @@ class Running:
         self.key = key
 
 
-def _keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
+def counted_keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
     """The columns of the keys, and how many rows each key has."""
     keys = tables[KEYS]
     at = keys.schema.get_field_index(COUNT)
@@ -180,7 +243,7 @@ def _keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[in
 
 
 @cache
-def _freeze() -> None:
+def freeze() -> None:
     """Spare all that the process has by now the garbage collections to which the state of many keys leads."""
     gc.collect()
     gc.freeze()

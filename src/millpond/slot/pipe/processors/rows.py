@@ -48,9 +48,7 @@ class Rows:
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
         """Each key and its rows, which have to be used, if at all, before the next one is asked for."""
-        told = (
-            zip(*map(listed, self._typed(keys, self._keys).columns), strict=True) if keys else iter([()] * len(counts))
-        )
+        told = self._told(keys, counts)
         stream = _tuples(self._typed(batch.columns))
         row = self._row
         for key, count in zip(told, counts, strict=True):
@@ -59,10 +57,35 @@ class Rows:
             for _ in rows:  # what the user has not used
                 pass
 
+    def lasting(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
+        """Each key and its rows, which may be used when others are asked for already."""
+        told = self._told(keys, counts)
+        typed = self._typed(batch.columns)
+        row = self._row
+        block: list[Any] = []
+        first = start = 0  # of the block, and of the key
+        for key, count in zip(told, counts, strict=True):
+            if count > _BLOCK:
+                yield key, map(row, _tuples(typed.slice(start, count)))
+            else:
+                if start + count > first + len(block):
+                    first, block = start, list(_block(typed, start))
+                yield key, map(row, block[start - first : start - first + count])
+            start += count
+
+    def _told(self, keys: Sequence[pa.Array], counts: list[int]) -> Iterator[tuple[Any, ...]]:
+        if not keys:
+            return iter([()] * len(counts))
+        return zip(*map(listed, self._typed(keys, self._keys).columns), strict=True)
+
 
 def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     for start in range(0, batch.num_rows, _BLOCK):
-        yield from zip(*map(listed, batch.slice(start, _BLOCK).columns), strict=True)
+        yield from _block(batch, start)
+
+
+def _block(batch: pa.RecordBatch, start: int) -> Iterator[tuple[Any, ...]]:
+    return zip(*map(listed, batch.slice(start, _BLOCK).columns), strict=True)
 
 
 def _maker(names: Row) -> Callable[[tuple[Any, ...]], Row]:
@@ -81,34 +104,63 @@ class RowResults:
 
     Args:
         shown: the output.
+
+    Attributes:
+        given: the rows. owners: how many there are after each key, and the key.
+        look: after how many rows there may be enough.
     """
+
+    look = TOGETHER
 
     def __init__(self, shown: StructType) -> None:
         self._schema = to_arrow_schema(shown, timezone="UTC")
         self._nested = any(pa.types.is_nested(kind) for kind in self._schema.types)
-        self._rows: list[Any] = []
-        self._owners: list[tuple[int, Any]] = []  # how many rows there are after each key, and the key
+        self.given: list[Any] = []
+        self.owners: list[tuple[int, Any]] = []
+
+    @property
+    def append(self) -> Callable[[Any], None]:
+        """Takes a row."""
+        if not self._nested:
+            return self.given.append
+        return lambda row: self.given.append(row.asDict(True))  # the user may change a list in it before the next row
+
+    def empty(self) -> RowResults:
+        """Others of the same output, none yet."""
+        made = object.__new__(RowResults)  # many are made
+        made._schema, made._nested, made.given, made.owners = self._schema, self._nested, [], []
+        return made
+
+    def join(self, others: RowResults) -> None:
+        """Put others behind these, which are none then."""
+        if not others.given:
+            return
+        before = len(self.given)
+        self.given += others.given
+        self.owners += [(before + after, key) for after, key in others.owners]
+        others.given.clear()
+        others.owners.clear()
 
     def take(self, results: Iterator[Any], key: Any) -> bool:
         """Take rows of a key; returns whether there are enough for now, and maybe more."""
-        before = len(self._rows)
+        before = len(self.given)
         if self._nested:  # the user may change a list that is in a row before the next row
             results = (row.asDict(True) for row in results)
-        self._rows.extend(islice(results, TOGETHER))
-        after = len(self._rows)
+        self.given.extend(islice(results, TOGETHER))
+        after = len(self.given)
         if after > before:
-            self._owners.append((after, key))
+            self.owners.append((after, key))
         return after - before >= TOGETHER
 
     @property
     def enough(self) -> bool:
         """Whether there are enough rows for now."""
-        return len(self._rows) >= TOGETHER
+        return len(self.given) >= TOGETHER
 
     def taken(self, blame: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
         """All rows so far. What is wrong with them is raised after `blame` was told the key."""
-        rows, owners = self._rows, self._owners
-        self._rows, self._owners = [], []
+        rows, owners = self.given, self.owners
+        self.given, self.owners = [], []
         if not rows:
             return
         try:

@@ -38,9 +38,9 @@ _READ = frozenset(
 """Types whose values Spark's JVM reads as they are."""
 _NAMED = object()
 """What it reads of a class or a function, which travels as its name: something of no type of Spark's."""
-_ZERO_KEYS = {"float": 0.0, "double": 0.0, "boolean": False}
-_ZERO_KEYS |= dict.fromkeys([*_BITS, "date", "timestamp", "timestamp_ntz"], 0)
-"""What a key of a map that is null becomes, where null does not fit the type's binary format."""
+ZEROS = {"float": 0.0, "double": 0.0, "boolean": False}
+ZEROS |= dict.fromkeys([*_BITS, "date", "timestamp", "timestamp_ntz"], 0)
+"""What null becomes where it does not fit the type's binary format, in keys of maps and fields that are never null."""
 _LONE = re.compile("[\ud800-\udfff]")
 
 Convert = Callable[[Any], Any]
@@ -84,7 +84,15 @@ class Form:
         Raises:
             Refused: Spark refuses it.
         """
-        made: tuple[Any, ...] = self._taken(self._spark.toInternal(tuple(map(client._normalize_state_value, value))))
+        return self.converted(tuple(map(client._normalize_state_value, value)))
+
+    def converted(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same of a value as it is, with whatever NumPy and pandas have put into it.
+
+        Raises:
+            Refused: Spark refuses it.
+        """
+        made: tuple[Any, ...] = self._taken(self._spark.toInternal(value))
         for at, name in self._strict:
             if made[at] is None:
                 raise Refused(null_field(at, name))
@@ -233,7 +241,7 @@ def _array(dtype: DataType) -> Convert:
 
 def _map(dtype: DataType) -> Convert:
     key, item = (_taken(inner) for _, inner in dtype.fields)
-    zero = _ZERO_KEYS.get(dtype.fields[0][1].name)
+    zero = ZEROS.get(dtype.fields[0][1].name)
 
     def make(value: Any) -> Any:
         if not isinstance(value, dict):

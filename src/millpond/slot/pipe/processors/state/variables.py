@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ValueState
 
 from millpond.layout import NEVER
+from millpond.operators.processors.calls import Ask
 from millpond.slot.pipe.processors.state.columns import built, stored
 from millpond.slot.pipe.processors.state.refusals import no_key, refused
 from millpond.slot.pipe.processors.state.values import Form, Refused
@@ -26,12 +27,14 @@ class Place:
 
     Attributes:
         at: the position in the call of the key that it is called for; None if it is called for none.
+        ask: gives parts of variables that the keys of the call have.
     """
 
-    __slots__ = ("at",)
+    __slots__ = ("ask", "at")
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Ask) -> None:
         self.at: Any = None
+        self.ask = ask
 
 
 class Changes(NamedTuple):
@@ -41,16 +44,21 @@ class Changes(NamedTuple):
         at: positions of the keys, in order.
         values: all that each key has now, null for nothing.
         expiries: when the first part of that expires, for each key, in milliseconds.
+        heads: what parts each key has beside, null for none; not given if no key has any.
+        parts: those that have changed, if any, as the slot takes them.
     """
 
     at: list[int]
     values: pa.Array
     expiries: Sequence[int]
+    heads: pa.StructArray | None = None
+    parts: pa.RecordBatch | None = None
 
     def table(self) -> pa.RecordBatch:
         """As the slot takes it."""
-        columns = [pa.array(self.at, pa.int64()), self.values, pa.array(self.expiries, pa.int64())]
-        return pa.RecordBatch.from_arrays(columns, ["at", "value", "expiry"])
+        columns = [pa.array(self.at, pa.int64()), self.values, pa.array(self.expiries, pa.int64()), self.heads]
+        columns = columns[: 3 if self.heads is None else 4]
+        return pa.RecordBatch.from_arrays(columns, ["at", "value", "expiry", "head"][: len(columns)])
 
 
 class Held:
@@ -78,10 +86,27 @@ class Held:
         self._form.require(value)
         self._kept = self._form.kept
 
-    def begin(self, sent: pa.Array) -> None:
-        """A call begins: this is what its keys have."""
+    def begin(self, sent: pa.Array, heads: pa.StructArray | None = None) -> None:
+        """A call begins: this is what its keys have, and what parts beside that, if any."""
         self._sent = sent
         self._changed = set()
+
+    def lacks(self, at: int, key: Any | None) -> bool:
+        """Whether something was neither sent with the call nor fetched since.
+
+        Args:
+            at: the position of a key in the call.
+            key: of a map, a key whose value is wanted, as the user gives it; None for all that the key of the call has,
+                which is read piece by piece, and not lacking, where it is much.
+        """
+        return False
+
+    def fetch(self, wanted: Sequence[tuple[int, Any | None]]) -> None:
+        """Get what is lacking, for many keys at once; afterwards less of it is.
+
+        Args:
+            wanted: what `lacks` was asked about.
+        """
 
     @abstractmethod
     def changes(self) -> Changes:
@@ -110,7 +135,7 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
         self._hold(variable, place, now)
         self._values: Any = None  # the values of all keys of the call; None until it is used in it
 
-    def begin(self, sent: pa.Array) -> None:
+    def begin(self, sent: pa.Array, heads: pa.StructArray | None = None) -> None:
         """A call begins: this is what its keys have."""
         super().begin(sent)
         self._values = None

@@ -1,0 +1,32 @@
+"""The kind of users' functions over groups with state: what their state is, and what opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.layout import Rows
+from millpond.operators.kind import Kind, Opening
+from millpond.operators.processors.kind import PROCESSOR
+from millpond.operators.processors.shown import read_columns
+from millpond.operators.processors.tables import variables
+from millpond.operators.protocol import Operator
+from millpond.spec.kinds.group_state import STATE, TIMEOUT, GroupStateSpec
+
+
+def _load() -> Callable[[GroupStateSpec, Opening], Operator]:
+    from millpond.operators.processors.group_state import open_group_state
+
+    return open_group_state
+
+
+def _read(spec: GroupStateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
+    names = [field.name for field in spec.shown(table)]
+    for *columns, held in read_columns(variables(spec)[table], rows):
+        shown = [pc.struct_field(held, name) for name in (STATE, TIMEOUT)] if spec.expires else [held]
+        yield pa.RecordBatch.from_arrays([*columns, *shown], names=names)
+
+
+GROUP_STATE = Kind(_load, PROCESSOR.tables, _read)

@@ -1,0 +1,21 @@
+"""The rows of a processor's initial state, as the first batch of its operator takes them."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.projection import prepared
+from millpond.plan.reading.processor import InitialReading
+from millpond.plan.transplant import partition_of
+
+
+def initial_state(catalyst: Catalyst, reading: InitialReading, partitions: int) -> DataFrame:
+    """The columns of an initial state, the key hash last, each row in its hash's partition.
+
+    Args:
+        catalyst: of the session. reading: what was read of it. partitions: of the operator's state.
+    """
+    rows = prepared(catalyst, reading.node, reading.raw, reading.columns, reading.hash)
+    return rows.repartitionById(partitions, F.expr(partition_of(partitions)))

@@ -1,0 +1,73 @@
+"""An asynchronous processor, called beside the pipe: many keys of a call at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+
+from millpond.operators.processors.calls import ROWS, Ask
+from millpond.slot.pipe.processors.asynchronous.base import row_by_row, yields
+from millpond.slot.pipe.processors.asynchronous.controller import Controller, Task
+from millpond.slot.pipe.processors.asynchronous.variables import AwaitedHandle
+from millpond.slot.pipe.processors.handle import Handle
+from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys
+
+
+class AwaitingRunning(Running):
+    """An asynchronous processor at work, for one partition and batch.
+
+    Args:
+        processor: what it is. ask: asks for parts of state. in_flight: how many keys may wait for state at a time.
+    """
+
+    def __init__(self, processor: UserProcessor, ask: Ask, in_flight: int) -> None:
+        super().__init__(processor, ask)
+        self._in_flight = in_flight
+        self._single = row_by_row(self._processor)
+
+    def _shown(self, handle: Handle) -> Any:
+        self._controller = Controller(handle.place, self, self._in_flight)
+        return AwaitedHandle(handle)
+
+    def _with_initial(
+        self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        assert self._initial is not None
+        call = self._processor.handleInitialState
+        groups = self._initial.lasting(*counted_keys(tables), tables[ROWS])
+        tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
+        yield from self._run(call, tasks)
+
+    def _with_rows(
+        self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        groups = self._input.lasting(*counted_keys(tables), tables[ROWS])
+        tasks: Iterator[Task]
+        if self._single:
+            call = self._processor.handleInputRow
+            tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
+        else:
+            call = self._processor.handleInputRows
+            tasks = ((at, key, (call(key, rows, times),)) for at, (key, rows) in enumerate(groups))
+        yield from self._run(call, tasks)
+
+    def _with_timers(
+        self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        call = self._processor.handleExpiredTimer
+
+        def fired(at: int, key: Any, due: list[int]) -> Iterator[Any]:
+            for time in due:
+                yield call(key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(time))
+                handle.timers.remove(at, time)
+
+        tasks = ((at, key, fired(at, key, due)) for at, (key, due) in enumerate(self._due(tables)))
+        yield from self._run(call, tasks)
+
+    def _run(self, call: Any, tasks: Iterator[Task]) -> Iterator[pa.RecordBatch]:
+        for _ in self._controller.run(tasks, self._results, yields=yields(call)):
+            yield from self._taken()

@@ -1,0 +1,174 @@
+"""A user's function over groups with state (`applyInPandasWithState`), called in Spark's Python worker.
+
+The state of a key is PySpark's own `GroupState`, made as Spark's worker makes it; what it has become is looked at once
+the function's results are all taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql.streaming.state import GroupState
+from pyspark.sql.types import StructType
+from pyspark.util import fail_on_stopiteration
+
+from millpond.errors import UsageError
+from millpond.operators.processors.calls import ROWS, Ask
+from millpond.operators.protocol import MAIN
+from millpond.slot.pipe.processors.group_frames import GroupFrames, GroupResults, given
+from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys, freeze
+from millpond.slot.pipe.processors.state.columns import TooLarge, built, stored
+from millpond.slot.pipe.processors.state.refusals import null_field, refused
+from millpond.slot.pipe.processors.state.values import ZEROS, Form, Refused
+from millpond.slot.process.protocol import Call
+from millpond.spec.kinds.group_state import GroupStateSpec
+from millpond.spec.types import parse_type
+
+_TIMEOUTS = {"none": "NoTimeout", "processing": "ProcessingTimeTimeout", "event": "EventTimeTimeout"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserGroups(UserProcessor):
+    """What is called with the keys that a slot sends: `command` has the user's function.
+
+    Attributes:
+        state: the type of the state, as the user gives it.
+    """
+
+    spec: GroupStateSpec
+    state: StructType
+
+    def start(self, ask: Ask) -> RunningGroups:
+        """The function for one partition and batch, which asks for nothing."""
+        return RunningGroups(self)
+
+
+class RunningGroups(Running):
+    """A function over groups at work, for one partition and batch.
+
+    Args:
+        groups: what it is.
+
+    Attributes:
+        key: that which it is called for, if it is.
+    """
+
+    def __init__(self, groups: UserGroups) -> None:
+        from pyspark.worker import RunnerConf
+        from pyspark.worker_util import read_command
+
+        freeze()
+        self.key: Any = None
+        self._spec: GroupStateSpec = groups.spec
+        self._schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in groups.spec.outputs])
+        function, _ = read_command(CPickleSerializer(), groups.command)
+        self._function = fail_on_stopiteration(function)
+        conf = RunnerConf(groups.conf)
+        self._frames = GroupFrames(groups.columns, self._spec.keys, groups.values, conf)
+        self._results = GroupResults(groups.shown, conf)
+        self._form = Form(parse_type(self._spec.state))
+        self._type = groups.state
+        zeros = [ZEROS.get(inner.name) for _, inner in self._form.dtype.fields]
+        fields = enumerate(zip(groups.state, zeros, strict=True))
+        self._full = [(at, one.name, zero) for at, (one, zero) in fields if not one.nullable]
+        self._timeout = _TIMEOUTS[self._spec.time_mode]
+        self._changed: list[tuple[int, Any, int | None]] = []
+
+    def call(self, call: Call, tables: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Call the function for some keys; what it gives out.
+
+        Raises whatever the user's function raises.
+        """
+        keys, counts = counted_keys(tables)
+        self._changed = []
+        if call.phase == "rows":
+            groups = self._frames.groups(keys, counts, tables[ROWS])
+        else:
+            groups = self._frames.timed_out(keys, len(counts))
+        held = stored(tables[MAIN].column("value"))
+        function, results = self._function, self._results
+        for at, (key, frames) in enumerate(groups):
+            self.key = key
+            state = self._state(held[at], call)
+            frames_given = given(function(key, frames, state))
+            while results.take(frames_given, key):
+                yield from self._taken()
+            self._note(at, held[at], state)
+            if results.enough:
+                yield from self._taken()
+        yield from self._taken()
+        self.key = None
+
+    def _state(self, held: Any, call: Call) -> GroupState:
+        """The state of a key; what timeout it has, Spark tells nobody."""
+        shown = held if held is None or self._form.plain else self._form.shown(held)
+        return GroupState(
+            optionalValue=shown,
+            batchProcessingTimeMs=call.processing,
+            eventTimeWatermarkMs=call.watermark,
+            timeoutConf=self._timeout,
+            hasTimedOut=call.phase == "timers",
+            watermarkPresent=self._spec.marked,
+            defined=held is not None,
+            updated=False,
+            removed=False,
+            timeoutTimestamp=GroupState.NO_TIMESTAMP,
+            keyAsUnsafe=b"",
+            valueSchema=self._type,
+        )
+
+    def _note(self, at: int, held: Any, state: GroupState) -> None:
+        """Remember what has become of the state of a key: nothing, if neither it nor a timeout was set or removed."""
+        timeout = _milliseconds(state)
+        if not (state._updated or state._removed or timeout is not None):
+            return
+        value = None
+        if state._defined:
+            value = held if self._form.plain and not state._updated else self._kept(tuple(state._value))
+        self._changed.append((at, value, timeout))
+
+    def _kept(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        try:
+            kept = value if self._form.kept(value) else self._form.converted(value)
+            for at, name, zero in self._full:
+                if kept[at] is None:
+                    if zero is None:
+                        raise Refused(null_field(at, name))
+                    kept = (*kept[:at], zero, *kept[at + 1 :])
+        except Refused as error:
+            raise refused("updating group state", str(error)) from None
+        return kept
+
+    def changes(self) -> dict[str, pa.RecordBatch]:
+        """What the last call has changed: of some keys all that they have from now on.
+
+        Raises:
+            UsageError: states have become too large.
+        """
+        changed, self._changed = self._changed, []
+        if not changed:
+            return {}
+        at, values, timeouts = zip(*changed, strict=True)
+        try:
+            columns = [pa.array(at, pa.int64()), built(values, self._form.arrow), pa.array(timeouts, pa.int64())]
+        except TooLarge:
+            raise UsageError(
+                "The group state has become so large that some keys have more than 2 GB there.",
+                action="Keep less of it for each key.",
+            ) from None
+        return {MAIN: pa.RecordBatch.from_arrays(columns, ["at", "value", "expiry"])}
+
+
+def _milliseconds(state: GroupState) -> int | None:
+    """When a key is to time out, if it is, as Spark reads it: what is no whole number goes through JSON."""
+    time = state._timeout_timestamp
+    if type(time) is not int:
+        time = json.loads(state.json())["timeoutTimestamp"]
+        time = int(time) if abs(time) < 1 << 63 else (1 << 63) - 1
+    wrapped = ((time + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+    return None if wrapped == GroupState.NO_TIMESTAMP else wrapped

@@ -1,0 +1,185 @@
+"""State variables with a list for each key.
+
+A key's row has the last elements of its list; when they are many, they become parts, which are never written again. So
+an element that is appended costs no more in a long list than in a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.streaming.stateful_processor import ListState
+
+from millpond.layout import NEVER
+from millpond.slot.pipe.processors.state.columns import built, stored
+from millpond.slot.pipe.processors.state.parts import Head, HeldParts, Pieces
+from millpond.slot.pipe.processors.state.refusals import empty_list, no_key, refused
+from millpond.slot.pipe.processors.state.variables import Changes, Place
+from millpond.spec.kinds.processor import Variable
+
+_MOST = 256  # elements that travel with every call
+_PART = 64 << 10  # bytes of a part, about
+_LONGEST = 4096  # elements of a part, at most
+
+
+class _Elements:
+    """The cell of a list: its elements, and when each expires if they do, but for those in parts.
+
+    Attributes:
+        head: of the parts, which come before. before: the elements that are there, once they were fetched.
+    """
+
+    __slots__ = ("before", "expiries", "head", "values")
+
+    def __init__(self, values: list[Any], expiries: list[int], head: Head | None) -> None:
+        self.values = values
+        self.expiries = expiries
+        self.head = head
+        self.before: list[Any] | None = None
+
+    def clear(self) -> None:
+        """Take all elements away; parts to come are numbered on, as those that are there may still be read."""
+        self.values, self.expiries, self.before = [], [], None
+        self.head = self.head and Head(self.head.stop, self.head.stop, 0, 0, 0)
+
+    @property
+    def parted(self) -> bool:
+        """Whether there are parts."""
+        return self.head is not None and self.head.first < self.head.stop
+
+
+class HeldList(HeldParts, ListState):  # type: ignore[misc]
+    """A variable with a list for each key."""
+
+    def __init__(self, variable: Variable, place: Place, now: int) -> None:
+        self._hold(variable, place, now)
+
+    def exists(self) -> bool:
+        """Whether the key has a list."""
+        cell = self._cell("checking value state exists")
+        return bool(cell.values) or (cell.parted and cell.head.expiry > self._now)
+
+    def get(self) -> Iterator[tuple[Any, ...]]:
+        """The elements that the key has when the first is asked for."""
+        doing = "getting list state"
+        cell = self._cell(doing)
+        values = tuple(cell.values)
+        show = None if self._form.plain else self._form.shown
+        if cell.parted:
+            self._need_all(cell.head)
+            for some in [cell.before] if cell.before is not None else self._streamed(cell, doing):
+                yield from some if show is None else map(show, some)
+        yield from values if show is None else map(show, values)
+
+    def put(self, newState: list[tuple[Any, ...]]) -> None:
+        """Give the key another list."""
+        values = self._given(newState)
+        cell = self._cell("updating value state")
+        cell.clear()
+        self._append(cell, values)
+
+    def appendValue(self, newState: tuple[Any, ...]) -> None:
+        """Put an element at the end of the key's list."""
+        value = self._taken(newState, "updating value state")
+        self._append(self._cell("updating value state"), [value])
+
+    def appendList(self, newState: list[tuple[Any, ...]]) -> None:
+        """Put elements at the end of the key's list."""
+        values = self._given(newState)
+        self._append(self._cell("updating value state"), values)
+
+    def clear(self) -> None:
+        """Take the key's list away."""
+        cell = self._cell("clearing value state")
+        if cell.values or cell.parted:
+            cell.clear()
+            self._changed.add(self._place.at)
+
+    def lacks(self, at: int, key: Any | None) -> bool:
+        """See `Held`."""
+        cell = self._of(at)
+        return cell.parted and cell.before is None and self._little(cell.head)
+
+    def fetch(self, wanted: Sequence[tuple[int, Any | None]]) -> None:
+        """See `Held`."""
+        cells = {at: self._of(at) for at, _ in wanted if self.lacks(at, None)}
+        for cell in cells.values():
+            cell.before = []
+        numbers = [(at, number) for at, cell in cells.items() for number in range(cell.head.first, cell.head.stop)]
+        size = max((cell.head.part_bytes for cell in cells.values()), default=0)
+        for some, lists in self._parts(numbers, size):
+            for (at, _), columns in zip(some, self._listed(lists), strict=True):
+                cells[at].before += columns[0] if columns else []
+
+    def _streamed(self, cell: _Elements, doing: str) -> Iterator[list[Any]]:
+        """The elements that are in parts, portion by portion."""
+        at, sent, head = self._at(doing), self._sent, cell.head
+        assert head is not None
+        gone = True
+        for some, lists in self._parts([(at, number) for number in range(head.first, head.stop)], head.part_bytes):
+            for (_, number), columns in zip(some, self._listed(lists), strict=True):
+                gone = gone and columns is None
+                if gone and cell.head is not None and cell.head.first == number:  # expired, and need not be read again
+                    cell.head = cell.head._replace(first=number + 1, bytes=cell.head.bytes - cell.head.part_bytes)
+                    self._changed.add(at)
+                yield columns[0] if columns else []
+                if self._sent is not sent:  # the call is over
+                    raise refused(doing, no_key(self.variable.name))
+
+    def _given(self, values: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        taken = [self._taken(value, "updating value state") for value in values]
+        if not taken:
+            raise refused("updating value state", empty_list(self.variable.name))
+        return taken
+
+    def _append(self, cell: _Elements, values: list[tuple[Any, ...]]) -> None:
+        cell.values += values
+        if self._lives:
+            cell.expiries += repeat(self._expiry, len(values))
+        self._changed.add(self._place.at)
+
+    def _columns(self, parts: pa.StructArray) -> list[list[Any]]:
+        return [stored(column) for column in parts.flatten()] if self._lives else [stored(parts)]
+
+    def _made(self, columns: list[list[Any]] | None, head: Head | None) -> _Elements:
+        if columns is None:
+            return _Elements([], [], None)
+        return _Elements(columns[0], columns[-1] if self._lives else [], head)
+
+    def changes(self) -> Changes:
+        """What the call has changed; the call is over."""
+        at = sorted(self._changed)
+        cells = [self._cells[one] for one in at]
+        counts = [len(cell.values) for cell in cells]
+        expiries = [expiry for cell in cells for expiry in cell.expiries]
+        values = built([value for cell in cells for value in cell.values], self._form.arrow)
+        lists, firsts = self._lists(counts, {"value": values}, expiries)
+        pieces = []
+        if wide := self._wide(lists, counts, _MOST):
+            for number in wide:
+                pieces.append(self._cut(at[number], cells[number], lists.slice(number, 1).flatten()))
+                firsts[number] = NEVER
+            gone = pa.array([number in wide for number in range(len(at))])
+            lists = pc.if_else(gone, pa.scalar(None, lists.type), lists)
+        heads = [cell.head if cell.parted else None for cell in cells]
+        return self._together(at, lists, firsts, heads, pieces)
+
+    def _cut(self, at: int, cell: _Elements, elements: pa.Array) -> Pieces:
+        """The elements of a cell, cut into parts."""
+        count, size = len(elements), elements.nbytes
+        most = max(1, min(_LONGEST, count * _PART // max(1, size)))
+        starts = range(0, count, most)
+        ends = pa.array([*starts, count], pa.int32())
+        kind = pa.list_(pa.field("element", elements.type))
+        head = cell.head or Head(0, 0, 0, 0, 0)
+        firsts, latest = [NEVER] * len(starts), NEVER
+        if self._lives:
+            firsts = [min(cell.expiries[start : start + most]) for start in starts]
+            latest = max(head.expiry, *cell.expiries)
+        cell.head = Head(head.first, head.stop + len(starts), 0, head.bytes + size, latest)
+        numbers = list(range(head.stop, cell.head.stop))
+        return Pieces([at] * len(starts), numbers, pa.ListArray.from_arrays(ends, elements, type=kind), firsts)

@@ -1,0 +1,354 @@
+"""Runs a processor of the user's own (`transformWithState`) without Spark, batch by batch, and shows its state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
+from pyspark.sql.types import StructType
+
+from millpond.errors import UsageError
+from millpond.operators.protocol import Times
+from millpond.plan.catalyst.python import callable_here
+from millpond.slot.pipe.processors.learning import learned
+from millpond.slot.pipe.processors.processor import UserProcessor
+from millpond.spec.kinds.processor import ProcessorSpec, TimeMode, Variable
+from millpond.spec.operators import EventTime
+from millpond.testing.batches import Batches
+from millpond.testing.rows import (
+    Key,
+    Rows,
+    arrow,
+    fields,
+    from_frame,
+    from_rows,
+    struct,
+    to_frame,
+    to_rows,
+    with_keys,
+)
+from millpond.testing.visits import Beginning, Visit
+
+Given = TypeVar("Given")
+Shown = TypeVar("Shown")
+
+_TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "processing", "eventtime": "event"}
+_OUTPUT_MODES = ("append", "update", "complete")
+_ZONE = "spark.sql.session.timeZone"
+_NEVER = -(1 << 50)
+_ASIDE = Times(_NEVER, _NEVER, _NEVER)
+"""The times of a batch in which nothing is due, nothing late, and nothing expires."""
+
+
+class _Tester(ABC, Generic[Given, Shown]):
+    """What testers of both APIs have in common; see `ProcessorTester`."""
+
+    _pandas: ClassVar[bool]
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        keyStructType: StructType | str,
+        inputStructType: StructType | str,
+        outputStructType: StructType | str,
+        outputMode: str = "append",
+        timeMode: str = "none",
+        *,
+        eventTime: str | None = None,
+        eventTimeColumnName: str | None = None,
+        initialState: Given | None = None,
+        initialStateStructType: StructType | str = "",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        if not callable_here():
+            raise UsageError("Processors need PySpark 4.3.", action="Install a newer PySpark.")
+        mode = _one_of("timeMode", timeMode, _TIME_MODES)
+        self._keys, self._own = struct(keyStructType), struct(inputStructType)
+        self._columns, self._output = with_keys(self._keys, self._own), struct(outputStructType)
+        self._settings = {_ZONE: "UTC"} | dict(settings or {})
+        time = None if eventTime is None else EventTime(_place("eventTime", eventTime, self._columns))
+        self._spec = ProcessorSpec(
+            columns=fields(self._columns),
+            keys=self._places(self._columns),
+            outputs=fields(self._output),
+            variables=tuple(learned(processor, _TIME_MODES[mode]).variables),
+            time_mode=_TIME_MODES[mode],
+            output_mode=_one_of("outputMode", outputMode, _OUTPUT_MODES),
+            time=time if mode == "eventtime" else None,
+            marked=True,
+            emitted=None
+            if eventTimeColumnName is None
+            else _place("eventTimeColumnName", eventTimeColumnName, self._output),
+        )
+        if self._spec.unsupported is not None:
+            raise UsageError("The key, the state or a column has a type that cannot be kept.", action="Use another.")
+        self._user = self._called(processor, self._spec, self._columns, self._own)
+        self._batches = Batches()
+        self._processing = self._watermark = 0
+        if initialState is not None:
+            self._begin(processor, initialState, struct(initialStateStructType))
+
+    def _places(self, columns: StructType) -> tuple[int, ...]:
+        return tuple(columns.names.index(name) for name in self._keys.names)
+
+    def _called(
+        self, processor: StatefulProcessor, spec: ProcessorSpec, columns: StructType, own: StructType
+    ) -> UserProcessor:
+        """A processor as the planner makes it."""
+        function = TransformWithStateInPandasUdfUtils(processor, spec.time_mode).transformWithStateUDF
+        return UserProcessor(
+            title=type(processor).__name__,
+            command=cloudpickle.dumps((function, self._output)),
+            pandas=self._pandas,
+            columns=columns,
+            values=tuple(range(len(columns) - len(own), len(columns))),
+            shown=self._output,
+            spec=spec,
+            conf=self._settings,
+        )
+
+    @abstractmethod
+    def _taken(self, rows: Given, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
+        """Rows that a test gives (see `rows.from_rows`)."""
+
+    @abstractmethod
+    def _shown(self, table: pa.Table) -> Shown:
+        """Rows of the output."""
+
+    def test(self, key: Any, rows: Given) -> Shown:
+        """Run a batch that has rows of one key.
+
+        Args:
+            key: its value, or a tuple of values if it has several columns.
+            rows: the rows. They need not have the columns of the key, and are null where they leave out another one.
+
+        Returns:
+            All that the processor gives out in the batch, for timers that are due, too.
+
+        Raises:
+            UsageError: a row has columns that the input does not have, or another key.
+
+        Raises whatever the processor raises, with a note that names the key; the state is then as it was before.
+        """
+        return self._batch(self._taken(rows, self._columns, self._own, self._named(key)))
+
+    def testBatch(self, rows: Given) -> Shown:
+        """Run a batch that has rows of any keys, which they name; see `test`. Keys come in no particular order."""
+        return self._batch(self._taken(rows, self._columns, self._own, None))
+
+    def setProcessingTime(self, currentTimeMs: int) -> Shown:
+        """Move the processing time, in milliseconds (at first it is 0), and let the timers fire that are due by it.
+
+        In time mode `eventTime` processors are merely told it.
+
+        Returns:
+            What the processor gives out.
+
+        Raises:
+            UsageError: it does not move forward, or there is no time mode.
+        """
+        self._check_moves("processing time", self._processing, currentTimeMs)
+        self._processing = currentTimeMs
+        return self._batch(self._nothing()) if self._spec.ticks else self._shown(self._none())
+
+    def setWatermark(self, currentWatermarkMs: int) -> Shown:
+        """Move the watermark, in milliseconds (at first it is 0), and let the timers fire that are due by it.
+
+        The batches that follow drop rows whose event time is not later, in time mode `eventTime`. In output mode
+        `complete` timers wait for the next batch that has rows, as in Spark.
+
+        Returns:
+            What the processor gives out.
+
+        Raises:
+            UsageError: it does not move forward, or there is no time mode.
+        """
+        self._check_moves("watermark", self._watermark, currentWatermarkMs)
+        late, self._watermark = self._watermark, currentWatermarkMs
+        if self._spec.closes or self._spec.ticks:
+            return self._batch(self._nothing(), late)
+        return self._shown(self._none())
+
+    def updateValueState(self, stateName: str, key: Any, value: tuple[Any, ...]) -> None:
+        """Let a key have a value, as `ValueState.update` does."""
+        self._visit(key, self._variable(stateName, "value"), lambda state: state.update(value))
+
+    def peekValueState(self, stateName: str, key: Any) -> tuple[Any, ...] | None:
+        """A key's value, None if it has none."""
+        found: tuple[Any, ...] | None = self._visit(key, self._variable(stateName, "value"), lambda state: state.get())
+        return found
+
+    def updateListState(self, stateName: str, key: Any, value: Sequence[tuple[Any, ...]]) -> None:
+        """Let a key have a list, in place of the one that it has."""
+        self._visit(
+            key, self._variable(stateName, "list"), lambda state: state.put(list(value)) if value else state.clear()
+        )
+
+    def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
+        """A key's list, empty if it has none."""
+        found: list[tuple[Any, ...]] = self._visit(
+            key, self._variable(stateName, "list"), lambda state: list(state.get())
+        )
+        return found
+
+    def updateMapState(self, stateName: str, key: Any, value: Mapping[tuple[Any, ...], tuple[Any, ...]]) -> None:
+        """Let a key have a map, in place of the one that it has."""
+
+        def update(state: Any) -> None:
+            state.clear()
+            for entry in value.items():
+                state.updateValue(*entry)
+
+        self._visit(key, self._variable(stateName, "map"), update)
+
+    def peekMapState(self, stateName: str, key: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+        """A key's map, empty if it has none."""
+        found: dict[tuple[Any, ...], tuple[Any, ...]] = self._visit(
+            key, self._variable(stateName, "map"), lambda state: dict(state.iterator())
+        )
+        return found
+
+    def deleteState(self, stateName: str, key: Any) -> None:
+        """Let a key have nothing of a variable of any kind."""
+        self._visit(key, self._variable(stateName), lambda state: state.clear())
+
+    def peekTimers(self, key: Any) -> list[int]:
+        """The times of a key's timers, in order.
+
+        Raises:
+            UsageError: there is no time mode.
+        """
+        self._check_timed()
+        found: list[int] = self._visit(key, None, lambda handle: sorted(handle.listTimers()))
+        return found
+
+    def _begin(self, processor: StatefulProcessor, rows: Given, own: StructType) -> None:
+        """Let the processor see its initial state."""
+        columns = with_keys(self._keys, own)
+        spec = msgspec.structs.replace(
+            self._spec, columns=fields(columns), keys=self._places(columns), time=None, emitted=None
+        )
+        user = self._called(Beginning(processor), spec, columns, own)
+        self._batches.run(user, self._taken(rows, columns, own, None), _ASIDE, self._told)
+
+    def _batch(self, rows: pa.Table, late: int | None = None) -> Shown:
+        times = Times(self._watermark if late is None else late, self._watermark, self._processing)
+        return self._shown(self._batches.run(self._user, rows, times))
+
+    def _visit(self, key: Any, variable: Variable | None, act: Callable[[Any], Any]) -> Any:
+        visit = Visit(variable, act)
+        # A row of the key brings the processor there; what else is in it, nobody sees.
+        row = from_rows([self._named(key)], self._keys, self._keys, None)
+        columns = [
+            row.column(name) if name in row.schema.names else pa.nulls(1, kind)
+            for name, kind in zip(self._columns.names, arrow(self._columns).types, strict=True)
+        ]
+        rows = pa.Table.from_arrays(columns, schema=arrow(self._columns))
+        user = self._called(visit, self._spec, self._columns, self._own)
+        self._batches.run(user, rows, _ASIDE, self._told)
+        return visit.result
+
+    @property
+    def _told(self) -> tuple[int, int]:
+        return self._processing, self._watermark
+
+    def _nothing(self) -> pa.Table:
+        return arrow(self._columns).empty_table()
+
+    def _none(self) -> pa.Table:
+        return arrow(self._output).empty_table()
+
+    def _named(self, key: Any) -> Key:
+        names = self._keys.names
+        values = key if type(key) is tuple else (key,)
+        if len(values) != len(names):
+            raise UsageError(
+                f"{key!r} is no key of {len(names)} columns.",
+                action=f"Give a tuple with values of {', '.join(names)}.",
+            )
+        return dict(zip(names, values, strict=True))
+
+    def _variable(self, name: str, kind: Literal["value", "list", "map", ""] = "") -> Variable:
+        for one in self._spec.variables:
+            if one.name == name and kind in ("", one.kind):
+                return one
+        known = ", ".join(f"{one.name} ({one.kind})" for one in self._spec.variables) or "none"
+        raise UsageError(f"There is no {kind} state {name!r}.".replace("  ", " "), action=f"There are: {known}.")
+
+    def _check_timed(self) -> None:
+        if not self._spec.timed:
+            raise UsageError("There are no times without a time mode.", action="Give timeMode.")
+
+    def _check_moves(self, what: str, before: int, now: int) -> None:
+        self._check_timed()
+        if now <= before:
+            raise UsageError(f"The {what} is {before} ms, and moves forward only.", action="Give a later time.")
+
+
+class ProcessorTester(_Tester[Rows, list[Row]]):
+    """Runs a processor of rows (`transformWithState`) in this process, without Spark and without a JVM.
+
+    What runs is what runs in a query: the operator with its state, and what calls the processor in Spark's workers. So
+    the processor is copied for each batch, as Spark does it, and what it keeps in itself is gone with the batch. The
+    methods are those of Spark's `TwsTester`.
+
+    Args:
+        processor: the processor.
+        keyStructType: the grouping columns, as DDL or as a type.
+        inputStructType: the columns of the rows, with the grouping columns if these are among them, as they mostly are.
+        outputStructType: the columns of the output.
+        outputMode: `append`, `update` or `complete`.
+        timeMode: `none`, `processingTime` or `eventTime`.
+        eventTime: the input's column that has a watermark, if there is one: by it rows are late.
+        eventTimeColumnName: the output's, if it has one: then no row may be late.
+        initialState: rows that `handleInitialState` is called with before all others, the grouping columns among them.
+        initialStateStructType: their columns.
+        settings: settings of Spark that its Python workers obey; the session's time zone is UTC if they do not say.
+
+    Raises:
+        UsageError: an argument is wrong.
+
+    Raises whatever `init`, `close` and `handleInitialState` raise.
+    """
+
+    _pandas = False
+
+    def _taken(self, rows: Rows, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
+        return from_rows(rows, schema, own, key)
+
+    def _shown(self, table: pa.Table) -> list[Row]:
+        return to_rows(table, self._output)
+
+
+class PandasProcessorTester(_Tester[pd.DataFrame, pd.DataFrame]):
+    """The same for a processor of pandas frames (`transformWithStateInPandas`): frames go in, and come out."""
+
+    _pandas = True
+
+    def _taken(self, rows: pd.DataFrame, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
+        return from_frame(rows, schema, key, self._settings[_ZONE])
+
+    def _shown(self, table: pa.Table) -> pd.DataFrame:
+        return to_frame(table, self._output, self._settings[_ZONE])
+
+
+def _one_of(what: str, given: str, known: Any) -> str:
+    if given.lower() not in known:
+        raise UsageError(f"{given!r} is no {what}.", action=f"There are {', '.join(known)}.")
+    return given.lower()
+
+
+def _place(what: str, name: str, columns: StructType) -> int:
+    if name not in columns.names:
+        raise UsageError(
+            f"The column {name!r} of {what} is not there.", action=f"Columns are {', '.join(columns.names)}."
+        )
+    return list(columns.names).index(name)

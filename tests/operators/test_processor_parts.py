@@ -1,0 +1,172 @@
+"""Parts of variables beside the rows of their keys: written, asked for, and gone when no head speaks of them."""
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.operators.processors.calls import Ask, Phase
+from millpond.operators.protocol import Times
+from millpond.spec.kinds.processor import HEAD, ProcessorSpec, Variable
+from millpond.spec.types import parse_type
+from tests.operators.rig import Rig, fields, record_batch
+from tests.stores.shelf import Shelf
+
+PLAIN = Variable("seen", "list", "struct<s:string>")
+DYING = Variable("seen", "list", "struct<s:string>", ttl_ms=1000)
+
+
+def spec(variable: Variable) -> ProcessorSpec:
+    mode = "processing" if variable.ttl_ms else "none"
+    return ProcessorSpec(fields("k string"), (0,), fields("k string"), (variable,), mode, "update")  # type: ignore[arg-type]
+
+
+class Parted:
+    """A caller that keeps a model beside: for each key the texts in its row, and in its parts by number."""
+
+    def __init__(self, variable: Variable, seed: int) -> None:
+        self.variable = variable
+        self.chosen = random.Random(seed)
+        self.rows: dict[str, list[tuple[str, int]]] = {}
+        self.parts: dict[str, dict[int, list[tuple[str, int]]]] = {}
+        self.now = 0
+
+    def value(self, texts: list[tuple[str, int]]) -> list[Any]:
+        if self.variable.ttl_ms:
+            return [{"value": {"s": text}, "expiry": expiry} for text, expiry in texts]
+        return [{"s": text} for text, _ in texts]
+
+    def head(self, key: str) -> dict[str, int] | None:
+        parts = self.parts.get(key)
+        if not parts:
+            return None
+        latest = max(expiry for texts in parts.values() for _, expiry in texts)
+        return {"first": min(parts), "stop": max(parts) + 1, "entries": 0, "bytes": 0, "expiry": latest}
+
+    def texts(self) -> list[tuple[str, int]]:
+        return [
+            (f"{self.chosen.random()}" * self.chosen.choice([0, 1, 40]), self.now + self.chosen.randrange(1, 3000))
+            for _ in range(self.chosen.choice([1, 2, 5]))
+        ]
+
+    def __call__(
+        self,
+        phase: Phase,
+        times: tuple[int, int],
+        tables: Mapping[str, pa.RecordBatch],
+        take: Callable[[pa.RecordBatch], None],
+        answer: Ask,
+    ) -> Mapping[str, pa.RecordBatch]:
+        if phase == "end":
+            return {}
+        variable = self.variable
+        keys = tables["keys"].column(0).to_pylist()
+        sent = tables[variable.table]
+        heads = sent.column("head").to_pylist() if "head" in sent.schema.names else [None] * len(keys)
+        asked = []
+        for at, (key, value, head) in enumerate(zip(keys, sent.column("value").to_pylist(), heads, strict=True)):
+            assert self.alive(value) == self.alive(self.value(self.rows.get(key, [])))
+            if head is None or (variable.ttl_ms and head["expiry"] <= self.now):
+                assert not any(self.alive(self.value(texts)) for texts in self.parts.get(key, {}).values())
+            asked += [(at, part) for part in self.parts.get(key, {})] + [(at, 1000)]
+        self.chosen.shuffle(asked)
+        answers = answer(variable.parts, pairs(asked)).to_pylist()
+        for (at, part), value in zip(asked, answers, strict=True):
+            wanted = self.parts.get(keys[at], {}).get(part, [])
+            assert self.alive(value) == self.alive(self.value(wanted))
+        changed, written = [], []
+        for at, key in enumerate(keys):
+            if self.chosen.random() < 0.2:
+                continue
+            before = self.parts.get(key, {})
+            if self.chosen.random() < 0.2:
+                self.rows.pop(key, None)
+                self.parts.pop(key, None)
+            else:
+                first = self.chosen.randrange(4)
+                stop = first + self.chosen.randrange(6)
+                new = {part: self.texts() for part in range(first, stop) if part not in before or part % 2}
+                written += [(at, part, texts) for part, texts in new.items()]
+                self.parts[key] = {part: texts for part, texts in before.items() if first <= part < stop} | new
+                self.rows[key] = self.texts() if not self.parts[key] or self.chosen.random() < 0.5 else []
+            changed.append(at)
+        if not changed:
+            return {}
+        kind = parse_type(variable.stored).arrow
+        here = [keys[at] for at in changed]
+        values = [self.value(self.rows[key]) if key in self.rows else None for key in here]
+        heads = pa.array([self.head(key) for key in here], parse_type(HEAD).arrow)
+        dues = [
+            min([e for _, e in self.rows.get(key, [])] + [(self.head(key) or {}).get("expiry", 9999)]) for key in here
+        ]
+        made = [pa.array(changed), pa.array(values, kind), pa.array(dues, pa.int64())]
+        names = ["at", "value", "expiry"]
+        if heads.null_count < len(heads):
+            made, names = [*made, heads], [*names, "head"]
+        found = {variable.table: pa.record_batch(made, names)}
+        if written:
+            arrays = [
+                *pairs([(at, part) for at, part, _ in written]).columns,
+                pa.array([self.value(texts) for _, _, texts in written], kind),
+                pa.array([min(expiry for _, expiry in texts) for _, _, texts in written], pa.int64()),
+            ]
+            found[variable.parts] = pa.record_batch(arrays, ["at", "part", "value", "expiry"])
+        return found
+
+    def alive(self, value: list[Any] | None) -> list[Any]:
+        return [one for one in value or () if not self.variable.ttl_ms or one["expiry"] > self.now]
+
+    def keys_alive(self) -> set[str]:
+        if not self.variable.ttl_ms:
+            return set(self.rows)
+        late = {key: max([e for _, e in self.rows[key]], default=0) for key in self.rows}
+        late = {key: max(e, (self.head(key) or {"expiry": 0})["expiry"]) for key, e in late.items()}
+        return {key for key, expiry in late.items() if expiry > self.now}
+
+
+def pairs(asked: list[tuple[int, int]]) -> pa.RecordBatch:
+    numbers = np.array(asked, np.int64).reshape(-1, 2)
+    return pa.record_batch([pa.array(numbers[:, 0].copy()), pa.array(numbers[:, 1].copy())], ["at", "part"])
+
+
+def run(rig: Rig, parted: Parted, keys: list[str], bits: int) -> None:
+    rig.operator.caller = parted  # type: ignore[attr-defined]
+    rows = [{"k": key} for key in keys]
+    rig.batch(record_batch(rig.spec, rows, ["k"], bits), times=Times(0, 0, parted.now))
+
+
+@pytest.mark.parametrize("variable", [PLAIN, DYING], ids=["for ever", "with a time to live"])
+@pytest.mark.parametrize("bits", [64, 2, 0])
+def test_parts(variable: Variable, bits: int, tmp_path: Path) -> None:
+    store = Shelf(tmp_path) if bits == 64 else None
+    rig = Rig(spec(variable), budget=(1 << 20) if bits == 64 else 64 << 20, store=store)
+    parted = Parted(variable, bits)
+    for batch in range(30):
+        parted.now += 200
+        number = 400 if bits == 64 else 30
+        run(rig, parted, [str(parted.chosen.randrange(number)) for _ in range(100)], bits)
+        if batch % 7 == 6 and store is None:
+            rig.restart()
+    tables = rig.operator.tables
+    live = {
+        (key, part): len(left)
+        for key, parts in parted.parts.items()
+        for part, texts in parts.items()
+        if (left := parted.alive(parted.value(texts)))
+    }
+    assert sum(rows.count for rows in tables[variable.parts].scan()) == len(live)  # type: ignore[attr-defined]
+    assert sum(rows.count for rows in tables[variable.table].scan()) == len(parted.keys_alive())  # type: ignore[attr-defined]
+    rig.close()
+
+
+def test_a_variable_without_parts_has_no_table_for_them() -> None:
+    rig = Rig(spec(PLAIN))
+    parted = Parted(PLAIN, 1)
+    parted.chosen.random = lambda: 0.0  # type: ignore[method-assign]
+    run(rig, parted, ["a", "b"], 64)
+    assert list(rig.operator.tables) == [PLAIN.table]
+    rig.close()

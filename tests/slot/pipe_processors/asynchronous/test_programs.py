@@ -1,0 +1,86 @@
+"""Random programs: asynchronous and synchronous, with state that is there or not, give the same."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.slot.pipe_processors.asynchronous.lacking import Far, make_far
+from tests.slot.pipe_processors.asynchronous.twins import COLUMNS, SHOWN, Async, Single, Sync, waits
+from tests.slot.pipe_processors.mini_slot import MiniSlot, user_processor
+
+number, name = st.integers(0, 5), st.sampled_from(["value", "list", "map"])
+word = st.sampled_from("xyz")
+read = st.one_of(
+    st.tuples(st.sampled_from(["get", "list", "entries", "keys", "values", "timers"])),
+    st.tuples(st.sampled_from(["at", "has"]), word),
+    st.tuples(st.just("exists"), name),
+)
+operation = st.one_of(
+    read,
+    st.tuples(st.sampled_from(["update", "append", "put", "extend"]), number),
+    st.tuples(st.just("set"), word, number),
+    st.tuples(st.just("remove"), word),
+    st.tuples(st.just("clear"), name),
+    st.tuples(st.sampled_from(["timer", "no timer"]), st.integers(0, 30)),
+    st.tuples(st.just("gather"), st.lists(read, max_size=4)),
+    st.tuples(st.just("say"), number),
+)
+batches = st.lists(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.lists(operation, max_size=4)), max_size=16),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=200, deadline=None)
+@given(
+    program=batches,
+    seed=st.integers(0, 1000),
+    share=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
+    limit=st.integers(1, 9),
+    together=st.integers(1, 9),
+    piece=st.sampled_from([1, 3, 10_000]),
+    ttl=st.sampled_from([0, 15]),
+    kind=st.sampled_from([Async, Single]),
+)
+def test_any_program(
+    program: Any, seed: int, share: float, limit: int, together: int, piece: int, ttl: int, kind: Any
+) -> None:
+    shape: Any = {"columns": COLUMNS, "shown": SHOWN, "mode": "processing"}
+    numbers = itertools.count()
+    tables = [[(key, next(numbers), repr(do)) for key, do in batch] for batch in program]
+    due = program[0][0][1] if program[0] else [("get",)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("millpond.slot.pipe.processors.rows.TOGETHER", piece)
+        patch.setattr("millpond.slot.pipe.processors.rows.RowResults.look", piece)
+        sync = MiniSlot(user_processor(Sync(ttl, due), **shape), together=together)
+        synchronous = [sync.batch(rows, processing=number * 10) for number, rows in enumerate(tables)]
+        far = make_far(patch, Far(random.Random(seed), share, whole=False))
+        slot = MiniSlot(user_processor(kind(ttl, due), in_flight=limit, **shape), together=together)
+        waits.most = 0
+        for number, (rows, expected) in enumerate(zip(tables, synchronous, strict=True)):
+            waits.log.clear()
+            assert slot.batch(rows, processing=number * 10) == expected
+            assert not waits.under_way
+            for key in {key for key, *_ in rows}:  # in the order in which they came, then the timers
+                mine = [at for other, at in waits.log if other == key]
+                came = [at for other, at, _ in rows if other == key]
+                assert mine[: len(came)] == came
+                assert mine[len(came) :] == sorted(mine[len(came) :], reverse=True)
+        assert waits.most <= limit
+        assert share or not far.fetches
+        for table in slot.types:
+            assert _listed(slot, table) == _listed(sync, table)
+        assert slot.expiries == sync.expiries
+
+
+def _listed(slot: MiniSlot, table: str) -> dict[Any, pa.Array]:
+    return {key: value.to_pylist() for key, value in slot.state[table].items()}
