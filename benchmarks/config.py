@@ -21,8 +21,9 @@ WORKLOADS = (
     "processor_timers",
     "group_state",
     "processor_map",
+    "processor_map_async",
 )
-PRELOADED = ("processor_timers", "processor_map")
+PRELOADED = ("processor_timers", "processor_map", "processor_map_async")
 """Workloads whose first rows always bring every key once."""
 KEYS = {
     "read_write": 10_000_000,
@@ -35,6 +36,7 @@ KEYS = {
     "processor_timers": 1_000_000,
     "group_state": 100_000,
     "processor_map": 100_000,
+    "processor_map_async": 100_000,
 }
 """How many keys a workload has by default; the others have five million."""
 

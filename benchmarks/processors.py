@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+import millpond
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -115,6 +117,24 @@ class Looking(StatefulProcessor):  # type: ignore[misc]
                 yield Row(key=row.key, count=self.entries.getValue((row.at,)).n)
 
 
+class LookingAhead(millpond.AsyncStatefulProcessor):
+    """The same, asynchronously: while one row waits for its entry, others ask for theirs."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Ask for the map."""
+        self.entries = handle.getMapState("entries", "at int", "n bigint, piece binary")
+
+    async def handleInputRow(self, key: Any, row: Any, timerValues: Any) -> AsyncIterator[Any]:
+        """Fill the map, or look an entry up."""
+        if row.first:
+            pieces = Random(row.key)
+            for at in range(ENTRIES):
+                await self.entries.updateValue((at,), (row.key * ENTRIES + at, pieces.randbytes(PIECE)))
+        else:
+            entry = await self.entries.getValue((row.at,))
+            yield Row(key=row.key, count=entry.n)
+
+
 def counting(source: DataFrame) -> DataFrame:
     """Counts by rows."""
     return source.groupBy("key").transformWithState(Counting(), COUNTED, "update", "none")
@@ -161,3 +181,8 @@ def waiting(source: DataFrame, *, keys: int) -> DataFrame:
 def looking(source: DataFrame) -> DataFrame:
     """Entries of maps."""
     return source.groupBy("key").transformWithState(Looking(), COUNTED, "update", "none")
+
+
+def looking_ahead(source: DataFrame) -> DataFrame:
+    """Entries of maps, asynchronously."""
+    return source.groupBy("key").transformWithState(LookingAhead(), COUNTED, "update", "none")

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from benchmarks.config import RunConfig
 from benchmarks.nexmark_processors import PROCESSORS as NEXMARK_PROCESSORS
-from benchmarks.processors import ENTRIES, counting, counting_frames, looking, reminding, session_counts, waiting
+from benchmarks.processors import (
+    ENTRIES,
+    counting,
+    counting_frames,
+    looking,
+    looking_ahead,
+    reminding,
+    session_counts,
+    waiting,
+)
 from millpond.workloads.draws import bits_sql, draw_sql, letters
 from millpond.workloads.nexmark import NexmarkConfig
 from millpond.workloads.nexmark_spark import WATERMARK, numbers
@@ -191,6 +200,8 @@ def build(spark: SparkSession, config: RunConfig) -> DataFrame:
         return waiting(waiting_source(spark, config), keys=config.keys)
     if config.workload == "processor_map":
         return looking(looking_source(spark, config))
+    if config.workload == "processor_map_async":
+        return looking_ahead(looking_source(spark, config))
     if config.workload == "rmw":
         return rmw(rmw_source(spark, config))
     return read_write(read_write_source(spark, config))

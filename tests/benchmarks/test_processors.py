@@ -126,8 +126,9 @@ def test_the_timers_that_are_due(spark: Any, tmp_path: Path) -> None:
     assert max(Counter(row.key for rows in shown for row in rows).values()) == 1
 
 
-def test_the_entries_that_are_asked_for(spark: Any, tmp_path: Path) -> None:
-    run = config("processor_map", tmp_path, "--keys", "500", "--rows-per-batch", "250")
+@pytest.mark.parametrize("workload", ["processor_map", "processor_map_async"])
+def test_the_entries_that_are_asked_for(spark: Any, tmp_path: Path, workload: str) -> None:
+    run = config(workload, tmp_path, "--keys", "500", "--rows-per-batch", "250")
     shown = batches(spark, run, 4, tmp_path)
     assert [len(rows) for rows in shown] == [0, 0, 250, 250]
     asked = [row for rows in shown for row in rows]

@@ -45,24 +45,25 @@ class UserGroups(UserProcessor):
 
     def start(self, ask: Ask) -> RunningGroups:
         """The function for one partition and batch, which asks for nothing."""
-        return RunningGroups(self)
+        return RunningGroups(self, ask)
 
 
 class RunningGroups(Running):
     """A function over groups at work, for one partition and batch.
 
     Args:
-        groups: what it is.
+        groups: what it is. ask: asks for parts of state, of which there are none.
 
     Attributes:
         key: that which it is called for, if it is.
     """
 
-    def __init__(self, groups: UserGroups) -> None:
+    def __init__(self, groups: UserGroups, ask: Ask) -> None:
         from pyspark.worker import RunnerConf
         from pyspark.worker_util import read_command
 
         freeze()
+        self.ask = ask
         self.key: Any = None
         self._spec: GroupStateSpec = groups.spec
         self._schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in groups.spec.outputs])
