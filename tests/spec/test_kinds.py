@@ -16,6 +16,7 @@ from millpond.slot.reading.tables import _READ
 from millpond.spec.functions import KEY_COLUMNS
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.join import JoinSide, JoinSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
@@ -66,6 +67,8 @@ EXAMPLES: dict[str, OperatorSpec] = {
     "over": OverSpec((K, V), (0,), (Order(1),), (AggregateCall("sum", (1,), "bigint"),), (2,)),
     "processor": ProcessorSpec((V, K), (1,), (K, V), (NUMBER, TEXTS), "processing", "update"),
     "timers": ProcessorSpec((K, T), (0,), (K,), (ENTRIES,), "event", "append", EventTime(1), marked=True, emitted=0),
+    "enrich": EnrichSpec((K, V), (0,), ("id",), (Field("name", "string"),)),
+    "updated rows": EnrichSpec((K, V), (0,), ("id",), (Field("name", "string"),), updating=True),
 }
 
 
@@ -148,6 +151,10 @@ def test_what_is_pinned_keeps_its_names() -> None:
             *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
             *("time", "marked", "lag_ms", "purged", "emitted"),
         ),
+        "enrich": (
+            *("columns", "keys", "named", "found", "how", "on_error", "most", "ttl_ms", "timeout_ms", "retries"),
+            *("concurrency", "request", "table", "name", "updating"),
+        ),
     }
 
 
@@ -179,7 +186,7 @@ class TestEveryKind:
 
     def test_has_a_table_of_what_is_shown(self, spec: OperatorSpec) -> None:
         shown = [name for name, table in state_tables(spec).items() if table.shown]
-        assert shown
+        assert bool(shown) == spec.stateful
         if MAIN in state_tables(spec):
             assert state_tables(spec)[MAIN].axis == "hash"
 
@@ -201,13 +208,13 @@ class TestEveryKind:
 
 def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
     taking = {name for name, spec in EXAMPLES.items() if spec.takes_updates}
-    assert taking == {"deduplicate", "processor", "timers"}
+    assert taking == {"deduplicate", "processor", "timers", "enrich", "updated rows"}
     assert {name for name, spec in EXAMPLES.items() if spec.beyond_spark} == {"rank", "ranks", "over"}
 
 
 def test_changes_of_windows_stay_in() -> None:
     kept = {name for name, spec in EXAMPLES.items() if isinstance(spec.emitting(), str)}
-    assert kept == {"updated windows", "shown sessions"}
+    assert kept == {"updated windows", "shown sessions", "updated rows"}
 
 
 def test_stores_are_chosen_by_access() -> None:
@@ -219,4 +226,7 @@ def test_stores_are_chosen_by_access() -> None:
     held = {"aligned append": "aligned", "unaligned append": "unaligned", "ordered": "ordered"}
     for name, spec in EXAMPLES.items():
         kinds = {table.kind for table in state_tables(spec).values()}
+        if not spec.stateful:
+            assert not kinds
+            continue
         assert held.get(stores[name], "rmw") in kinds

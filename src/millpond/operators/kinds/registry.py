@@ -12,12 +12,14 @@ from millpond.operators.aggregate.kind import AGGREGATE
 from millpond.operators.dedup.kind import DEDUPLICATE, WITHIN
 from millpond.operators.joins.kind import JOIN
 from millpond.operators.kind import Kind, Opening, S
+from millpond.operators.lookups.kind import ENRICH
 from millpond.operators.processors.kind import PROCESSOR
 from millpond.operators.protocol import MakeTable, Operator, StateTable
 from millpond.operators.ranking.kind import OVER, RANK
 from millpond.operators.sessions.kind import SESSION
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.processor import ProcessorSpec
@@ -36,6 +38,7 @@ KINDS: Mapping[type[Spec], Kind[Any]] = dict(
     (
         _kind(AggregateSpec, AGGREGATE),
         _kind(DeduplicateSpec, DEDUPLICATE),
+        _kind(EnrichSpec, ENRICH),
         _kind(JoinSpec, JOIN),
         _kind(OverSpec, OVER),
         _kind(ProcessorSpec, PROCESSOR),

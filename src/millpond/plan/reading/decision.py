@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from millpond.plan.catalyst.lookups import NODE, lookup_title
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import Reading, calls_user
@@ -43,6 +44,11 @@ class Operator:
     def ticks(self) -> bool:
         """Whether the clock has something to do for this operator, so that there is always another batch."""
         return self.spec is not None and self.spec.ticks
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it has state; what runs here may have none."""
+        return self.spec is None or self.spec.stateful
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -130,6 +136,8 @@ def describe(node: Node) -> str:
     """An operator in a few words, the same ones at each start: they are pinned."""
     if node.kind in MAPS:
         return nameless(title_of(node))
+    if node.kind == NODE:
+        return nameless(lookup_title(node))
     if node.kind in PROCESSORS:
         return nameless(processor_title(node))
     if node.kind == "Aggregate":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.processor import ProcessorSpec
@@ -12,6 +13,14 @@ from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.within import WithinSpec
 
 OperatorSpec = (
-    AggregateSpec | DeduplicateSpec | SessionSpec | WithinSpec | JoinSpec | RankSpec | OverSpec | ProcessorSpec
+    AggregateSpec
+    | DeduplicateSpec
+    | SessionSpec
+    | WithinSpec
+    | JoinSpec
+    | RankSpec
+    | OverSpec
+    | ProcessorSpec
+    | EnrichSpec
 )
 """What an operator computes, read from `query.json` by its tag."""
