@@ -52,8 +52,8 @@ PROCESSORS = ("called_keys", "due_timers")
 """Figures added up likewise, of processors of the user: keys with rows that one was called for; due timers."""
 
 LOOKUPS = ("fetches", "fetched_keys", FETCH, "announced_keys", "failed_keys")
-"""Figures added up likewise, but for `FETCH`, of lookup joins: requests to a table outside of Spark; keys that these were
-for; those of the keys that were announced before their rows came; keys that could not be looked up."""
+"""Figures added up likewise, but for `FETCH`, of lookup joins: requests to a table outside of Spark; keys that they
+asked for; those of the keys that were announced before their rows came; keys that could not be looked up."""
 
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,

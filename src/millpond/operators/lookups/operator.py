@@ -8,7 +8,7 @@ piece holds what was found of its keys itself, so that the cache may forget anyt
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from millpond.layout import HashRange, Ints
 from millpond.lookup.fetch import FAILED
 from millpond.lookup.rows import Values, check, distinct, enriched, part_of, put_together
+from millpond.metrics import LOOKUPS
 from millpond.operators.columns.encode import hashes_of
 from millpond.operators.kind import Opening
 from millpond.operators.lookups.cache import Cache
@@ -96,8 +97,8 @@ class LookupOperator:
         self._waiting: deque[_Piece] = deque()
         self._shown = Spool(None, memory)
         self._version = 0
-        self._hits = self._misses = self._fetches = self._fetched = self._failed = self._announced = 0
-        self._slowest = 0.0
+        self._counts = Counter[str]()  # since the last batch was over: keys may be asked for ahead of the next
+        self._figures: dict[str, float] = {}
         self.late_rows = 0
 
     @property
@@ -108,22 +109,11 @@ class LookupOperator:
     @property
     def figures(self) -> dict[str, float]:
         """What was looked for and asked for."""
-        return {
-            "cache_hits": float(self._hits),
-            "cache_misses": float(self._misses),
-            "fetches": float(self._fetches),
-            "fetched_keys": float(self._fetched),
-            "announced_keys": float(self._announced),
-            "failed_keys": float(self._failed),
-            "fetch_ms": self._slowest * 1000,
-            "memory_bytes": float(self._cache.memory),
-        }
+        return self._figures
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._version = version
-        self._hits = self._misses = self._fetches = self._fetched = self._failed = self._announced = 0
-        self._slowest = 0.0
         self._waiting.clear()
         self._shown.close()
         self._shown = Spool(None, self._memory)
@@ -135,6 +125,9 @@ class LookupOperator:
 
     def narrow(self, range_: HashRange) -> None:
         """Nothing: rows are taken in any order."""
+
+    def adopt(self, batch: pa.RecordBatch) -> None:
+        """Nothing: Spark keeps no state of a lookup join either (see `Adopting`)."""
 
     def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
         """Ask for keys ahead of their rows (see `KeysAnnounced`), as far as they are asked for in good time."""
@@ -152,8 +145,8 @@ class LookupOperator:
     def _look_up(self, batch: pa.RecordBatch) -> None:
         columns = batch.columns[1:]
         found = self._find(hashes_of(batch), [columns[at] for at in self.spec.keys], self._version)
-        self._hits += len(found.known[0])
-        self._misses += len(found.hashes) - len(found.known[0])
+        self._counts["cache_hits"] += len(found.known[0])
+        self._counts["cache_misses"] += len(found.hashes) - len(found.known[0])
         asked = found.coming + self._ask(found, self._version)
         keys = pa.RecordBatch.from_arrays(found.keys, names=list(self.spec.named))
         self._waiting.append(_Piece(columns, found.numbers, keys, found.known, asked, batch.nbytes))
@@ -186,9 +179,9 @@ class LookupOperator:
             rows = self._cache.keys(hashes[some], columns)
             request = Request(hashes[some], asked, rows, self._fetcher.fetch(asked), stamp, announced)
             self._requests.add(request)
-            self._fetches += 1
-            self._fetched += len(some)
-            self._announced += len(some) if announced else 0
+            self._counts["fetches"] += 1
+            self._counts["fetched_keys"] += len(some)
+            self._counts["announced_keys"] += len(some) if announced else 0
             sent.append((some, request, np.arange(len(some))))
         return sent
 
@@ -196,7 +189,7 @@ class LookupOperator:
         """Keep what has come."""
         for request in self._requests.answered():
             answer = request.answer.result()
-            self._slowest = max(self._slowest, answer.seconds)
+            self._counts["fetch_ms"] = max(self._counts["fetch_ms"], round(answer.seconds * 1000))
             values = part_of(answer, np.arange(len(request.hashes)))
             self._cache.add(request.rows, values, request.stamp, _now())
 
@@ -209,7 +202,7 @@ class LookupOperator:
         """Wait for what a piece has asked for, and let it go out."""
         parts = [piece.known] + [(which, part_of(one.answer.result(), at)) for which, one, at in piece.asked]
         values = put_together(parts, piece.keys.num_rows)
-        self._failed += int(np.count_nonzero(values.states == FAILED))
+        self._counts["failed_keys"] += int(np.count_nonzero(values.states == FAILED))
         check(self.spec, values, piece.keys)
         self._shown.add(enriched(self.spec, piece.columns, piece.numbers, values))
 
@@ -218,6 +211,9 @@ class LookupOperator:
         while self._waiting:
             self._show(self._waiting.popleft())
         self._take_answers()
+        self._figures = {name: float(self._counts[name]) for name in ("cache_hits", "cache_misses", *LOOKUPS)}
+        self._figures["hot_bytes"] = float(self._cache.memory)
+        self._counts.clear()
         return {}
 
     def output(self) -> Iterator[pa.RecordBatch]:

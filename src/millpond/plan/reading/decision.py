@@ -121,6 +121,11 @@ class Decision:
         return [operator for operator in self.operators if operator.spec is None]
 
     @property
+    def covered(self) -> frozenset[int]:
+        """The operators without state, by index, of which all that comes out goes into one that has state."""
+        return frozenset(_covered(self.root, above=False))
+
+    @property
     def maps_windows(self) -> bool:
         """Whether `applyInPandas` or `applyInArrow` is to be called with whole closed windows."""
         found = (decided.operator for decided in self.root.walk() if decided.node.kind in MAPS)
@@ -130,6 +135,16 @@ class Decision:
     def specs(self) -> list[OperatorSpec]:
         """What the slots compute, by operator index."""
         return [operator.spec for operator in self.operators if operator.spec is not None]
+
+
+def _covered(decided: Decided, *, above: bool) -> Iterator[int]:
+    operator = decided.operator
+    if operator is not None and operator.index is not None:
+        if above and not operator.stateful:
+            yield operator.index
+        above = above or operator.stateful
+    for child in decided.children:
+        yield from _covered(child, above=above)
 
 
 def describe(node: Node) -> str:

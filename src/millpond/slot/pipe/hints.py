@@ -51,11 +51,21 @@ class HintSender:
         slot = partition % self._task.slots
         if slot not in self._slots:
             return
-        hashes = self._sketch.rare(np.unique(rows.column(0).to_numpy().view(np.uint64)))
-        if len(hashes):
-            self._announce(slot, partition, hashes)
+        hashes = rows.column(0).to_numpy().view(np.uint64)
+        rare = self._sketch.rare(np.unique(hashes))
+        if len(rare):
+            self._announce(slot, partition, self._keys(rows, hashes, rare))
 
-    def _announce(self, slot: int, partition: int, hashes: Words) -> None:
+    def _keys(self, rows: pa.RecordBatch, hashes: Words, rare: Words) -> pa.RecordBatch:
+        """The hashes, and with them what the operator asks for of the rows' columns."""
+        columns = self._task.spec.announced
+        if not columns:
+            return pa.RecordBatch.from_arrays([pa.array(rare)], schema=SCHEMA)
+        unique, firsts = np.unique(hashes, return_index=True)
+        at = pa.array(firsts[np.searchsorted(unique, rare)])
+        return rows.select([0, *(1 + column for column in columns)]).take(at)
+
+    def _announce(self, slot: int, partition: int, keys: pa.RecordBatch) -> None:
         try:
             if slot not in self._connections:
                 self._connections[slot] = None
@@ -63,8 +73,8 @@ class HintSender:
             connection = self._connections[slot]
             if connection is not None:
                 connection.send(Hints(self._task, partition, self._batch))
-                connection.send_schema(SCHEMA)
-                connection.send_batch(pa.RecordBatch.from_arrays([pa.array(hashes)], schema=SCHEMA))
+                connection.send_schema(keys.schema)
+                connection.send_batch(keys)
         except (OSError, MillpondError):
             self._connections[slot] = None
 

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Mapping
 
 import numpy as np
+import pyarrow as pa
 
 from millpond.layout import Words
-from millpond.operators.protocol import Announced, Operator
+from millpond.operators.protocol import Announced, KeysAnnounced, Operator
 from millpond.slot.prefetch.switch import HintSwitch
 
 _MOST = 1 << 20
@@ -28,15 +29,17 @@ class Announcements:
     def __init__(self, switch: HintSwitch | None) -> None:
         self._switch = switch
         self._lock = threading.Lock()
-        self._kept: dict[int, list[Words]] = {}
+        self._kept: dict[int, list[tuple[Words, pa.RecordBatch | None]]] = {}
         self._counts: dict[int, int] = {}
 
-    def keep(self, batch: int, hashes: Words) -> None:
-        """Keep hints for a batch, as far as there is room."""
+    def keep(self, batch: int, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
+        """Keep hints for a batch, as far as there is room; `keys` come for operators that want more than hashes."""
         with self._lock:
             count = self._counts.get(batch, 0)
             if count < _MOST:
-                self._kept.setdefault(batch, []).append(hashes[: _MOST - count])
+                most = _MOST - count
+                some = None if keys is None else keys.slice(0, most)
+                self._kept.setdefault(batch, []).append((hashes[:most], some))
                 self._counts[batch] = min(_MOST, count + len(hashes))
 
     def pass_on(self, operator: Operator | None, version: int) -> None:
@@ -45,11 +48,15 @@ class Announcements:
             return
         with self._lock:
             kept, self._kept, self._counts = self._kept, {}, {}
-        if not isinstance(operator, Announced):
-            return
         for needed, parts in kept.items():
-            if needed >= version:
-                operator.announce(np.concatenate(parts), needed)
+            if needed < version:
+                continue
+            if isinstance(operator, Announced):
+                operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
+            elif isinstance(operator, KeysAnnounced):
+                keys = [some for _, some in parts if some is not None]
+                if keys:
+                    operator.announce_keys(pa.concat_batches(keys), needed)
 
     def learn(self, figures: Mapping[str, float]) -> None:
         """See from a batch's figures whether hints are wanted for the next ones."""
