@@ -39,14 +39,14 @@ class Server:
     """A server on a port of its own; it may be killed and started again.
 
     Attributes:
-        conninfo: how to connect.
+        port: of the server. conninfo: how to connect.
     """
 
     def __init__(self, folder: Path) -> None:
         self._programs = programs()
         self._folder = folder / "data"
-        (self._port,) = free_ports(1)
-        self.conninfo = f"host=127.0.0.1 port={self._port} user=tests dbname={DATABASE}"
+        (self.port,) = free_ports(1)
+        self.conninfo = f"host=127.0.0.1 port={self.port} user=tests dbname={DATABASE}"
         self._user: int | None = None
         if os.geteuid() == 0:  # it does not run as root
             self._user = pwd.getpwnam("nobody").pw_uid
@@ -65,7 +65,7 @@ class Server:
         """Start it, and wait until it answers."""
         import psycopg
 
-        command = [str(self._programs / "postgres"), "-D", str(self._folder), "-p", str(self._port)]
+        command = [str(self._programs / "postgres"), "-D", str(self._folder), "-p", str(self.port)]
         command += ["-h", "127.0.0.1", "-k", "", "-F"]
         with (self._folder.parent / "log").open("ab") as log:
             self._process = subprocess.Popen(

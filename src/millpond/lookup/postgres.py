@@ -13,6 +13,9 @@ from millpond.errors import UsageError
 from millpond.lookup.convert import column, objects
 from millpond.lookup.table import Found
 
+_LASTING = ("authentication failed", "does not exist", "pg_hba.conf", "permission denied")
+"""What a server says that will not let anybody in at another try either."""
+
 
 @dataclass(frozen=True)
 class PostgresTable:
@@ -68,7 +71,7 @@ class PostgresTable:
                 options=f"-c statement_timeout={max(1, round(timeout * 1000))}",
             )
         except psycopg.OperationalError as error:
-            if (error.sqlstate or "").startswith(("28", "3D")) or "authentication failed" in str(error):
+            if "FATAL" in str(error) and any(said in str(error) for said in _LASTING):
                 raise self._refused(error) from error
             raise
         except psycopg.ProgrammingError as error:

@@ -48,6 +48,7 @@ class RedisTable:
         try:
             import redis
             from redis.backoff import NoBackoff
+            from redis.exceptions import AuthorizationError
             from redis.retry import Retry
         except ImportError as error:
             raise UsageError(
@@ -60,6 +61,7 @@ class RedisTable:
                     f"'{self.name}' has texts, of which no {one.type} is made (column {one.name}).",
                     action="Ask for a string, and take it apart in the query (from_json).",
                 )
+        parts = parts_of(self.key)
         try:
             client = redis.Redis.from_url(
                 self.url,
@@ -68,9 +70,14 @@ class RedisTable:
                 retry=Retry(NoBackoff(), 0),
                 single_connection_client=True,
             )
+        except (redis.AuthenticationError, AuthorizationError) as error:
+            raise self._refused(error) from error
         except ValueError as error:
             raise UsageError(f"'{self.name}' cannot be reached by its URL: {error}.", action="Mend the URL.") from error
-        return _RedisConnection(self, client, columns, parts_of(self.key))
+        return _RedisConnection(self, client, columns, parts)
+
+    def _refused(self, said: object) -> UsageError:
+        return UsageError(f"'{self.name}' refuses the request: {said}.", action="Mend the URL, or the user's rights.")
 
 
 def parts_of(key: str) -> list[tuple[str, str | None]]:
@@ -109,7 +116,7 @@ class _RedisConnection:
         try:
             answers = pipeline.execute(raise_on_error=False)
         except (redis.AuthenticationError, AuthorizationError) as error:
-            raise UsageError(f"'{self._table.name}' refuses the user: {error}.", action="Mend the URL.") from error
+            raise self._table._refused(error) from error
         unreadable: dict[int, str] = {}
         for position, answer in enumerate(answers):
             if isinstance(answer, redis.ResponseError):
@@ -134,7 +141,7 @@ class _RedisConnection:
         if said.startswith("WRONGTYPE"):
             return "what it has there is no hash"
         if said.startswith(("NOPERM", "NOAUTH", "MOVED", "unknown command")):
-            raise UsageError(f"'{self._table.name}' refuses the request: {said}.", action="Mend the URL, or the user.")
+            raise self._table._refused(said)
         raise error
 
     def _keys(self, keys: pa.RecordBatch) -> list[Any]:
