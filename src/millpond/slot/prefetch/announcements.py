@@ -62,4 +62,5 @@ class Announcements:
         """See from a batch's figures whether hints are wanted for the next ones."""
         if self._switch is not None:
             misses, hits = figures.get("cache_misses", 0.0), figures.get("cache_hits", 0.0)
-            self._switch.set(misses > _MISSED * (misses + hits))
+            announced = figures.get("announced_keys", 0.0)  # these would have been missing
+            self._switch.set(misses + announced > _MISSED * (misses + hits))
