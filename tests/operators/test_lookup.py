@@ -340,6 +340,7 @@ def test_nothing_goes_into_checkpoints(memory: Memory, rigs: list[Rig], request:
     assert not any(rig._deltas)
     assert spec.lasting.table == b""
     assert spec.lasting.name == ""
+    assert repr(spec.table) not in repr(spec)
 
 
 def test_threads_end(memory: Memory, rigs: list[Rig], request: Any) -> None:

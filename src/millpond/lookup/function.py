@@ -111,7 +111,7 @@ class _Worker:
         """Where each key stands among those that are known, -1 for none."""
         if self._known is None:
             return np.full(keys.num_rows, -1)
-        both = pa.Table.from_batches([self._known.keys, keys]).combine_chunks().to_batches()[0]
+        both = pa.concat_batches([self._known.keys, keys])
         numbers = distinct(both.columns).numbers
         count = self._known.keys.num_rows
         at = np.full(len(numbers), -1)
@@ -130,7 +130,7 @@ class _Worker:
             hits = places >= 0
             until[hits] = known.until[places[hits]]
             others = np.setdiff1d(np.arange(known.keys.num_rows), places)
-            keys = pa.Table.from_batches([known.keys.take(pa.array(others)), keys]).combine_chunks().to_batches()[0]
+            keys = pa.concat_batches([known.keys.take(pa.array(others)), keys])
             left = _some(known.values, others)
             parts = [(np.arange(len(others)), left), (np.arange(len(values.states)) + len(others), values)]
             values = put_together(parts, keys.num_rows)

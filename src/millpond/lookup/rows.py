@@ -69,8 +69,7 @@ def put_together(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int) 
     """What was found of `count` keys in several parts, each with the numbers of its keys."""
     order = np.empty(count, np.int64)
     order[np.concatenate([numbers for numbers, _ in parts])] = np.arange(count)
-    columns = pa.Table.from_batches([values.columns for _, values in parts]).combine_chunks()
-    whole = columns.to_batches()[0] if count else parts[0][1].columns
+    whole = pa.concat_batches([values.columns for _, values in parts])
     failures = {int(numbers[at]): why for numbers, values in parts for at, why in values.failures.items()}
     states = np.concatenate([values.states for _, values in parts])[order]
     return Values(whole.take(pa.array(order)), states, failures)

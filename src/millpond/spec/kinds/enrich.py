@@ -49,6 +49,10 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
     name: str = ""
     updating: bool = False
 
+    def __repr__(self) -> str:
+        """Without the table, of whose password it could tell."""
+        return f"EnrichSpec({self.key_fields}, {self.found}, {self.name!r})"
+
     @property
     def lasting(self) -> Self:
         """Its key: what it looks up, where and how is read anew at each start, and there may be passwords in it."""
