@@ -451,3 +451,23 @@ class TestArguments:
         )
         with pytest.raises(PySparkException, match="could not be asked for id = 0"):
             df.collect()
+
+
+def test_a_query_of_sparks_is_taken_over(session: SparkSession, tmp_path: Path, redis: RedisTable) -> None:
+    """The state of the operator above moves; the lookup join has none, on either side."""
+    folder = tmp_path / "in"
+
+    def query() -> DataFrame:
+        found = millpond.enrich(stream(session, folder), redis, on={"ad": "id"}, columns="campaign bigint")
+        return found.groupBy("campaign").count()
+
+    write(folder, 0)
+    into: Batches = {}
+    run(query(), "update", tmp_path / "native", ours=False, into=into)
+    taken = millpond.import_checkpoint(query(), str(tmp_path / "native"), str(tmp_path / "ours"), "update")
+    assert taken.version == 1
+    write(folder, 1)
+    run(query(), "update", tmp_path / "native", ours=False, into=into)
+    ours: Batches = {}
+    run(query(), "update", tmp_path / "ours", ours=True, into=ours)
+    assert_equal(ours, {1: into[1]})
