@@ -188,8 +188,11 @@ def enrich(
         The DataFrame's columns and those that were looked up.
 
     Raises:
-        UsageError: an argument does not fit.
+        UsageError: an argument does not fit; the session is a Spark Connect session, or of a version of Spark that was
+            never tested.
     """
     from millpond.plan.enriching import enriched
+    from millpond.query.starting.checks import check_session
 
+    check_session(df)
     return enriched(df, table, on, columns, how, cache, ttl, timeout, retries, concurrency, batch, on_error)

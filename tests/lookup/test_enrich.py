@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -193,10 +195,10 @@ def test_explain_and_figures(session: SparkSession, tmp_path: Path, redis: Redis
 def test_hints(session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable) -> None:
     """Keys that are announced are asked for before their rows come, and nothing but time is another."""
     for number in range(4):
-        write(tmp_path / "in", number, 4000)
+        write(tmp_path / "in", number, 4000, ads=1_000_000)  # most of them once, and not in the table
     with wire(redis_server.port, 0.02) as slow:
         table = RedisTable(f"redis://127.0.0.1:{slow.port}", "ad:{id}")
-        rows = millpond.enrich(stream(session, tmp_path / "in"), table, on={"ad": "id"}, columns=COLUMNS, ttl=0.0)
+        rows = millpond.enrich(stream(session, tmp_path / "in"), table, on={"ad": "id"}, columns=COLUMNS)
         into: Batches = {}
         query = millpond.writeStream(rows).option("checkpointLocation", str(tmp_path / "c"))
         query = query.foreachBatch(lambda df, number: into.update({number: [plain(row) for row in df.collect()]}))
@@ -312,8 +314,11 @@ class TestServerInTrouble:
         assert {row[4][0] for row in into[0] if row[4] is not None} == {"unreadable"}
 
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as what a program defines itself
+
+
 class Squares:
-    """A table of one's own, in a module that only the driver has: it travels by value."""
+    """A table of one's own: it travels with the query."""
 
     name = "squares"
 
@@ -439,6 +444,10 @@ class TestArguments:
         given = {"table": Squares(), "on": "n", "columns": "square bigint"} | more
         with pytest.raises(UsageError, match=said):
             millpond.enrich(spark.range(1).withColumnRenamed("id", "n"), **given)
+
+    def test_what_is_no_dataframe(self) -> None:
+        with pytest.raises(UsageError, match="DataFrame"):
+            millpond.enrich([1], Squares(), on="n", columns="square bigint")
 
     def test_keys_that_are_none(self, spark: SparkSession) -> None:
         for sql in ("1.5D", "array(1)", "struct(1)"):

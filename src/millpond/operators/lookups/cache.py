@@ -41,6 +41,11 @@ class Cache:
         """Bytes that it takes."""
         return self._table.memory
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps anything."""
+        return self._spec.ttl_ms != 0 and self._spec.most > 0
+
     def begin(self) -> None:
         """Start a batch."""
         self._table.tidy()
@@ -75,10 +80,10 @@ class Cache:
 
     def add(self, keys: Rows, values: Values, stamp: int, now: int) -> None:
         """Take what was found of some keys, but for those that failed."""
-        spec = self._spec
-        if spec.ttl_ms == 0:
+        if not self.keeps:
             return
-        until = _FOR_EVER if spec.ttl_ms < 0 else now + spec.ttl_ms
+        ttl = self._spec.ttl_ms
+        until = _FOR_EVER if ttl < 0 else now + ttl
         struct = pa.StructArray.from_arrays(values.columns.columns, fields=list(self._type.arrow))
         packed = strings(*pack(struct, self._type), ALL)
         layout = self._keyed.layout

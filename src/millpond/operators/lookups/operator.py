@@ -91,8 +91,12 @@ class LookupOperator:
     def __init__(self, spec: EnrichSpec, make_table: MakeTable, memory: int) -> None:
         self.spec = spec
         self._memory = memory
-        self._fetcher = take(spec)
         self._cache = Cache(spec, make_table)
+        try:
+            self._fetcher = take(spec)
+        except BaseException:
+            self._cache.close()
+            raise
         self._requests = Requests()
         self._waiting: deque[_Piece] = deque()
         self._shown = Spool(None, memory)
@@ -131,6 +135,8 @@ class LookupOperator:
 
     def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
         """Ask for keys ahead of their rows (see `KeysAnnounced`), as far as they are asked for in good time."""
+        if not self._cache.keeps:
+            return
         found = self._find(hashes_of(keys), keys.columns[1:], needed)
         self._ask(found, needed, announced=True)
 
@@ -177,7 +183,7 @@ class LookupOperator:
             columns = _taken(found.keys, some)
             asked = pa.RecordBatch.from_arrays(columns, names=list(self.spec.named))
             rows = self._cache.keys(hashes[some], columns)
-            request = Request(hashes[some], asked, rows, self._fetcher.fetch(asked), stamp, announced)
+            request = Request(hashes[some], asked, rows, self._fetcher.fetch(asked), stamp)
             self._requests.add(request)
             self._counts["fetches"] += 1
             self._counts["fetched_keys"] += len(some)

@@ -21,7 +21,7 @@ class Request:
 
     Attributes:
         hashes: of the keys, in order. keys: their columns. rows: the keys as the cache takes them.
-        answer: what comes of them. stamp: the batch that uses them. announced: whether they were, ahead of their rows.
+        answer: what comes of them. stamp: the batch that uses them.
     """
 
     hashes: Ints
@@ -29,7 +29,6 @@ class Request:
     rows: Rows
     answer: Future[Answer]
     stamp: int
-    announced: bool
 
     def places(self, hashes: Ints, keys: list[pa.Array]) -> NDArray[np.int64]:
         """Where some keys stand in the request, -1 for those that it does not ask for."""
