@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from pyspark.sql import DataFrame, SparkSession
 
+    from millpond.lookup.table import LookupTable
     from millpond.query.importing import Import
     from millpond.query.writer import StreamWriter
     from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncStatefulProcessor",
     "__version__",
+    "enrich",
     "explain",
     "gather",
     "import_checkpoint",
@@ -162,3 +166,53 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     from millpond.query.importing import import_checkpoint as import_
 
     return import_(df, source, checkpoint, output_mode)
+
+
+def enrich(
+    df: DataFrame,
+    table: LookupTable,
+    *,
+    on: str | Sequence[str] | Mapping[str, str],
+    columns: str,
+    how: Literal["left", "inner"] = "left",
+    cache: int = 1_000_000,
+    ttl: float | None = 60.0,
+    timeout: float = 5.0,
+    retries: int = 2,
+    concurrency: int = 4,
+    batch: int = 500,
+    on_error: Literal["fail", "null", "side"] = "fail",
+) -> DataFrame:
+    """Join each row with what a table outside of Spark, a key-value store say, has of its key at that time.
+
+    The DataFrame runs with Spark alone, as a stream or a batch. Under `writeStream` keys are looked up where they are
+    owned: from a cache in the slot's memory, else asynchronously, each once, many at a time.
+
+    Args:
+        df: a stream or a batch DataFrame. A watermark that it has goes on.
+        table: a `millpond.lookup.RedisTable`, a `PostgresTable`, or a class of your own (`LookupTable`).
+        on: the columns to look rows up by: one, several, or each with what the table calls it. A row in which one of
+            them is null has nothing in the table.
+        columns: what to look up, with types, as DDL: `name string, price decimal(10,2)`.
+        how: `left` gives nulls where the table has nothing, `inner` leaves such rows out.
+        cache: keys that are kept in memory for each partition, at most; it is bounded by `spark.millpond.slot.memory`
+            besides. Those go first that were used longest ago.
+        ttl: seconds for which what was found is good, also that there was nothing; None for as long as it is kept.
+        timeout: seconds that one request may take. retries: how often it is made again when it fails.
+        concurrency: requests on their way at a time, for each slot. batch: keys of one request, at most.
+        on_error: what to do with keys that cannot be looked up: `fail` the batch; give `null`s, as if there were
+            nothing (but also with `inner`); or the same with a column `_error` on the `side`, a struct of `kind` and
+            `message` that is null for all other rows.
+
+    Returns:
+        The DataFrame's columns and those that were looked up.
+
+    Raises:
+        UsageError: an argument does not fit; the session is a Spark Connect session, or of a version of Spark that was
+            never tested.
+    """
+    from millpond.plan.enriching import enriched
+    from millpond.query.starting.checks import check_session
+
+    check_session(df)
+    return enriched(df, table, on, columns, how, cache, ttl, timeout, retries, concurrency, batch, on_error)

@@ -17,9 +17,11 @@ SUMMED = ("input_rows", "output_rows", "late_rows", "state_rows", "state_bytes",
 keys that were looked for and were in memory; those that were sought in files."""
 
 LAG, COMMIT = "commit_lag_ms", "commit_ms"
-GREATEST = (LAG, COMMIT)
+FETCH = "fetch_ms"
+GREATEST = (LAG, COMMIT, FETCH)
 """Figures of which the greatest counts: how long the batch waited for the commit of the one before; how long the slot's
-last commit took, from sealed state to the durable one."""
+last commit took, from sealed state to the durable one; how long the slowest request of a lookup join took, with its
+further tries."""
 
 READ_AHEAD = ("read_ahead_hits", "read_ahead_misses", "fetched_rows", "taken_rows")
 """Figures added up likewise, of operators that keep rows until a session closes: lists on disk that were asked for and
@@ -54,6 +56,10 @@ memory; `prefetch_ms`, how long the longest read took."""
 PROCESSORS = ("called_keys", "due_timers")
 """Figures added up likewise, of processors of the user: keys with rows that one was called for; due timers."""
 
+LOOKUPS = ("fetches", "fetched_keys", FETCH, "announced_keys", "failed_keys")
+"""Figures added up likewise, but for `FETCH`, of lookup joins: requests to a table outside of Spark; keys that they
+asked for; those of the keys that were announced before their rows came; keys that could not be looked up."""
+
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
 COPY, POST and LIST requests, 0.0004 for 1,000 of any other kind; deletions are free (https://aws.amazon.com/s3/pricing).
@@ -86,7 +92,7 @@ DURABLE = (
 the state in memory; `process_ms`, how long the operator took over the batch; requests, tiers and compactions, where
 there are any."""
 
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS + AHEAD
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS + AHEAD + LOOKUPS
 _SCALES = {"request_cost": 10}
 """Of figures that are no whole numbers, what makes them so."""
 

@@ -12,7 +12,7 @@ from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
-from millpond.layout import RowLayout, TableSchema, Words
+from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import Operator, TableKind, Times
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -23,6 +23,7 @@ from millpond.spec.types import parse_type
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.rmw.cache_table import CacheTable
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.run_set import RunSet
@@ -100,6 +101,8 @@ class Rig:
                 return self._appended.open(name, schema, self._manifests.get(name, TableManifest()).lowest)
             if kind == "spool":
                 return self._appended.spool(schema)
+            if kind == "cache":
+                return CacheTable(schema, initial, budget, HashRange())
             if kind == "scratch":
                 return RmwTable(schema, initial, no_runs(schema), budget, self._pool)
             keys = self._manifests.get(name, TableManifest()).keys

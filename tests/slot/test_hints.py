@@ -1,5 +1,6 @@
 """Hints: what is announced is read before its rows come, and makes no difference but time."""
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,9 @@ from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.prefetch.announcements import Announcements
 from millpond.slot.prefetch.switch import wanted
 from millpond.slot.process.protocol import Run
+from millpond.spec.kinds.enrich import EnrichSpec
+from millpond.spec.operators import Field
+from tests.lookup.tables import Memory, MemoryTable
 
 from .conftest import TIME, hashes_in, key_hash, table_of
 
@@ -129,6 +133,8 @@ def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: PipeTask)
         assert not asked()
         learn({"cache_misses": 100.0, "cache_hits": 900.0})
         assert asked() == {"exchange"}
+        learn({"cache_misses": 0.0, "cache_hits": 1000.0, "announced_keys": 100.0})
+        assert asked() == {"exchange"}
         learn({"cache_misses": 0.0, "cache_hits": 1000.0})
         assert not asked()
     finally:
@@ -157,3 +163,47 @@ def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:
     assert batch(6, 2.0, prefetch_ms=3000.0, prefetched_used=50.0) == "exchange"  # it saw other keys: dropped
     assert batch(7, 0.1, prefetch_ms=300.0) == "exchange"
     assert batch(8, 0.1, cache_misses=0.0, cache_hits=9.0) is None
+
+
+def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: PipeTask) -> None:
+    """A lookup join asks its table by key: what its rows are announced by has the key's columns."""
+    memory = Memory("hinted")
+    memory.rows = {(key,): {"name": f"name {key}"} for key in range(0, 1000, 2)}
+    spec = EnrichSpec(
+        (Field("k", "bigint"), Field("v", "bigint")),
+        (0,),
+        ("id",),
+        (Field("name", "string"),),
+        most=1 << 20,
+        ttl_ms=-1,
+        timeout_ms=1000,
+        concurrency=2,
+        request=1000,
+        table=pickle.dumps(MemoryTable("hinted")),
+        name="hinted",
+    )
+    task = msgspec.structs.replace(large, spec=spec)
+    server = PartitionServer(tmp_path / "slot")
+    try:
+        keys = np.arange(500)
+        run(server, task, 0, keys[:1])
+        hashes = hashes_in(0, 1, keys)
+        hints = pa.record_batch([pa.array(hashes), pa.array(keys)], names=["__hash", "k"])
+        server.hint(task, 0, 1, "exchange", hashes.view(np.uint64), hints)
+        server.hint(task, 0, 0, "exchange", hashes.view(np.uint64), hints)
+        answer = server.run(Run(task, 0, 1, 1), rows_of(keys))
+        rows = pa.Table.from_batches(_all(answer, figures := {}))
+        assert rows.column("name").to_pylist() == [None if key % 2 else f"name {key}" for key in keys.tolist()]
+        assert figures["announced_keys"] == 499
+        assert memory.asked[(499,)] == 1
+    finally:
+        server.close()
+
+
+def _all(answer: Iterator[pa.RecordBatch], figures: dict[str, float]) -> Iterator[pa.RecordBatch]:
+    while True:
+        try:
+            yield next(answer)
+        except StopIteration as end:
+            figures.update(end.value.metrics)
+            return

@@ -16,6 +16,7 @@ from millpond.slot.reading.tables import _READ
 from millpond.spec.functions import KEY_COLUMNS
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.join import JoinSide, JoinSpec
 from millpond.spec.kinds.over import OverSpec
@@ -70,6 +71,8 @@ EXAMPLES: dict[str, OperatorSpec] = {
     "timers": ProcessorSpec((K, T), (0,), (K,), (ENTRIES,), "event", "append", EventTime(1), marked=True, emitted=0),
     "groups": GroupStateSpec((K, T), (0,), (K,), (GROUP,), "event", "update", EventTime(1), marked=True),
     "groups for ever": GroupStateSpec((V, K), (1,), (V,), (GROUP,), "none", "append"),
+    "enrich": EnrichSpec((K, V), (0,), ("id",), (Field("name", "string"),)),
+    "updated rows": EnrichSpec((K, V), (0,), ("id",), (Field("name", "string"),), updating=True),
 }
 
 
@@ -156,6 +159,10 @@ def test_what_is_pinned_keeps_its_names() -> None:
             *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
             *("time", "marked", "lag_ms", "purged", "emitted", "initial"),
         ),
+        "enrich": (
+            *("columns", "keys", "named", "found", "how", "on_error", "most", "ttl_ms", "timeout_ms", "retries"),
+            *("concurrency", "request", "table", "name", "updating"),
+        ),
     }
 
 
@@ -187,7 +194,7 @@ class TestEveryKind:
 
     def test_has_a_table_of_what_is_shown(self, spec: OperatorSpec) -> None:
         shown = [name for name, table in state_tables(spec).items() if table.shown]
-        assert shown
+        assert bool(shown) == spec.stateful
         if MAIN in state_tables(spec):
             assert state_tables(spec)[MAIN].axis == "hash"
 
@@ -209,13 +216,13 @@ class TestEveryKind:
 
 def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
     taking = {name for name, spec in EXAMPLES.items() if spec.takes_updates}
-    assert taking == {"deduplicate", "processor", "timers", "groups", "groups for ever"}
+    assert taking == {"deduplicate", "processor", "timers", "groups", "groups for ever", "enrich", "updated rows"}
     assert {name for name, spec in EXAMPLES.items() if spec.beyond_spark} == {"rank", "ranks", "over"}
 
 
 def test_changes_of_windows_stay_in() -> None:
     kept = {name for name, spec in EXAMPLES.items() if isinstance(spec.emitting(), str)}
-    assert kept == {"updated windows", "shown sessions"}
+    assert kept == {"updated windows", "shown sessions", "updated rows"}
 
 
 def test_stores_are_chosen_by_access() -> None:
@@ -227,4 +234,7 @@ def test_stores_are_chosen_by_access() -> None:
     held = {"aligned append": "aligned", "unaligned append": "unaligned", "ordered": "ordered"}
     for name, spec in EXAMPLES.items():
         kinds = {table.kind for table in state_tables(spec).values()}
+        if not spec.stateful:
+            assert not kinds
+            continue
         assert held.get(stores[name], "rmw") in kinds

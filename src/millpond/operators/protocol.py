@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from millpond.stores.aligned.table import AlignedTable
     from millpond.stores.ordered.table import OrderedTable
     from millpond.stores.protocol import Table, TableDelta
+    from millpond.stores.rmw.cache_table import CacheTable
     from millpond.stores.rmw.table import RmwTable
     from millpond.stores.unaligned.table import UnalignedTable
 
@@ -27,9 +28,9 @@ PIECE = 65_536
 ROWS = "rows"
 """The name of the table of rows that are kept until their session closes, or their window, beside groups."""
 
-TableKind = Literal["rmw", "ordered", "aligned", "unaligned", "scratch", "spool"]
+TableKind = Literal["rmw", "ordered", "aligned", "unaligned", "scratch", "spool", "cache"]
 """Read-modify-write, ordered, aligned or unaligned append; for a moment and in no checkpoint: read-modify-write in
-memory, and append."""
+memory, and append; in no checkpoint either: rows that may be forgotten."""
 
 
 class StateTable(NamedTuple):
@@ -82,6 +83,10 @@ class MakeTable(Protocol):
     def __call__(self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["unaligned"]) -> UnalignedTable:
         """Open a table that is appended to, and of which lists are read."""
 
+    @overload
+    def __call__(self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["cache"]) -> CacheTable:
+        """Open a table of rows that may be forgotten."""
+
 
 MakeRows = Callable[[str, TableSchema, "Words"], "RmwTable"]
 """Opens a table whose rows are read, changed and written."""
@@ -127,6 +132,14 @@ class Announced(Protocol):
 
         Between two batches, or two `process` of one. `hashes`: of keys, as in the column `__hash`, unsigned.
         """
+
+
+@runtime_checkable
+class KeysAnnounced(Protocol):
+    """An operator that can be told which keys a batch will ask for, if they come with their hashes."""
+
+    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        """As `Announced.announce`; `keys`: the column `__hash`, then the columns that `Spec.announced` names."""
 
 
 class Operator(Protocol):

@@ -55,7 +55,7 @@ class Held:
 
 def in_sparks_order(root: Decided) -> Iterator[Decided]:
     """The nodes with stateful operators in the order in which Spark numbers them: top down, left to right."""
-    if root.operator is not None:
+    if root.operator is not None and root.operator.stateful:
         yield root
     for child in root.children:
         yield from in_sparks_order(child)

@@ -18,10 +18,12 @@ from millpond.plan.catalyst.conditions import (
     without_repeated_groupings,
 )
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.lookups import looks_up
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.windows import Needed, needed_columns
 from millpond.plan.changelog.between import unstable_between
-from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating
+from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating, updating
+from millpond.plan.lookups import read_lookup
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.join import read_join
@@ -145,7 +147,11 @@ class _Decider:
         below = limits_of(node, limits)
         children = tuple(self.visit(child, below) for child in node.children)
         operator = self._operator(node, limits) if node.streaming else None
-        if operator is not None and operator.spec is not None:
+        passing = operator.spec.passing() if operator is not None and operator.spec is not None else None
+        if operator is not None and passing is not None:
+            if any(updating(child) for child in children):
+                operator = replace(operator, spec=passing)
+        elif operator is not None and operator.spec is not None:
             try:
                 updated = [spec for child in children if (spec := changing(child)) is not None]
                 # As in Spark, an aggregate's updates are deduplicated as the rows that they are.
@@ -180,6 +186,8 @@ class _Decider:
             "Window": lambda window: self._window(window, limits),
         }
         reader |= dict.fromkeys(PROCESSORS, self._processor) | dict.fromkeys(GROUP_STATES, self._group_state)
+        if looks_up(node):
+            return self._lookup(node)
         if self.map_groups == "window":
             reader |= dict.fromkeys(MAPS, self._map_groups)
         if node.kind not in reader:
@@ -240,6 +248,14 @@ class _Decider:
         reading, spec = read_group_state(self.catalyst, node)
         self._check_watermarks(spec.closes)
         return reading, spec
+
+    def _lookup(self, node: Node) -> Operator | None:
+        """A lookup join; without state, none of those that stay on Spark."""
+        try:
+            found = None if self.shared else read_lookup(self.catalyst, node)
+        except Unsupported:
+            return None
+        return None if found is None else Operator(describe(node), found[1], reading=found[0])
 
     def _check_watermarks(self, timed: bool) -> None:
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"

@@ -69,7 +69,8 @@ def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
     operators = data["operators"]
     if not operators:
         return "no stateful operators: the query runs on Spark as it is"
-    lines = [f"{counted(len(operators), 'stateful operator')}, {data['output_mode']} mode"]
+    what = "stateful operator" if all(operator.stateful for operator in decision.operators) else "operator"
+    lines = [f"{counted(len(operators), what)}, {data['output_mode']} mode"]
     for operator in operators:
         if operator["engine"] == "none":
             lines += [f"  [nowhere] {operator['title']}", "      Spark does not run it on streams either"]

@@ -31,7 +31,13 @@ def fed_by_source(decision: Decision) -> dict[int, Decided]:
     found = {}
     for decided in decision.root.walk():
         operator = decided.operator
-        if operator is None or operator.spec is None or operator.index is None or not operator.spec.keyed:
+        if (
+            operator is None
+            or operator.spec is None
+            or operator.index is None
+            or not operator.spec.keyed
+            or operator.spec.announced
+        ):
             continue
         below = (one for child in decided.children for one in child.operators())
         reading = operator.reading

@@ -18,6 +18,7 @@ from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.changelog.changes import filtered
+from millpond.plan.lookups import LookupReading
 from millpond.plan.projection import prepared
 from millpond.plan.reading.aggregate import Derived, Reading, rewrite
 from millpond.plan.reading.decision import Decided, Decision, Operator
@@ -120,7 +121,7 @@ class _Surgeon:
             assert kind is not None
             columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
         rows = prepared(self.catalyst, child, raw, columns, reading.hash)
-        if node.kind in MAPS or isinstance(reading, ProcessorReading):
+        if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
             names = [f"result{index}" for index in range(len(node.output))]
             types: list[DataType] = [column.data_type for column in node.output]
         elif operator.spec is not None and operator.spec.keeps_columns:

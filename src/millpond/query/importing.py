@@ -28,13 +28,14 @@ from millpond.checkpoint.generation import Base, BaseVersion, claim, write_base
 from millpond.checkpoint.pinned import NAME as QUERY
 from millpond.checkpoint.recovery import Recovery
 from millpond.conf import Settings, read_settings
+from millpond.ddl import quoted
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
 from millpond.files.backends.patience import put_own
 from millpond.plan.carrying import Held, carried_rows, in_sparks_order, projected
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
-from millpond.plan.reading.decision import Decided, Decision
+from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.transplant import exchanged
 from millpond.plan.workers import map_in_arrow, named
@@ -210,10 +211,22 @@ def _carried(
         return reader.option("storeName", store).load(origin)
 
     above = [id(one) for one in projected(decision.root)]
-    return [
+    found = [
         (one, carried_rows(catalyst, one, held[number], partial(read, number), projected=id(one) in above))
         for number, one in enumerate(order)
     ]
+    return found + [
+        (one, _no_rows(spark, one.operator))
+        for one in decision.root.walk()
+        if one.operator is not None and not one.operator.stateful
+    ]
+
+
+def _no_rows(spark: SparkSession, operator: Operator) -> DataFrame:
+    """What an operator without state takes up."""
+    assert operator.spec is not None
+    columns = [*(f"{quoted(field.name)} {field.type}" for field in operator.spec.input_fields), "__hash bigint"]
+    return spark.createDataFrame([], ", ".join(columns))
 
 
 def _held(spark: SparkSession, origin: str, batch: int) -> dict[int, Held]:

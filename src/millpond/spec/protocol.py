@@ -165,6 +165,20 @@ class Spec(msgspec.Struct, frozen=True):
         return False
 
     @property
+    def announced(self) -> tuple[int, ...]:
+        """Positions of the columns that come with the hash where keys are announced ahead of their rows."""
+        return ()
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it has state."""
+        return True
+
+    def passing(self) -> Self | None:
+        """The same over rows that change, of which each comes out by itself; None of what holds them together."""
+        return None
+
+    @property
     def figures(self) -> tuple[str, ...]:
         """What slots report of it beside what they report of every operator (see `millpond.metrics`)."""
         return ()

@@ -12,6 +12,7 @@ from millpond.operators.aggregate.kind import AGGREGATE
 from millpond.operators.dedup.kind import DEDUPLICATE, WITHIN
 from millpond.operators.joins.kind import JOIN
 from millpond.operators.kind import Kind, Opening, S
+from millpond.operators.lookups.kind import ENRICH
 from millpond.operators.processors.group_kind import GROUP_STATE
 from millpond.operators.processors.kind import PROCESSOR
 from millpond.operators.protocol import MakeTable, Operator, StateTable
@@ -19,6 +20,7 @@ from millpond.operators.ranking.kind import OVER, RANK
 from millpond.operators.sessions.kind import SESSION
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
@@ -39,6 +41,7 @@ KINDS: Mapping[type[Spec], Kind[Any]] = dict(
         _kind(AggregateSpec, AGGREGATE),
         _kind(DeduplicateSpec, DEDUPLICATE),
         _kind(GroupStateSpec, GROUP_STATE),
+        _kind(EnrichSpec, ENRICH),
         _kind(JoinSpec, JOIN),
         _kind(OverSpec, OVER),
         _kind(ProcessorSpec, PROCESSOR),

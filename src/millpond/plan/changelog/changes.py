@@ -45,6 +45,13 @@ def consuming(spec: OperatorSpec) -> OperatorSpec:
     return found
 
 
+def updating(decided: Decided) -> bool:
+    """Whether what comes out of a plan may change later."""
+    if decided.operator is not None:
+        return _updates(decided.operator)
+    return any(updating(child) for child in decided.children)
+
+
 def leave_updating(decided: Decided) -> Decided:
     """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
     return decided.with_ours(lambda one: one.left(Reason("MP-ABOVE")) if _updates(one) else one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from millpond.plan.catalyst.lookups import NODE, lookup_title
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import Reading, calls_user
@@ -43,6 +44,11 @@ class Operator:
     def ticks(self) -> bool:
         """Whether the clock has something to do for this operator, so that there is always another batch."""
         return self.spec is not None and self.spec.ticks
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it has state; what runs here may have none."""
+        return self.spec is None or self.spec.stateful
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -115,6 +121,11 @@ class Decision:
         return [operator for operator in self.operators if operator.spec is None]
 
     @property
+    def covered(self) -> frozenset[int]:
+        """The operators without state, by index, of which all that comes out goes into one that has state."""
+        return frozenset(_covered(self.root, above=False))
+
+    @property
     def maps_windows(self) -> bool:
         """Whether `applyInPandas` or `applyInArrow` is to be called with whole closed windows."""
         found = (decided.operator for decided in self.root.walk() if decided.node.kind in MAPS)
@@ -126,10 +137,22 @@ class Decision:
         return [operator.spec for operator in self.operators if operator.spec is not None]
 
 
+def _covered(decided: Decided, *, above: bool) -> Iterator[int]:
+    operator = decided.operator
+    if operator is not None and operator.index is not None:
+        if above and not operator.stateful:
+            yield operator.index
+        above = above or operator.stateful
+    for child in decided.children:
+        yield from _covered(child, above=above)
+
+
 def describe(node: Node) -> str:
     """An operator in a few words, the same ones at each start: they are pinned."""
     if node.kind in MAPS:
         return nameless(title_of(node))
+    if node.kind == NODE:
+        return nameless(lookup_title(node))
     if node.kind in PROCESSORS:
         return nameless(processor_title(node))
     if node.kind in GROUP_STATES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millpond.plan.catalyst.lookups import looks_up, why_not_again
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import subquery
 from millpond.plan.reading.decision import Decided, Decision
@@ -36,6 +37,8 @@ def _search(decided: Decided, *, below: bool) -> str | None:
         reason = _forgets(node)
         if reason is not None:
             return reason
+        if looks_up(node):
+            return why_not_again(node)
     below = below or (decided.operator is not None and decided.operator.spec is not None)
     for expression in _computed(node, decided) if below else ():
         if not expression.deterministic:

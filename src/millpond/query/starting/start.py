@@ -155,7 +155,7 @@ class Start:
         first = again[0] if again else ledger.next
         if first == 0:
             task = write_initial(catalyst, self.decision, task, files, self.around)
-        self._open_ahead(catalyst, _tasks(task, specs), first)
+        self._open_ahead(catalyst, self._tasks(task, specs), first)
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
@@ -169,8 +169,8 @@ class Start:
                 # The run may see other rows in a primed batch than the priming did: that is no contradiction.
                 recovery, task = self._claim(files, task, owner)
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
-                self._open_ahead(catalyst, _tasks(task, specs), ledger.next)
-        tasks = _tasks(task, specs)
+                self._open_ahead(catalyst, self._tasks(task, specs), ledger.next)
+        tasks = self._tasks(task, specs)
         ahead = lookaheads(self.decision, task, ledger_files)
         tasks = [msgspec.structs.replace(one, lookaheads=some) for one, some in zip(tasks, ahead, strict=True)]
         running = launch(self.transplant(tasks))
@@ -220,6 +220,14 @@ class Start:
             return claimed.partitions
         return first_partitions(self.spark, self.settings)
 
+    def _tasks(self, first: PipeTask, specs: Sequence[OperatorSpec]) -> list[PipeTask]:
+        tasks = [msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(specs)]
+        # Who waits for the commit of an operator above waits for theirs: the committer puts a version as one.
+        lagging = msgspec.structs.replace(first.settings, commit_mode="async")
+        for index in self.decision.covered:
+            tasks[index] = msgspec.structs.replace(tasks[index], settings=lagging)
+        return tasks
+
     def _replay(
         self, catalyst: Catalyst, task: PipeTask, specs: Sequence[OperatorSpec], ledger: Ledger, batch: int
     ) -> None:
@@ -229,7 +237,7 @@ class Start:
             TransientError: somebody has stopped it.
         """
         sync = msgspec.structs.replace(task.settings, commit_mode="sync")
-        tasks = _tasks(msgspec.structs.replace(task, settings=sync), specs)
+        tasks = self._tasks(msgspec.structs.replace(task, settings=sync), specs)
         frame = catalyst.in_own_session(self.transplant(tasks), self.around)
         query = (
             frame.writeStream.format("noop")
@@ -287,10 +295,6 @@ def _state_location(settings: Settings, checkpoint: str, query_id: str | None) -
     if settings.state_location is None or query_id is None:
         return checkpoint
     return join_url(settings.state_location, query_id)
-
-
-def _tasks(first: PipeTask, specs: Sequence[OperatorSpec]) -> list[PipeTask]:
-    return [msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(specs)]
 
 
 def goes_on_with(recovery: Recovery, ledger: Ledger) -> int:

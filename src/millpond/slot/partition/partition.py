@@ -104,9 +104,9 @@ class Partition:
             if self._manifest is None:
                 self._open(version)
 
-    def hint(self, batch: int, lookahead: Lookahead, hashes: Words) -> None:
+    def hint(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
         """Take note of keys that a batch will ask for; they are looked at now, or as soon as the partition can."""
-        self._hints.keep(batch, lookahead, hashes)
+        self._hints.keep(batch, lookahead, hashes, keys)
         with self._turns.if_free() as free:
             if free and self._manifest is not None:
                 self._hints.pass_on(self._operator, self._manifest.version)

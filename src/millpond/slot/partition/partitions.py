@@ -137,14 +137,22 @@ class PartitionServer:
             for partition in [self._partition(task, number) for number in partitions for task in tasks]:
                 partition.open_ahead(version)
 
-    def hint(self, task: PipeTask, partition: int, batch: int, lookahead: Lookahead, hashes: Words) -> None:
+    def hint(
+        self,
+        task: PipeTask,
+        partition: int,
+        batch: int,
+        lookahead: Lookahead,
+        hashes: Words,
+        keys: pa.RecordBatch | None = None,
+    ) -> None:
         """Announce keys to a partition, if it is there (see `Work`)."""
         query = self._query(task.key)
         running = query.running
         if running is not None and running.task.generation == task.generation:
             held = query.partitions.get((task.operator, partition))
             if held is not None:
-                held.hint(batch, lookahead, hashes)
+                held.hint(batch, lookahead, hashes, keys)
 
     def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable and let go of it.

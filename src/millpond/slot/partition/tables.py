@@ -16,6 +16,7 @@ from millpond.operators.protocol import TableKind
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.protocol import LoadedTable, Table
+from millpond.stores.rmw.cache_table import CacheTable
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.unaligned.table import UnalignedTable
@@ -75,12 +76,15 @@ class Tables:
     @overload
     def open(self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["unaligned"]) -> UnalignedTable: ...
 
+    @overload
+    def open(self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["cache"]) -> CacheTable: ...
+
     def open(
         self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw", drop_matched: bool = False
-    ) -> Table:
+    ) -> Table | CacheTable:
         """Open a table (see `operators.protocol.MakeTable`)."""
         table = _OPEN[kind](self, _Wanted(name, schema, initial, drop_matched))
-        if kind not in _MOMENTARY:
+        if kind not in _MOMENTARY and not isinstance(table, CacheTable):
             self._opened[name] = table
         return table
 
@@ -151,6 +155,9 @@ class Tables:
     def _open_spool(self, wanted: _Wanted) -> AlignedTable:
         return self._appends(wanted.schema).open(wanted.name, TableManifest(), layout=RowLayout(wanted.schema))
 
+    def _open_cache(self, wanted: _Wanted) -> CacheTable:
+        return CacheTable(wanted.schema, wanted.initial, self._query.means.budget, self._range)
+
     def _loads(self, name: str, table: T) -> T:
         self._loaded[name] = table
         return table
@@ -207,15 +214,16 @@ def _earlier(shapes: Mapping[int, PinnedQuery], operator: int) -> dict[int, dict
     }
 
 
-_MOMENTARY = frozenset({"scratch", "spool"})
-"""Kinds of tables that live for a moment, and that who asks for them closes."""
+_MOMENTARY = frozenset({"scratch", "spool", "cache"})
+"""Kinds of tables that are in no checkpoint, and that who asks for them closes."""
 
-_OPEN: Mapping[TableKind, Callable[[Tables, _Wanted], Table]] = {
+_OPEN: Mapping[TableKind, Callable[[Tables, _Wanted], Table | CacheTable]] = {
     "rmw": Tables._open_rmw,
     "ordered": Tables._open_ordered,
     "aligned": Tables._open_aligned,
     "unaligned": Tables._open_unaligned,
     "scratch": Tables._open_scratch,
     "spool": Tables._open_spool,
+    "cache": Tables._open_cache,
 }
 """How a table of each kind is opened."""

@@ -112,7 +112,7 @@ class ExchangeWrite:
                         parcel.rows += rows.num_rows
                         stream.write_batch(rows)
                         if hints is not None:
-                            hints.send(partition, rows.column(0).to_numpy().view(np.uint64))
+                            hints.send(partition, rows)
         return parcels
 
     def _by_partition(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -52,20 +53,30 @@ class HintSender:
         slots = wanted(directory.path, task) if lookahead in task.lookaheads else {}
         return cls(task, batch, lookahead, slots) if slots else None
 
-    def send(self, partition: int, hashes: Words) -> None:
-        """Announce the keys of some rows of a partition."""
+    def send(self, partition: int, rows: pa.RecordBatch) -> None:
+        """Announce the keys of some rows of a partition: the column `__hash`, then those of the spec."""
         slot = partition % self._task.slots
         if slot not in self._slots:
             return
         if self._slots[slot] == self._lookahead:
+            hashes = rows.column(0).to_numpy().view(np.uint64)
             rare = self._sketch.rare(np.unique(hashes))
             if len(rare):
-                self._announce(slot, partition, rare)
+                self._announce(slot, partition, self._keys(rows, hashes, rare))
         elif partition not in self._marked:
             self._marked.add(partition)
-            self._announce(slot, partition, hashes[:0])
+            self._announce(slot, partition, pa.RecordBatch.from_pylist([], schema=SCHEMA))
 
-    def _announce(self, slot: int, partition: int, hashes: Words) -> None:
+    def _keys(self, rows: pa.RecordBatch, hashes: Words, rare: Words) -> pa.RecordBatch:
+        """The hashes, and with them what the operator asks for of the rows' columns."""
+        columns = self._task.spec.announced
+        if not columns:
+            return pa.RecordBatch.from_arrays([pa.array(rare)], schema=SCHEMA)
+        unique, firsts = np.unique(hashes, return_index=True)
+        at = pa.array(firsts[np.searchsorted(unique, rare)])
+        return rows.select([0, *(1 + column for column in columns)]).take(at)
+
+    def _announce(self, slot: int, partition: int, keys: pa.RecordBatch) -> None:
         try:
             if slot not in self._connections:
                 self._connections[slot] = None
@@ -73,8 +84,8 @@ class HintSender:
             connection = self._connections[slot]
             if connection is not None:
                 connection.send(Hints(self._task, partition, self._batch, self._lookahead))
-                connection.send_schema(SCHEMA)
-                connection.send_batch(pa.RecordBatch.from_arrays([pa.array(hashes)], schema=SCHEMA))
+                connection.send_schema(keys.schema)
+                connection.send_batch(keys)
         except (OSError, MillpondError):
             self._connections[slot] = None
 
@@ -104,12 +115,14 @@ class KeysAhead:
             return
         try:
             for batch in batches:
-                hashes = np.sort(batch.column(0).to_numpy().view(np.uint64))
-                bounds = [self.task.hash_range(partition)[0] for partition in range(1, self.task.partitions)]
-                cuts = np.searchsorted(hashes, np.array(bounds, np.uint64))
-                for partition, some in enumerate(np.split(hashes, cuts)):
-                    if len(some):
-                        hints.send(partition, some)
+                hashes = batch.column(0).to_numpy().view(np.uint64)
+                order = np.argsort(hashes)
+                rows = batch.take(pa.array(order))
+                lows = [self.task.hash_range(partition)[0] for partition in range(self.task.partitions)]
+                cuts = [*np.searchsorted(hashes[order], np.array(lows, np.uint64)).tolist(), len(hashes)]
+                for partition, (start, stop) in enumerate(pairwise(cuts)):
+                    if start < stop:
+                        hints.send(partition, rows.slice(start, stop - start))
         finally:
             hints.close()
         yield from ()

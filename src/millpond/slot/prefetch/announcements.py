@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from millpond.layout import Words
-from millpond.operators.protocol import Announced, Operator
+from millpond.operators.protocol import Announced, KeysAnnounced, Operator
 from millpond.slot.batch.task import Lookahead
 from millpond.slot.prefetch.switch import HintSwitch
 
@@ -44,19 +45,21 @@ class Announcements:
         self._switch = switch
         self._choices = list(lookaheads)
         self._lock = threading.Lock()
-        self._kept: dict[int, list[Words]] = {}
+        self._kept: dict[int, list[tuple[Words, pa.RecordBatch | None]]] = {}
         self._counts: dict[int, int] = {}
         self._first: dict[tuple[int, Lookahead], float] = {}
         self._chosen: Lookahead | None = self._choices[-1] if self._choices else None
         self._slack: dict[Lookahead, float] = {}  # in seconds, of the last batch for which there were hints
 
-    def keep(self, batch: int, lookahead: Lookahead, hashes: Words) -> None:
-        """Keep hints for a batch, as far as there is room."""
+    def keep(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
+        """Keep hints for a batch, as far as there is room; `keys` come for operators that want more than hashes."""
         with self._lock:
             self._first.setdefault((batch, lookahead), time.monotonic())
             count = self._counts.get(batch, 0)
             if len(hashes) and count < _MOST:
-                self._kept.setdefault(batch, []).append(hashes[: _MOST - count])
+                most = _MOST - count
+                some = None if keys is None else keys.slice(0, most)
+                self._kept.setdefault(batch, []).append((hashes[:most], some))
                 self._counts[batch] = min(_MOST, count + len(hashes))
 
     def begin(self, batch: int) -> None:
@@ -76,18 +79,23 @@ class Announcements:
             return
         with self._lock:
             kept, self._kept, self._counts = self._kept, {}, {}
-        if not isinstance(operator, Announced):
-            return
         for needed, parts in kept.items():
-            if needed >= version:
-                operator.announce(np.concatenate(parts), needed)
+            if needed < version:
+                continue
+            if isinstance(operator, Announced):
+                operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
+            elif isinstance(operator, KeysAnnounced):
+                keys = [some for _, some in parts if some is not None]
+                if keys:
+                    operator.announce_keys(pa.concat_batches(keys), needed)
 
     def learn(self, figures: Mapping[str, float]) -> None:
         """See from a batch's figures whether hints are wanted for the next ones, and whose."""
         if self._switch is None or self._chosen is None:
             return
         misses, hits = figures.get("cache_misses", 0.0), figures.get("cache_hits", 0.0)
-        if misses <= _MISSED * (misses + hits):
+        announced = figures.get("announced_keys", 0.0)  # these would have been missing
+        if misses + announced <= _MISSED * (misses + hits):
             self._switch.set(None)
             return
         read, used = figures.get("prefetched_keys", 0.0), figures.get("prefetched_used", 0.0)

@@ -129,7 +129,8 @@ class Called(msgspec.Struct, tag=True):
 
 
 class Hints(msgspec.Struct, tag=True):
-    """To a slot, which does not answer: keys of which rows are on their way; a schema and one record batch follow.
+    """To a slot, which does not answer: keys of which rows are on their way; a schema and one record batch follow, with
+    their hashes, and behind these what the operator asks for (`Spec.announced`).
 
     Attributes:
         task: the operator.

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from millpond.errors import MillpondError
@@ -51,8 +52,18 @@ class Work(Protocol):
         the user's processor.
         """
 
-    def hint(self, task: PipeTask, partition: int, batch: int, lookahead: Lookahead, hashes: Words) -> None:
-        """Hashes of keys that a batch will ask for, and who saw them; nothing comes of what nobody can use."""
+    def hint(
+        self,
+        task: PipeTask,
+        partition: int,
+        batch: int,
+        lookahead: Lookahead,
+        hashes: Words,
+        keys: pa.RecordBatch | None = None,
+    ) -> None:
+        """Keys that a batch will ask for, by their hashes, and with what the operator asks for (`Spec.announced`), and
+        who saw them; nothing comes of those that nobody can use.
+        """
 
     def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
         """Open partitions of a query's operators before their first batch; failures are left to that."""
@@ -158,8 +169,10 @@ class Slot:
             self._answer(connection, self.work.run(message, _incoming(connection), connection.abort, caller))
             connection.serving = None
         elif isinstance(message, Hints):
-            hashes = next(_tables(connection)).column(0).to_numpy()
-            self.work.hint(message.task, message.partition, message.batch, message.lookahead, hashes)
+            keys = next(_tables(connection))
+            hashes = keys.column(0).to_numpy().view(np.uint64)
+            more = keys if keys.num_columns > 1 else None
+            self.work.hint(message.task, message.partition, message.batch, message.lookahead, hashes, more)
         elif isinstance(message, Open):
             self.work.open_ahead(message.tasks, message.partitions, message.version)
             connection.send(Opened())

@@ -69,7 +69,7 @@ def export_state(location: str, target: str, version: int | None = None, operato
     if operator is not None and not 0 <= operator < len(reader.operators):
         reader.manifest(operator, 0, chosen)  # says which there are
     there = reader.operators_at(chosen)
-    operators = there if operator is None else [there[operator]]
+    operators = [one for one in there if one.spec.stateful] if operator is None else [there[operator]]
     partitions = reader.partitions_at(chosen)
     parts = [(one, name, *one.part(name)) for one in operators for name in (one.spec.parts or (None,))]
     schemas = [_schema(one, fields) for one, _, _, fields in parts]

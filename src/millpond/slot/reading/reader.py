@@ -51,9 +51,13 @@ class StateOperator:
         """The table that is read for the operator's state, or for one variable of it, and its columns.
 
         Raises:
-            UsageError: there is no such variable, or there are several.
+            UsageError: there is no such variable, or there are several, or there is no state.
         """
         parts = self.spec.parts
+        if not self.spec.stateful:
+            raise UsageError(
+                f"The operator {self.title!r} has no state.", action="Read another's.", operator=str(self.index)
+            )
         if variable is None and not parts:
             return MAIN, self.spec.state_fields
         if variable is None or variable not in parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
@@ -22,5 +23,6 @@ OperatorSpec = (
     | OverSpec
     | ProcessorSpec
     | GroupStateSpec
+    | EnrichSpec
 )
 """What an operator computes, read from `query.json` by its tag."""

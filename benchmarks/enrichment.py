@@ -1,0 +1,214 @@
+"""Ad events enriched from Redis behind a wire, and counted: `python -m benchmarks.enrichment`.
+
+As in the Yahoo Streaming Benchmark: events of 114 bytes as JSON, their ads drawn by Zipf's law, are parsed, views are
+kept, the campaign of each ad is looked up, and views are counted by campaign and window of ten seconds. Millpond's
+`enrich` stands beside what is written by hand: `foreachBatch`, a synchronous client that asks for the keys of each
+record batch in pipelines, and counts that are kept in Redis, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.config import RunConfig
+from benchmarks.workloads import key_sql
+from millpond.workloads.nexmark_spark import numbers
+from millpond.workloads.peer import PEER_SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+ENGINES = ("millpond", "foreachBatch")
+CAMPAIGNS = 100
+_BYTES = 114
+_PIPELINE = 500
+_EVENT = "ad_id string, event_type string, event_time bigint"
+_WINDOW_MS = 10_000
+_FIRST = 1_700_000_000_000
+
+
+def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    """The parsed views: `ad_id` and `at`."""
+    config = RunConfig(engine="", workload="", work="", keys=options.ads, zipf=options.zipf)
+    ad = f"lpad(cast({key_sql(config)} as string), 12, '0')"
+    kind = "element_at(array('view', 'click', 'purchase'), cast(n % 3 as int) + 1)"
+    text = (
+        f"""concat('{{"ad_id":"', {ad}, '","event_type":"', {kind}, '","event_time":', 1700000000000 + n, ',"x":"')"""
+    )
+    source = numbers(spark, options.rows_per_batch, options.cores)
+    raw = source.selectExpr(f"{text} as text").selectExpr(f"""concat(rpad(text, {_BYTES - 2}, '.'), '"}}') as value""")
+    parsed = raw.selectExpr(f"from_json(value, '{_EVENT}') as e").where("e.event_type = 'view'")
+    return parsed.selectExpr("e.ad_id", "timestamp_millis(e.event_time) as at")
+
+
+def with_millpond(spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> StreamingQuery:
+    """The query with `millpond.enrich`."""
+    from pyspark.sql import functions as F
+
+    import millpond
+    from millpond.lookup import RedisTable
+
+    views = events(spark, options)
+    table = RedisTable(url, "ad:{ad_id}")
+    found = millpond.enrich(
+        views, table, on="ad_id", columns="campaign bigint", how="inner", cache=options.cache, ttl=options.ttl
+    )
+    counts = found.groupBy("campaign", F.window("at", f"{_WINDOW_MS // 1000} seconds")).count()
+    writer = millpond.writeStream(counts).outputMode("update").format("noop")
+    return writer.option("checkpointLocation", str(work / "checkpoint")).start()
+
+
+def by_hand(spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> StreamingQuery:
+    """The query as it is written without."""
+
+    def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import redis
+
+        client = redis.Redis.from_url(url)
+        for batch in batches:
+            encoded = batch.column(0).dictionary_encode()
+            ads = encoded.dictionary.to_pylist()
+            campaigns: list[int | None] = []
+            for start in range(0, len(ads), _PIPELINE):
+                pipeline = client.pipeline(transaction=False)
+                for ad in ads[start : start + _PIPELINE]:
+                    pipeline.hget(f"ad:{ad}", "campaign")
+                campaigns += [None if found is None else int(found) for found in pipeline.execute()]
+            found = pa.array(campaigns, pa.int64()).take(encoded.indices)
+            yield pa.RecordBatch.from_arrays([found, batch.column(1)], names=["campaign", "at"])
+        client.close()
+
+    def count(views: DataFrame, batch: int) -> None:
+        import redis
+        from pyspark.sql import functions as F
+
+        found = views.mapInArrow(look_up, "campaign bigint, at timestamp").where("campaign is not null")
+        window = F.unix_millis("at") - F.pmod(F.unix_millis("at"), F.lit(_WINDOW_MS))
+        counts = found.groupBy("campaign", window.alias("window")).count().collect()
+        with redis.Redis.from_url(url) as client:
+            pipeline = client.pipeline(transaction=False)
+            for one in counts:
+                pipeline.hincrby(f"count:{one.window}", str(one.campaign), one["count"])
+            pipeline.execute()
+
+    writer = events(spark, options).writeStream.foreachBatch(count)
+    return writer.option("checkpointLocation", str(work / "checkpoint")).start()
+
+
+START: dict[str, Callable[..., StreamingQuery]] = {"millpond": with_millpond, "foreachBatch": by_hand}
+
+
+def session(options: argparse.Namespace) -> SparkSession:
+    """A local session."""
+    from pyspark.sql import SparkSession
+
+    settings = {
+        **PEER_SETTINGS,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "2g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(options.cores),
+        "spark.sql.streaming.numRecentProgressUpdates": "100000",
+        "spark.millpond.onUnsupported": "error",
+        "spark.millpond.slots": str(options.cores),
+    }
+    builder = SparkSession.builder.master(f"local[{options.cores},4]").appName("benchmark-enrichment")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def measure(engine: str, spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Run one engine for some seconds; what it did after the first batches."""
+    query = START[engine](spark, url, options, work)
+    until = time.monotonic() + options.seconds
+    while time.monotonic() < until and query.isActive:
+        time.sleep(0.2)
+    query.stop()
+    if query.exception() is not None:
+        raise SystemExit(f"{engine}: {query.exception()}")
+    batches = [one for one in query.recentProgress if one.numInputRows][options.warmup :]
+    if not batches:
+        raise SystemExit(f"{engine}: no batch beyond the first {options.warmup}: give it more --seconds")
+    took = np.array([one.durationMs["triggerExecution"] for one in batches], float)
+    figures = [one.observedMetrics["millpond"].asDict() for one in batches if "millpond" in one.observedMetrics]
+    looked_up = {
+        name: sum(one[name] for one in figures)
+        for name in ("cache_hits", "cache_misses", "fetches", "fetched_keys", "announced_keys")
+        if figures
+    }
+    return {
+        "engine": engine,
+        "batches": len(batches),
+        "rows_per_second": round(1000 * sum(one.numInputRows for one in batches) / took.sum()),
+        **{f"p{share}_ms": round(float(np.percentile(took, share))) for share in (50, 99)},
+        **looked_up,
+    }
+
+
+def fill(url: str, ads: int) -> None:
+    """Give every ad its campaign."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        for start in range(0, ads, 10_000):
+            pipeline = client.pipeline(transaction=False)
+            for ad in range(start, min(ads, start + 10_000)):
+                pipeline.hset(f"ad:{ad:012}", mapping={"campaign": ad % CAMPAIGNS})
+            pipeline.execute()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the engines one after another, and print a line for each."""
+    from tests.real_redis import running
+    from tests.wire import wire
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", default=",".join(ENGINES), help="which, with commas between")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each engine, its first batches included")
+    parser.add_argument("--warmup", type=int, default=5, help="batches that are left out")
+    parser.add_argument("--rows-per-batch", type=int, default=100_000)
+    parser.add_argument("--ads", type=int, default=1_000_000)
+    parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the ads' distribution; 0: uniform")
+    parser.add_argument("--delay-ms", type=float, default=1.0, help="that the wire adds to each answer")
+    parser.add_argument("--cache", type=int, default=1_000_000, help="keys that Millpond keeps for each partition")
+    parser.add_argument("--ttl", type=float, default=60.0, help="seconds")
+    parser.add_argument("--cores", type=int, default=2)
+    options = parser.parse_args(argv)
+    engines = options.engines.split(",")
+    if unknown := set(engines) - set(ENGINES):
+        parser.error(f"there is no engine {', '.join(sorted(unknown))}")
+    if len(engines) > 1:  # each in a process of its own: none finds the JVM warm
+        given = argv if argv is not None else sys.argv[1:]
+        command = [sys.executable, "-m", "benchmarks.enrichment", *given, "--engines"]
+        return max(subprocess.run([*command, engine], check=False).returncode for engine in engines)
+    with tempfile.TemporaryDirectory(prefix="millpond-enrichment-") as folder:
+        (Path(folder) / "redis").mkdir()
+        with running(Path(folder) / "redis") as server, wire(server.port, options.delay_ms / 1000) as slow:
+            fill(server.url, options.ads)
+            spark = session(options)
+            for engine in engines:
+                work = Path(folder) / engine
+                work.mkdir()
+                print(json.dumps(measure(engine, spark, f"redis://127.0.0.1:{slow.port}/0", options, work)), flush=True)
+            spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Looks keys up in a table: several requests at a time, each on its own connection, and tried again if it fails."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import MillpondError, TransientError, UsageError
+from millpond.lookup.table import Connection, Found, LookupTable
+from millpond.spec.kinds.enrich import EnrichSpec
+from millpond.spec.types import parse_type
+
+ABSENT, THERE, FAILED = 0, 1, 2
+"""What became of a key."""
+
+States = NDArray[np.uint8]
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
+"""Seconds between two tries."""
+
+
+class Failure(Exception):
+    """Why keys could not be looked up.
+
+    Attributes:
+        kind: `timeout`, `unreachable`, `failed`, or of one key `unreadable`.
+        said: what the table has said.
+    """
+
+    def __init__(self, kind: str, said: str) -> None:
+        super().__init__(kind, said)
+        self.kind = kind
+        self.said = said
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a table has of some keys.
+
+    Attributes:
+        values: the columns that were asked for, a row for each key, null where it is not there.
+        states: `ABSENT`, `THERE` or `FAILED` for each key.
+        failures: why, of each key that failed, by position; none for all of them if `failure` says it.
+        failure: why all of them did.
+        seconds: how long it took.
+    """
+
+    values: pa.RecordBatch
+    states: States
+    failures: dict[int, Failure] = field(default_factory=dict)
+    failure: Failure | None = None
+    seconds: float = 0.0
+
+    def why(self, position: int) -> Failure | None:
+        """Why a key failed; None if it did not."""
+        return self.failure or self.failures.get(position)
+
+
+def wanted(spec: EnrichSpec) -> pa.Schema:
+    """The columns that are looked up."""
+    return pa.schema([(one.name, parse_type(one.type).arrow) for one in spec.found])
+
+
+def table_of(spec: EnrichSpec) -> LookupTable:
+    """The table that keys are looked up in.
+
+    Raises:
+        UsageError: its class cannot be loaded here.
+    """
+    try:
+        table: LookupTable = pickle.loads(spec.table)
+    except Exception as error:
+        raise UsageError(
+            f"The table '{spec.name}' cannot be loaded where keys are looked up ({type(error).__name__}: {error}).",
+            action="Install the module of its class on all hosts, or put it on the PYTHONPATH of the executors.",
+        ) from error
+    return table
+
+
+class Fetcher:
+    """Looks keys up in one table, `spec.concurrency` requests at a time.
+
+    Args:
+        spec: of the lookup join.
+
+    Raises:
+        UsageError: the table cannot be loaded.
+    """
+
+    def __init__(self, spec: EnrichSpec) -> None:
+        self._spec = spec
+        self._table = table_of(spec)
+        self._columns = wanted(spec)
+        self._threads = ThreadPoolExecutor(spec.concurrency, "millpond-lookup")
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def fetch(self, keys: pa.RecordBatch) -> Future[Answer]:
+        """Look keys up, different ones without nulls, called as in the table.
+
+        Returns:
+            Their answer, once it is there; its `result()` raises UsageError where no other try can help.
+        """
+        return self._threads.submit(self._fetch, keys)
+
+    def _fetch(self, keys: pa.RecordBatch) -> Answer:
+        started = time.perf_counter()
+        wait = _FIRST_WAIT
+        for last in [False] * self._spec.retries + [True]:
+            try:
+                return self._aligned(keys, self._once(keys), time.perf_counter() - started)
+            except MillpondError as error:
+                if not isinstance(error, TransientError):
+                    raise
+                failure = Failure("failed", str(error))
+            except Exception as error:  # whatever a client raises: another try may help
+                failure = Failure(_kind_of(error), f"{type(error).__name__}: {str(error).strip()}".removesuffix(": "))
+            if last or self._closed.wait(wait):
+                break
+            wait = min(_LONGEST_WAIT, 2 * wait)
+        states = np.full(keys.num_rows, FAILED, np.uint8)
+        nothing = pa.RecordBatch.from_arrays(
+            [pa.nulls(keys.num_rows, one.type) for one in self._columns], schema=self._columns
+        )
+        return Answer(nothing, states, failure=failure, seconds=time.perf_counter() - started)
+
+    def _once(self, keys: pa.RecordBatch) -> Found:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = self._table.connect(self._columns, self._spec.timeout_ms / 1000)
+        try:
+            found = connection.fetch(keys)
+        except BaseException:
+            with suppress(Exception):
+                connection.close()
+            raise
+        with self._lock:
+            if not self._closed.is_set():
+                self._idle.append(connection)
+                return found
+        connection.close()
+        return found
+
+    def _aligned(self, keys: pa.RecordBatch, found: Found, seconds: float) -> Answer:
+        """What was found, a row for each key in the order of the keys."""
+        count = keys.num_rows
+        at = np.asarray(found.at, np.int64)
+        if len(at) and (at.min() < 0 or at.max() >= count):
+            raise UsageError(
+                f"The table '{self._spec.name}' gave a row of a key that was not asked for.", action="Mend its `fetch`."
+            )
+        if len(np.unique(at)) < len(at) or len(at) != found.rows.num_rows:
+            raise UsageError(
+                f"The table '{self._spec.name}' has several rows of one key.",
+                action="Look up by columns that no two rows share.",
+            )
+        places = np.full(count, -1)
+        places[at] = np.arange(len(at))
+        indices = pa.array(places, mask=places < 0)
+        try:
+            columns = [found.rows.column(one.name).cast(one.type).take(indices) for one in self._columns]
+        except (KeyError, pa.ArrowException) as error:
+            raise UsageError(
+                f"The table '{self._spec.name}' gave other columns than were asked for: {error}.",
+                action="Mend its `fetch`, or `columns`.",
+            ) from error
+        states = np.where(places < 0, ABSENT, THERE).astype(np.uint8)
+        failures = {position: Failure("unreadable", why) for position, why in found.unreadable.items()}
+        states[list(failures)] = FAILED
+        return Answer(pa.RecordBatch.from_arrays(columns, schema=self._columns), states, failures, seconds=seconds)
+
+    def close(self) -> None:
+        """End all connections; what is on its way is given up."""
+        self._closed.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            with suppress(Exception):
+                connection.close()
+
+
+def _kind_of(error: BaseException) -> str:
+    name = type(error).__name__.lower()
+    if isinstance(error, TimeoutError) or "timeout" in name or "timeout" in str(error).lower():
+        return "timeout"
+    unreachable = isinstance(error, ConnectionError) or "connection" in name or "operational" in name
+    return "unreachable" if unreachable else "failed"
+
+
+_ADVICE = {
+    "timeout": "See that it is up and near, or raise `timeout` or `retries`",
+    "unreachable": "See that it is up and can be reached from all hosts of the application",
+    "failed": "See what it says",
+    "unreadable": "Mend what the table has there, or the type in `columns`",
+}
+
+
+def error_of(spec: EnrichSpec, failure: Failure, key: pa.RecordBatch, count: int) -> MillpondError:
+    """The error of a batch that fails because `count` keys could not be looked up; `key` is the first of them."""
+    one = ", ".join(f"{name} = {value!r}" for name, value in key.to_pylist()[0].items())
+    advice = (
+        f"{_ADVICE[failure.kind]}. Nothing is lost: the batch is run again. To go on without what cannot be looked up, "
+        "give enrich on_error='null' or 'side'."
+    )
+    others = f" and {count - 1} others" if count > 1 else ""
+    if failure.kind == "unreadable":
+        said = f"The table '{spec.name}' has for {one}{others} what cannot be read: {failure.said}."
+        return UsageError(said, action=advice)
+    tries = f" in {spec.retries + 1} tries" if spec.retries else ""
+    return TransientError(
+        f"The table '{spec.name}' could not be asked for {one}{others}{tries} ({failure.kind}: {failure.said}).",
+        action=advice,
+    )

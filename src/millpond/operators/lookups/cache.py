@@ -1,0 +1,108 @@
+"""What a slot keeps of a table outside: rows by key, for as long as they are good."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.layout import INLINE, LENGTH, Column, Ints, Rows
+from millpond.lookup.fetch import ABSENT, FAILED, THERE, wanted
+from millpond.lookup.rows import Values
+from millpond.operators.columns.decode import ints, nested_column
+from millpond.operators.columns.encode import ALL, flatten, key_rows, strings
+from millpond.operators.columns.nested import pack
+from millpond.operators.protocol import MakeTable
+from millpond.operators.tables.keyed import keyed
+from millpond.spec.kinds.enrich import EnrichSpec
+from millpond.spec.types import DataType, parse_type
+
+_FOR_EVER = (1 << 62) - 1
+
+
+class Cache:
+    """Keys that were looked up, and what was found: also that there was nothing.
+
+    Args:
+        spec: of the lookup join. make_table: opens the table.
+    """
+
+    def __init__(self, spec: EnrichSpec, make_table: MakeTable) -> None:
+        self._spec = spec
+        self._keyed = keyed(spec.key_fields, [(Column("value", "bytes"), False), (Column("until", "word"), False)])
+        self._value, self._until = (place.offset for place in self._keyed.values)
+        self._type = DataType("struct", fields=tuple((one.name, parse_type(one.type)) for one in spec.found))
+        self._columns = wanted(spec)
+        self._table = make_table("cache", self._keyed.layout.schema, self._keyed.initial, kind="cache")
+        self._table.most = spec.most
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes."""
+        return self._table.memory
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps anything."""
+        return self._spec.ttl_ms != 0 and self._spec.most > 0
+
+    def begin(self) -> None:
+        """Start a batch."""
+        self._table.tidy()
+
+    def keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
+        """Keys as the cache takes them."""
+        keyed = self._keyed
+        leaves = [leaf for one, dtype in zip(columns, keyed.types, strict=True) for leaf in flatten(one, dtype)]
+        return key_rows(hashes, leaves, keyed.keys, keyed.layout.key_stop)
+
+    def find(self, keys: Rows, stamp: int, now: int) -> tuple[NDArray[np.int64], Values]:
+        """What is known of some keys.
+
+        Args:
+            keys: different ones. stamp: the batch that uses them. now: the time, in milliseconds.
+
+        Returns:
+            The positions of those that are known, and what was found of these.
+        """
+        ids = self._table.find(keys, stamp)
+        known = np.flatnonzero(ids >= 0)
+        rows = self._table.copy(ids[known])
+        until = ints(rows, self._until)
+        good = until >> 1 > now
+        if not good.all():
+            known, until, rows = known[good], until[good], Rows(rows.words[good], rows.heap)
+        if not len(known):
+            return known, Values(pa.RecordBatch.from_pylist([], self._columns), np.empty(0, np.uint8), {})
+        values = nested_column(rows, self._value, ALL, self._type)
+        columns = pa.RecordBatch.from_arrays(values.flatten(), schema=self._columns)
+        return known, Values(columns, np.where(until & 1, THERE, ABSENT).astype(np.uint8), {})
+
+    def add(self, keys: Rows, values: Values, stamp: int, now: int) -> None:
+        """Take what was found of some keys, but for those that failed."""
+        if not self.keeps:
+            return
+        ttl = self._spec.ttl_ms
+        until = _FOR_EVER if ttl < 0 else now + ttl
+        struct = pa.StructArray.from_arrays(values.columns.columns, fields=list(self._type.arrow))
+        packed = strings(*pack(struct, self._type), ALL)
+        layout = self._keyed.layout
+        words = np.zeros((keys.count, layout.width), np.uint64)
+        words[:, : layout.key_stop] = keys.words
+        words[:, self._value : self._value + 2] = packed.values
+        words[:, self._until] = np.uint64(until << 1) | (values.states == THERE).astype(np.uint64)
+        heap = packed.heap
+        if len(keys.heap):  # the values' long bytes come to lie behind the keys'
+            long = (words[:, self._value] & LENGTH) > INLINE
+            words[long, self._value + 1] += np.uint64(len(keys.heap))
+            heap = np.concatenate([keys.heap, packed.heap])
+        good = values.states != FAILED
+        self._table.add(Rows(words if good.all() else words[good], heap), stamp)
+
+    def stamp(self, hashes: Ints, stamp: int) -> None:
+        """Say that keys will be used by a batch to come."""
+        self._table.stamp(hashes.view(np.uint64), stamp)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._table.close()

@@ -1,0 +1,51 @@
+"""Lookup joins (`millpond.enrich`) in Spark's plans: there they are a function over record batches."""
+
+from __future__ import annotations
+
+import pickle
+
+from millpond.lookup.function import PREFIX, Lookup
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.python import command
+from millpond.spec.kinds.enrich import EnrichSpec
+
+NODE = "MapInArrow"
+"""The node that calls a function with record batches."""
+
+
+def looks_up(node: Node) -> bool:
+    """Whether a node is a lookup join."""
+    return node.kind == NODE and _name(node).startswith(PREFIX)
+
+
+def lookup_title(node: Node) -> str:
+    """The operator in a few words: the same ones whatever is looked up, and where."""
+    return _name(node).partition(" from ")[0]
+
+
+def why_not_again(node: Node) -> str:
+    """Why it may make other rows when a batch is run again, as a clause."""
+    return (
+        f"'{_name(node)}' may find something else when a batch is run again"
+        " (if it does not, set spark.millpond.commit.mode=async)"
+    )
+
+
+def lookup_spec(catalyst: Catalyst, node: Node) -> EnrichSpec | None:
+    """What a lookup join looks up; None if the function only has a name like one."""
+    loaded = pickle.loads(command(catalyst, _function(node)))
+    function = loaded[0] if isinstance(loaded, tuple) else None
+    code = getattr(function, "__code__", None)
+    if function is None or code is None or code.co_freevars != ("pickled",):  # not made by `workers.portable`
+        return None
+    lookup = pickle.loads(function.__closure__[0].cell_contents)
+    return lookup.spec if isinstance(lookup, Lookup) else None
+
+
+def _function(node: Node) -> Expression:
+    return next(one for one in node.expressions if one.kind == "PythonUDF")
+
+
+def _name(node: Node) -> str:
+    return str(_function(node).java.name())

@@ -1,0 +1,33 @@
+"""Reads lookup joins, to run as operators."""
+
+from __future__ import annotations
+
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.lookups import lookup_spec
+from millpond.plan.catalyst.nodes import Node
+from millpond.plan.reading.aggregate import Derived, Reading, check_key
+from millpond.spec.kinds.enrich import EnrichSpec
+from millpond.spec.operators import Field
+
+
+class LookupReading(Reading):
+    """What was read from a lookup join."""
+
+
+def read_lookup(catalyst: Catalyst, node: Node) -> tuple[LookupReading, EnrichSpec] | None:
+    """Read a lookup join; None if it is none.
+
+    Raises:
+        Unsupported: it stays on Spark.
+    """
+    spec = lookup_spec(catalyst, node)
+    if spec is None:
+        return None
+    reading = LookupReading()
+    for column, attribute in zip(spec.columns, node.children[0].output, strict=True):
+        reading.raw.append(attribute)
+        reading.inputs.append(Derived(Field(column.name, attribute.type), (len(reading.raw) - 1,), "{0}"))
+    for at in spec.keys:
+        check_key(reading.raw[at])
+    reading.set_hash([spec.columns[at].name for at in spec.keys])
+    return reading, spec

@@ -1,0 +1,482 @@
+"""`millpond.enrich` on Spark alone and on Millpond, with real servers: the rows are those of a join."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import millpond
+from millpond.checkpoint.formats.commit import parse_commit_name, read_header
+from millpond.errors import UnsupportedError, UsageError
+from millpond.files.backends.filesystem import open_filesystem
+from millpond.lookup import Connection, Found, PostgresTable, RedisTable
+from tests import real_postgres, real_redis
+from tests.differential.harness import Batches, assert_equal, order, plain, run
+from tests.wire import wire
+
+pytestmark = pytest.mark.xdist_group("lookup")
+
+DDL = "ad string, n bigint, at timestamp"
+ADS = 40
+
+
+def write(folder: Path, number: int, rows: int = 300, ads: int = ADS) -> None:
+    """One file: ads with nulls, and some that no table has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    start = number * rows
+    ids = [None if n % 17 == 0 else f"ad{(n * 7) % (ads + 10)}" for n in range(start, start + rows)]
+    times = [dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=n) for n in range(start, start + rows)]
+    schema = pa.schema([("ad", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+    table = pa.table([pa.array(ids), pa.array(range(start, start + rows)), pa.array(times)], schema=schema)
+    pq.write_table(table, folder / f"{number:04}.parquet")
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    return spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    made = spark.newSession()
+    made.conf.set("spark.millpond.partitions", "3")
+    made.conf.set("spark.millpond.onUnsupported", "error")
+    return made
+
+
+@pytest.fixture
+def redis(redis_server: real_redis.Server) -> RedisTable:
+    fill(redis_server)
+    return RedisTable(redis_server.url, "ad:{id}")
+
+
+def fill(server: real_redis.Server, version: int = 0) -> None:
+    import redis
+
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        for number in range(ADS):
+            client.hset(f"ad:ad{number}", mapping={"campaign": str(number % 7), "name": f"c{version}"})
+
+
+@pytest.fixture
+def postgres(postgres_server: real_postgres.Server) -> PostgresTable:
+    import psycopg
+
+    with psycopg.connect(postgres_server.conninfo, autocommit=True) as client:
+        client.execute("DROP TABLE IF EXISTS ads")
+        client.execute("CREATE TABLE ads (id text PRIMARY KEY, campaign bigint, name text)")
+        client.execute(f"INSERT INTO ads SELECT 'ad' || n, n % 7, 'c0' FROM generate_series(0, {ADS - 1}) n")
+    return PostgresTable(postgres_server.conninfo, "ads")
+
+
+def expected(rows: list[tuple[Any, ...]], how: str = "left") -> list[tuple[Any, ...]]:
+    out = []
+    for row in rows:
+        number = int(row[0][2:]) if row[0] is not None else ADS
+        if number < ADS:
+            out.append((*row, number % 7, "c0"))
+        elif how == "left":
+            out.append((*row, None, None))
+    return sorted(out, key=order)
+
+
+COLUMNS = "campaign bigint, name string"
+
+
+@pytest.mark.parametrize("server", ["redis", "postgres"])
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_rows_are_those_of_a_join(
+    session: SparkSession, tmp_path: Path, request: pytest.FixtureRequest, server: str, how: Any
+) -> None:
+    """As a batch, as a stream on Spark alone, as a stream on Millpond with a restart and a rescale."""
+    table = request.getfixturevalue(server)
+    folder = tmp_path / "in"
+
+    def enriched(df: DataFrame) -> DataFrame:
+        return millpond.enrich(df, table, on={"ad": "id"}, columns=COLUMNS, how=how, batch=15)
+
+    natively: Batches = {}
+    ours: Batches = {}
+    for turn in range(2):
+        for number in range(2):
+            write(folder, 2 * turn + number)
+        session.conf.set("spark.millpond.partitions", str(3 - turn))
+        run(enriched(stream(session, folder)), "append", tmp_path / "native", ours=False, into=natively)
+        run(enriched(stream(session, folder)), "append", tmp_path / "ours", ours=True, into=ours)
+    everything = [plain(row) for row in session.read.parquet(str(folder)).collect()]
+    wanted = expected(everything, how)
+    batch = sorted((plain(row) for row in enriched(session.read.parquet(str(folder))).collect()), key=order)
+    assert batch == wanted
+    assert sorted((row for rows in ours.values() for row in rows), key=order) == wanted
+    assert_equal(ours, natively)
+
+
+def test_counts_by_what_was_looked_up(session: SparkSession, tmp_path: Path, redis: RedisTable) -> None:
+    """A watermark goes through, and windows above close as they do without."""
+    folder = tmp_path / "in"
+
+    def query(session: SparkSession) -> DataFrame:
+        rows = stream(session, folder).withWatermark("at", "30 seconds")
+        found = millpond.enrich(rows, redis, on={"ad": "id"}, columns=COLUMNS)
+        return found.groupBy("campaign", F.window("at", "1 minute")).agg(F.count("*"), F.sum("n"))
+
+    natively: Batches = {}
+    ours: Batches = {}
+    for turn in range(2):
+        write(folder, 2 * turn)
+        write(folder, 2 * turn + 1)
+        run(query(session), "append", tmp_path / "native", ours=False, into=natively)
+        run(query(session), "append", tmp_path / "ours", ours=True, into=ours)
+    assert_equal(ours, natively)
+    assert sum(len(rows) for rows in ours.values()) > 50
+
+
+def test_no_commit_is_for_it_alone(session: SparkSession, tmp_path: Path, redis: RedisTable) -> None:
+    """The lookup join has no state: what it commits goes with the commits of the operator above."""
+    for number in range(3):
+        write(tmp_path / "in", number)
+    rows = millpond.enrich(stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns=COLUMNS)
+    into: Batches = {}
+    run(rows.groupBy("campaign").count(), "update", tmp_path / "c", ours=True, into=into)
+    files = open_filesystem(f"file:{tmp_path}/c/millpond")
+    for info in files.list("commits/"):
+        if parse_commit_name(info.name)[0] > 1:  # in the first, nobody knows which partitions there are to wait for
+            assert {one.operator for one in read_header(files, info.name, info.size).manifests} >= {1}
+    pinned = (tmp_path / "c/millpond/query.json").read_text()
+    assert "enrich by ad" in pinned
+    assert "redis" not in pinned.lower()
+
+
+def test_explain_and_figures(session: SparkSession, tmp_path: Path, redis: RedisTable, capsys: Any) -> None:
+    write(tmp_path / "in", 0)
+    write(tmp_path / "in", 1)
+    rows = millpond.enrich(stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns=COLUMNS, ttl=None)
+    counts = rows.groupBy("campaign").count()
+    millpond.explain(counts)
+    said = capsys.readouterr().out
+    assert "2 operators, update mode" in said
+    assert "[millpond 0] enrich by ad" in said
+    assert f"cache: each key is looked up in {redis.name}, and kept in memory" in said
+    assert "commits: sync because 'enrich by ad from Redis" in said
+    assert millpond.explain(rows, "append", as_dict=True)["commit_mode"] == "async"
+    query = (
+        millpond.writeStream(counts)
+        .outputMode("update")
+        .format("noop")
+        .option("checkpointLocation", str(tmp_path / "c"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    figures = [one.observedMetrics["millpond"].asDict() for one in query.recentProgress if one.numInputRows]
+    assert figures[0]["fetched_keys"] == figures[0]["cache_misses"] == ADS + 10
+    assert 1 <= figures[0]["fetches"] <= 3
+    assert figures[0]["fetch_ms"] > 0
+    assert figures[0]["cache_hits"] == figures[0]["failed_keys"] == 0
+    assert figures[1]["cache_hits"] == ADS + 10
+    assert figures[1]["fetches"] == figures[1]["state_rows"] == 0
+    with pytest.raises(UsageError, match="has no state"):
+        millpond.read_state(session, str(tmp_path / "c"))
+    assert millpond.read_state(session, str(tmp_path / "c"), 1).count() == 8
+
+
+def test_hints(session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable) -> None:
+    """Keys that are announced are asked for before their rows come, and nothing but time is another."""
+    for number in range(4):
+        write(tmp_path / "in", number, 4000, ads=1_000_000)  # most of them once, and not in the table
+    with wire(redis_server.port, 0.02) as slow:
+        table = RedisTable(f"redis://127.0.0.1:{slow.port}", "ad:{id}")
+        rows = millpond.enrich(stream(session, tmp_path / "in"), table, on={"ad": "id"}, columns=COLUMNS)
+        into: Batches = {}
+        query = millpond.writeStream(rows).option("checkpointLocation", str(tmp_path / "c"))
+        query = query.foreachBatch(lambda df, number: into.update({number: [plain(row) for row in df.collect()]}))
+        started = query.trigger(availableNow=True).start()
+        started.awaitTermination()
+    everything = [plain(row) for row in session.read.parquet(str(tmp_path / "in")).collect()]
+    assert sorted((row for rows in into.values() for row in rows), key=order) == expected(everything)
+    announced = sum(one.observedMetrics["millpond"].announced_keys for one in started.recentProgress)
+    assert announced > 0
+
+
+class TestServerInTrouble:
+    def test_killed_and_started_again(
+        self, session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable
+    ) -> None:
+        """The batch fails by name; the next start repeats it, and nothing is lost or counted twice."""
+        write(tmp_path / "in", 0)
+
+        def counts() -> DataFrame:
+            rows = stream(session, tmp_path / "in")
+            found = millpond.enrich(
+                rows, redis, on={"ad": "id"}, columns=COLUMNS, ttl=0.0, timeout=0.5, retries=1, how="inner"
+            )
+            return found.groupBy("campaign").count()
+
+        into: Batches = {}
+        run(counts(), "update", tmp_path / "c", ours=True, into=into)
+        redis_server.kill()
+        write(tmp_path / "in", 1)
+        with pytest.raises(PySparkException) as caught:
+            run(counts(), "update", tmp_path / "c", ours=True, into=into)
+        said = str(caught.value)
+        for part in ("not be asked for id = 'ad", "unreachable", "partition", "operator 0", "version 1", redis.name):
+            assert part in said, part
+        assert sorted(into) == [0]
+        redis_server.start()
+        fill(redis_server)
+        run(counts(), "update", tmp_path / "c", ours=True, into=into)
+        assert sorted(into) == [0, 1]
+        everything = [plain(row) for row in session.read.parquet(str(tmp_path / "in")).collect()]
+        wanted = dict.fromkeys(range(7), 0)
+        for row in expected(everything, "inner"):
+            wanted[row[3]] += 1
+        assert dict(into[1]) == wanted
+
+    def test_back_in_time(
+        self, session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable
+    ) -> None:
+        """A server that comes back while a request is tried again costs time only."""
+        write(tmp_path / "in", 0)
+        redis_server.kill()
+
+        rows = millpond.enrich(
+            stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns=COLUMNS, retries=8, timeout=1
+        )
+        into: Batches = {}
+        with ThreadPoolExecutor(1) as beside:
+            running = beside.submit(lambda: run(rows, "append", tmp_path / "c", ours=True, into=into))
+            time.sleep(4)
+            redis_server.start()
+            fill(redis_server)
+            running.result()
+        everything = [plain(row) for row in session.read.parquet(str(tmp_path / "in")).collect()]
+        assert sorted(into[0], key=order) == expected(everything)
+
+    @pytest.mark.parametrize("ours", [True, False])
+    @pytest.mark.parametrize("on_error", ["null", "side"])
+    def test_going_on_without(
+        self,
+        session: SparkSession,
+        tmp_path: Path,
+        redis_server: real_redis.Server,
+        redis: RedisTable,
+        ours: bool,
+        on_error: Any,
+    ) -> None:
+        write(tmp_path / "in", 0)
+        with wire(redis_server.port) as slow:
+            slow.cut = True
+            table = RedisTable(f"redis://127.0.0.1:{slow.port}", "ad:{id}")
+            rows = millpond.enrich(
+                stream(session, tmp_path / "in"),
+                table,
+                on={"ad": "id"},
+                columns=COLUMNS,
+                timeout=0.3,
+                retries=0,
+                on_error=on_error,
+            )
+            into: Batches = {}
+            run(rows, "append", tmp_path / "c", ours=ours, into=into)
+        assert len(into[0]) == 300
+        for row in into[0]:
+            assert row[3:5] == (None, None)
+            if on_error == "side" and row[0] is None:
+                assert row[5] is None
+            elif on_error == "side":
+                assert row[5][0] == "timeout"
+
+    def test_wrong_types(
+        self, session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable
+    ) -> None:
+        write(tmp_path / "in", 0)
+        rows = millpond.enrich(stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns="name bigint")
+        with pytest.raises(PySparkException) as caught:
+            run(rows, "append", tmp_path / "c", ours=True, into={})
+        assert "cannot be read: name is 'c0', which is no int64" in str(caught.value)
+        rows = millpond.enrich(
+            stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns="name bigint", on_error="side"
+        )
+        into: Batches = {}
+        run(rows, "append", tmp_path / "c", ours=True, into=into)
+        assert {row[4][0] for row in into[0] if row[4] is not None} == {"unreadable"}
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as what a program defines itself
+
+
+class Squares:
+    """A table of one's own: it travels with the query."""
+
+    name = "squares"
+
+    def connect(self, columns: pa.Schema, timeout: float) -> Connection:
+        class Squaring:
+            def fetch(self, keys: pa.RecordBatch) -> Found:
+                numbers = keys.column(0).to_pylist()
+                there = [at for at, number in enumerate(numbers) if number % 3]
+                squares = pa.array([numbers[at] ** 2 for at in there], pa.int64())
+                return Found(pa.RecordBatch.from_arrays([squares], schema=columns), there)
+
+            def close(self) -> None:
+                pass
+
+        return Squaring()
+
+
+def test_a_table_of_ones_own(session: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", 0)
+    into: Batches = {}
+    rows = millpond.enrich(stream(session, tmp_path / "in").select("n"), Squares(), on="n", columns="square bigint")
+    run(rows, "append", tmp_path / "c", ours=True, into=into)
+    assert sorted(into[0]) == sorted((n, n * n if n % 3 else None) for n in range(300))
+
+
+class TestPlans:
+    def lookup(self, df: DataFrame, **more: Any) -> DataFrame:
+        return millpond.enrich(df, Squares(), on="n", columns="square bigint", **more)
+
+    def test_above_what_changes(self, session: SparkSession, tmp_path: Path) -> None:
+        """Updates are enriched as the rows that they are, as on Spark alone."""
+        write(tmp_path / "in", 0, 50)
+        write(tmp_path / "in", 1, 50)
+
+        def query() -> DataFrame:
+            counts = stream(session, tmp_path / "in").groupBy((F.col("n") % 7).alias("n")).count()
+            return self.lookup(counts)
+
+        natively: Batches = {}
+        ours: Batches = {}
+        for mode in ("update", "complete"):
+            run(query(), mode, tmp_path / f"native {mode}", ours=False, into=natively)
+            run(query(), mode, tmp_path / f"ours {mode}", ours=True, into=ours)
+            assert_equal(ours, natively)
+
+    def test_between_what_changes_it_is_refused(self, session: SparkSession, tmp_path: Path) -> None:
+        (tmp_path / "in").mkdir()
+        counts = stream(session, tmp_path / "in").groupBy("ad").agg(F.count("*").alias("n"))
+        again = self.lookup(counts).groupBy("square").count()
+        reasons = [one["reason"]["text"] for one in millpond.explain(again, "update", as_dict=True)["operators"]]
+        assert any("enrich (a row that is taken back may find something else by then)" in one for one in reasons)
+        with pytest.raises((UnsupportedError, PySparkException)):
+            run(again, "update", tmp_path / "c", ours=True, into={})
+
+    def test_all_changes_do_not_pass(self, session: SparkSession, tmp_path: Path) -> None:
+        (tmp_path / "in").mkdir()
+        session.conf.set("spark.millpond.changes", "all")
+        counts = stream(session, tmp_path / "in").groupBy("ad").agg(F.count("*").alias("n"))
+        with pytest.raises(UnsupportedError, match="enrich"):
+            run(self.lookup(counts), "update", tmp_path / "c", ours=True, into={})
+
+    def test_what_is_looked_up_may_change_at_a_restart(self, session: SparkSession, tmp_path: Path) -> None:
+        write(tmp_path / "in", 0, 50)
+        into: Batches = {}
+        source = stream(session, tmp_path / "in").select("n")
+        run(self.lookup(source).groupBy().count(), "update", tmp_path / "c", ours=True, into=into)
+        write(tmp_path / "in", 1, 50)
+        other = millpond.enrich(source, Squares(), on="n", columns="other bigint", how="inner", cache=5)
+        run(other.groupBy().count(), "update", tmp_path / "c", ours=True, into=into)
+        assert into == {0: [(50,)], 1: [(50 + 33,)]}
+
+    def test_one_that_comes_is_another_query(self, session: SparkSession, tmp_path: Path) -> None:
+        write(tmp_path / "in", 0, 50)
+        source = stream(session, tmp_path / "in").select("n")
+        run(source.groupBy().count(), "update", tmp_path / "c", ours=True, into={})
+        with pytest.raises(UsageError, match="the operator 'enrich by n' is new"):
+            run(self.lookup(source).groupBy().count(), "update", tmp_path / "c", ours=True, into={})
+
+    def test_several(self, session: SparkSession, tmp_path: Path, redis: RedisTable) -> None:
+        write(tmp_path / "in", 0, 50)
+        both = millpond.enrich(
+            self.lookup(stream(session, tmp_path / "in")), redis, on={"ad": "id"}, columns="campaign bigint"
+        )
+        into: Batches = {}
+        run(both, "append", tmp_path / "c", ours=True, into=into)
+        everything = [plain(row) for row in session.read.parquet(str(tmp_path / "in")).collect()]
+        wanted = [(*row[:3], row[1] ** 2 if row[1] % 3 else None, row[3]) for row in expected(everything)]
+        assert sorted(into[0], key=order) == sorted(wanted, key=order)
+
+    def test_views_and_sql(self, session: SparkSession, tmp_path: Path) -> None:
+        write(tmp_path / "in", 0, 50)
+        self.lookup(stream(session, tmp_path / "in")).createOrReplaceTempView("enriched")
+        into: Batches = {}
+        query = session.sql("SELECT square, n FROM enriched WHERE square > 100")
+        operators = millpond.explain(query, "append", as_dict=True)["operators"]
+        assert [one["title"] for one in operators] == ["enrich by n"]
+        run(query, "append", tmp_path / "c", ours=True, into=into)
+        assert sorted(into[0]) == [(n * n, n) for n in range(11, 50) if n % 3]
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ({"table": object()}, "no table"),
+            ({"on": "m"}, "no column 'm'"),
+            ({"on": []}, "no column to look"),
+            ({"columns": "n int"}, "a column n already"),
+            ({"columns": "no ddl at all <"}, "cannot be read"),
+            ({"columns": "x interval"}, "cannot be (read|looked up)"),
+            ({"columns": "_error string", "on_error": "side"}, "_error already"),
+            ({"how": "right"}, "how is 'right'"),
+            ({"on_error": "ignore"}, "on_error is 'ignore'"),
+            ({"cache": -1}, "cache is -1"),
+            ({"ttl": -1.0}, "ttl is -1"),
+            ({"timeout": 0}, "timeout is 0"),
+            ({"concurrency": 0}, "concurrency is 0"),
+            ({"batch": 0}, "batch is 0"),
+            ({"table": RedisTable("redis://x", "y:{z}")}, "names z, and rows are looked up by n"),
+        ],
+    )
+    def test_what_does_not_fit_is_told(self, spark: SparkSession, more: dict[str, Any], said: str) -> None:
+        given = {"table": Squares(), "on": "n", "columns": "square bigint"} | more
+        with pytest.raises(UsageError, match=said):
+            millpond.enrich(spark.range(1).withColumnRenamed("id", "n"), **given)
+
+    def test_what_is_no_dataframe(self) -> None:
+        with pytest.raises(UsageError, match="DataFrame"):
+            millpond.enrich([1], Squares(), on="n", columns="square bigint")
+
+    def test_keys_that_are_none(self, spark: SparkSession) -> None:
+        for sql in ("1.5D", "array(1)", "struct(1)"):
+            with pytest.raises(UsageError, match="is no key"):
+                millpond.enrich(spark.sql(f"SELECT {sql} AS n"), Squares(), on="n", columns="square bigint")
+
+    def test_nobody_has_the_client(self, spark: SparkSession) -> None:
+        df = millpond.enrich(
+            spark.range(3), RedisTable("redis://127.0.0.1:1", "x:{id}"), on="id", columns="name string", retries=0
+        )
+        with pytest.raises(PySparkException, match="could not be asked for id = 0"):
+            df.collect()
+
+
+def test_a_query_of_sparks_is_taken_over(session: SparkSession, tmp_path: Path, redis: RedisTable) -> None:
+    """The state of the operator above moves; the lookup join has none, on either side."""
+    folder = tmp_path / "in"
+
+    def query() -> DataFrame:
+        found = millpond.enrich(stream(session, folder), redis, on={"ad": "id"}, columns="campaign bigint")
+        return found.groupBy("campaign").count()
+
+    write(folder, 0)
+    into: Batches = {}
+    run(query(), "update", tmp_path / "native", ours=False, into=into)
+    taken = millpond.import_checkpoint(query(), str(tmp_path / "native"), str(tmp_path / "ours"), "update")
+    assert taken.version == 1
+    write(folder, 1)
+    run(query(), "update", tmp_path / "native", ours=False, into=into)
+    ours: Batches = {}
+    run(query(), "update", tmp_path / "ours", ours=True, into=ours)
+    assert_equal(ours, {1: into[1]})

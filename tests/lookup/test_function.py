@@ -1,0 +1,126 @@
+"""The lookup join as Spark alone runs it: a function over record batches, with a few keys that a worker keeps."""
+
+import pickle
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.errors import TransientError
+from millpond.lookup import function
+from millpond.lookup.function import Lookup
+from millpond.lookup.rows import distinct
+from millpond.spec.kinds.enrich import EnrichSpec
+from tests.lookup.tables import Memory, MemoryTable
+from tests.operators.rig import fields
+
+
+@pytest.fixture
+def memory(request: pytest.FixtureRequest) -> Memory:
+    return Memory(request.node.name)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    while function._kept:
+        function._kept.popitem()[1].fetcher.close()
+
+
+def lookup(test: Any, /, **more: Any) -> Lookup:
+    name = test.node.name
+    given: dict[str, Any] = {
+        "columns": fields("k bigint; s string; n int"),
+        "keys": (0, 1),
+        "named": ("id", "kind"),
+        "most": 1 << 20,
+        "found": fields("name string"),
+        "ttl_ms": -1,
+        "timeout_ms": 1000,
+        "concurrency": 2,
+        "request": 50,
+        "table": pickle.dumps(MemoryTable(name)),
+        "name": name,
+    }
+    return pickle.loads(pickle.dumps(Lookup(EnrichSpec(**(given | more)))))
+
+
+def batch(rng: np.random.Generator, count: int, keys: int) -> pa.RecordBatch:
+    numbers = rng.integers(0, keys, count)
+    kinds = [None if at % 13 == 0 else "ab"[number % 2] for at, number in enumerate(numbers.tolist())]
+    return pa.record_batch(
+        [pa.array(numbers, mask=numbers % 31 == 30), pa.array(kinds, pa.string()), pa.array(range(count), pa.int32())],
+        names=["k", "s", "n"],
+    )
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+@pytest.mark.parametrize("most", [0, 100, 1 << 20])
+def test_rows_are_joined(memory: Memory, request: Any, how: str, most: int) -> None:
+    memory.rows = {(number, "ab"[number % 2]): {"name": f"name {number}"} for number in range(0, 300, 3)}
+    run = lookup(request, how=how, most=most)
+    rng = np.random.default_rng(5)
+    batches = [batch(rng, 200, 400) for _ in range(10)] + [batch(rng, 0, 1)]
+    out = list(run(iter(batches)))
+    for given, found in zip(batches, out, strict=True):
+        wanted = [
+            {**row, "name": memory.rows.get((row["k"], row["s"]), {}).get("name")}
+            for row in given.to_pylist()
+            if how == "left" or (row["k"], row["s"]) in memory.rows
+        ]
+        assert found.to_pylist() == wanted
+    assert memory.most <= 50
+    if most > 1000:
+        assert set(memory.asked.values()) == {1}
+    elif most:
+        assert 1 < max(memory.asked.values()) <= 10
+
+
+def test_what_was_found_expires(memory: Memory, request: Any) -> None:
+    run = lookup(request, ttl_ms=200)
+    rows = pa.record_batch({"k": [1], "s": ["a"], "n": pa.array([0], pa.int32())})
+    assert next(run(iter([rows]))).column("name").to_pylist() == [None]
+    memory.rows = {(1, "a"): {"name": "one"}}
+    assert next(run(iter([rows]))).column("name").to_pylist() == [None]
+    time.sleep(0.25)
+    assert next(run(iter([rows]))).column("name").to_pylist() == ["one"]
+
+
+def test_errors(memory: Memory, request: Any) -> None:
+    rows = pa.record_batch({"k": [1, 2], "s": ["a", "a"], "n": pa.array([0, 1], pa.int32())})
+    memory.failing = 1
+    with pytest.raises(TransientError, match="id = 1, kind = 'a' and 1 others"):
+        next(lookup(request)(iter([rows])))
+    memory.failing = 1
+    side = lookup(request, on_error="side", request=1, concurrency=1)
+    (out,) = side(iter([rows]))
+    assert [one is None for one in out.column("_error").to_pylist()] == [False, True]
+    (out,) = side(iter([rows]))
+    assert out.column("_error").null_count == 2
+
+
+def test_few_tables_are_kept(memory: Memory, request: Any) -> None:
+    rows = pa.record_batch({"k": [1], "s": ["a"], "n": pa.array([0], pa.int32())})
+    for retries in range(20):
+        next(lookup(request, retries=retries)(iter([rows])))
+    assert len(function._kept) == 8
+    assert memory.open == 8
+
+
+def test_keys_are_told_apart() -> None:
+    rng = np.random.default_rng(7)
+    for columns in (1, 2, 4):
+        keys = [pa.array([str(n) if n else None for n in rng.integers(0, 6, 500).tolist()]) for _ in range(columns)]
+        firsts, numbers = distinct(keys)
+        rows = list(zip(*(one.to_pylist() for one in keys), strict=True))
+        whole = [row for row in rows if None not in row]
+        assert len(firsts) == len(set(whole))
+        for row, number in zip(rows, numbers.tolist(), strict=True):
+            assert (number < 0) == (None in row)
+            assert number < 0 or rows[firsts[number]] == row
+    firsts, numbers = distinct([pa.array([], pa.int64())])
+    assert not len(firsts)
+    assert not len(numbers)

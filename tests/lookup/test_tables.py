@@ -1,0 +1,216 @@
+"""Redis and PostgreSQL, real ones: what they have comes as it is, and what goes wrong is told."""
+
+import datetime as dt
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millpond.errors import UsageError
+from millpond.lookup import Found, LookupTable, PostgresTable, RedisTable
+from tests import real_postgres, real_redis
+from tests.wire import wire
+
+pytestmark = pytest.mark.xdist_group("lookup")
+
+SCHEMA = pa.schema(
+    [
+        *(("b", pa.bool_()), ("i", pa.int32()), ("l", pa.int64()), ("f", pa.float64()), ("s", pa.string())),
+        *(("d", pa.decimal128(10, 2)), ("day", pa.date32()), ("at", pa.timestamp("us", "UTC")), ("raw", pa.binary())),
+    ]
+)
+NOON = dt.datetime(2026, 5, 4, 12, 0, 0, 250000, tzinfo=dt.UTC)
+ROW = {
+    "b": True,
+    "i": -5,
+    "l": 1 << 40,
+    "f": 1.5,
+    "s": "Ölpfütze",
+    "d": Decimal("12.30"),
+    "day": dt.date(2026, 5, 4),
+    "at": NOON,
+    "raw": b"\x01\x02",
+}
+
+
+def in_order(found: Found) -> dict[int, dict[str, Any]]:
+    return dict(zip(found.at, found.rows.to_pylist(), strict=True))
+
+
+class TestRedis:
+    @pytest.fixture
+    def client(self, redis_server: real_redis.Server) -> Iterator[Any]:
+        import redis
+
+        with redis.Redis.from_url(redis_server.url) as client:
+            client.flushall()
+            yield client
+
+    def test_types_come_from_text(self, redis_server: real_redis.Server, client: Any) -> None:
+        said = {"b": "true", "at": NOON.isoformat(), "day": "2026-05-04"}
+        client.hset("x:1", mapping={name: said.get(name, ROW[name]) for name in ("i", "l", "f", "s", "raw")})
+        client.hset("x:1", mapping={**said, "d": "12.30"})
+        client.hset("x:2", mapping={"i": "7"})
+        table = RedisTable(redis_server.url, "x:{id}")
+        connection = table.connect(SCHEMA, 5)
+        found = connection.fetch(pa.record_batch({"id": pa.array([3, 2, 1])}))
+        assert in_order(found) == {2: ROW, 1: dict.fromkeys(ROW) | {"i": 7}}
+        assert not found.unreadable
+        connection.close()
+
+    def test_keys_of_several_columns_and_names_of_its_own(self, redis_server: real_redis.Server, client: Any) -> None:
+        client.hset("x:1/ä:true", mapping={"Name": "one"})
+        table = RedisTable(redis_server.url, "x:{id}/{kind}:{flag}", fields={"name": "Name"})
+        connection = table.connect(pa.schema([("name", pa.string())]), 5)
+        keys = pa.record_batch({"kind": ["ä", "a"], "id": [1, 1], "flag": [True, True]})
+        assert in_order(connection.fetch(keys)) == {0: {"name": "one"}}
+        connection.close()
+
+    def test_what_cannot_be_read_is_told_by_key(self, redis_server: real_redis.Server, client: Any) -> None:
+        client.hset("x:1", mapping={"i": "abc", "l": "1"})
+        client.set("x:2", "text")
+        client.hset("x:3", mapping={"i": "1", "l": b"\xff"})
+        client.hset("x:4", mapping={"i": "4", "l": "4"})
+        columns = pa.schema([("i", pa.int32()), ("l", pa.int64())])
+        connection = RedisTable(redis_server.url, "x:{id}").connect(columns, 5)
+        found = connection.fetch(pa.record_batch({"id": [1, 2, 3, 4]}))
+        assert in_order(found)[3] == {"i": 4, "l": 4}
+        assert set(found.unreadable) == {0, 1, 2}
+        assert "i is 'abc'" in found.unreadable[0]
+        assert "no hash" in found.unreadable[1]
+        connection.close()
+
+    @pytest.mark.parametrize("key", ["x:{id", "x:{}", "x:{id!r}", "x:{id:>4}"])
+    def test_a_pattern_that_is_none(self, key: str) -> None:
+        with pytest.raises(UsageError, match="no pattern of keys"):
+            RedisTable("redis://localhost", key).connect(pa.schema([("name", pa.string())]), 1)
+
+    def test_passwords_are_not_shown(self) -> None:
+        table = RedisTable("redis://user:secret@example.org:77/3", "x:{id}")
+        assert "secret" not in repr(table) + table.name
+        assert table.name == "Redis example.org:77, hashes x:{id}"
+        assert isinstance(table, LookupTable)
+
+    def test_a_user_who_is_refused(self, redis_server: real_redis.Server, client: Any) -> None:
+        url = redis_server.url.replace("//", "//nobody:wrong@")
+        with pytest.raises(UsageError, match="refuses the request"):
+            RedisTable(url, "x:{id}").connect(pa.schema([("name", pa.string())]), 5)
+
+    def test_no_answer_in_time(self, redis_server: real_redis.Server, client: Any) -> None:
+        with wire(redis_server.port) as slow:
+            slow.cut = True
+            table = RedisTable(f"redis://127.0.0.1:{slow.port}", "x:{id}")
+            started = time.monotonic()
+            with pytest.raises(Exception, match=r"(?i)time"):
+                table.connect(pa.schema([("name", pa.string())]), 0.3).fetch(pa.record_batch({"id": [1]}))
+            assert time.monotonic() - started < 5
+
+
+class TestPostgres:
+    @pytest.fixture
+    def client(self, postgres_server: real_postgres.Server) -> Iterator[Any]:
+        import psycopg
+
+        with psycopg.connect(postgres_server.conninfo, autocommit=True) as client:
+            client.execute("DROP SCHEMA public CASCADE")
+            client.execute("CREATE SCHEMA public")
+            yield client
+
+    def test_types_come_as_they_are(self, postgres_server: real_postgres.Server, client: Any) -> None:
+        client.execute(
+            "CREATE TABLE things (id bigint PRIMARY KEY, b bool, i int, l bigint, f double precision, s text, "
+            "d numeric(10,2), day date, at timestamptz, raw bytea)"
+        )
+        client.execute("INSERT INTO things VALUES (1, %s, %s, %s, %s, %s, %s, %s, %s, %s)", list(ROW.values()))
+        client.execute("INSERT INTO things VALUES (2)")
+        connection = PostgresTable(postgres_server.conninfo, "things").connect(SCHEMA, 5)
+        found = connection.fetch(pa.record_batch({"id": pa.array([2, 1, 3], pa.int32())}))
+        assert in_order(found) == {1: ROW, 0: dict.fromkeys(ROW)}
+        assert found.rows.schema == SCHEMA
+        assert not in_order(connection.fetch(pa.record_batch({"id": [7]})))
+        connection.close()
+
+    def test_keys_of_several_columns_and_of_other_types(
+        self, postgres_server: real_postgres.Server, client: Any
+    ) -> None:
+        client.execute('CREATE SCHEMA "My"')
+        client.execute('CREATE TABLE "My"."Things" (id uuid, "Kind" varchar(10), name int, PRIMARY KEY (id, "Kind"))')
+        ids = [f"00000000-0000-0000-0000-00000000000{number}" for number in range(3)]
+        for number, one in enumerate(ids[:2]):
+            client.execute('INSERT INTO "My"."Things" VALUES (%s, %s, %s)', [one, "a", number])
+        table = PostgresTable(postgres_server.conninfo, "My.Things")
+        connection = table.connect(pa.schema([("name", pa.int64())]), 5)
+        keys = pa.record_batch({"Kind": ["b", "a", "a", "a"], "id": [ids[0], ids[2], ids[1], ids[0]]})
+        assert in_order(connection.fetch(keys)) == {2: {"name": 1}, 3: {"name": 0}}
+        connection.close()
+
+    def test_the_index_is_used(self, postgres_server: real_postgres.Server, client: Any) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, name text)")
+        client.execute("INSERT INTO things SELECT n, 'x' FROM generate_series(1, 100000) n")
+        client.execute("ANALYZE things")
+        connection: Any = PostgresTable(postgres_server.conninfo, "things").connect(
+            pa.schema([("name", pa.string())]), 5
+        )
+        keys = list(range(0, 100_000, 200))
+        assert len(connection.fetch(pa.record_batch({"id": keys})).at) == 499
+        plan = connection._ask("EXPLAIN " + connection._statement.as_string(), [keys, keys])
+        assert not any("Seq Scan" in line for (line,) in plan), plan
+
+    def test_what_cannot_be_read_is_told_by_key(self, postgres_server: real_postgres.Server, client: Any) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")
+        client.execute("INSERT INTO things VALUES (1, 5000000000), (2, 5)")
+        connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("n", pa.int32())]), 5)
+        found = connection.fetch(pa.record_batch({"id": [1, 2]}))
+        assert "n is 5000000000" in found.unreadable[0]
+        assert in_order(found)[1] == {"n": 5}
+
+    @pytest.mark.parametrize(
+        ("conninfo", "table", "column", "said"),
+        [
+            ("", "nothing", "n", "nothing"),
+            ("", "things", "m", "no column m"),
+            (" dbname=elsewhere", "things", "n", "elsewhere"),
+            (" nonsense=1", "things", "n", "nonsense"),
+        ],
+    )
+    def test_what_has_to_change_is_told(
+        self, postgres_server: real_postgres.Server, client: Any, conninfo: str, table: str, column: str, said: str
+    ) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")
+        asked = PostgresTable(postgres_server.conninfo + conninfo, table)
+        with pytest.raises(UsageError, match=said):
+            asked.connect(pa.schema([(column, pa.int64())]), 5).fetch(pa.record_batch({"id": [1]}))
+
+    def test_passwords_are_not_shown(self) -> None:
+        table = PostgresTable("postgresql://user:secret@example.org/db", "things")
+        assert "secret" not in repr(table) + table.name
+        assert table.name == "PostgreSQL example.org:5432, table things"
+        assert isinstance(table, LookupTable)
+
+    def test_no_answer_in_time(self, postgres_server: real_postgres.Server, client: Any) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")
+        with wire(postgres_server.port) as slow:
+            conninfo = postgres_server.conninfo.replace(f"port={postgres_server.port}", f"port={slow.port}")
+            connection = PostgresTable(conninfo, "things").connect(pa.schema([("n", pa.int64())]), 0.5)
+            slow.cut = True
+            started = time.monotonic()
+            with pytest.raises(TimeoutError):
+                connection.fetch(pa.record_batch({"id": [1]}))
+            assert time.monotonic() - started < 5
+            connection.close()
+
+    def test_a_lock_that_is_held(self, postgres_server: real_postgres.Server, client: Any) -> None:
+        import psycopg
+
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")
+        table = PostgresTable(postgres_server.conninfo, "things")
+        connection = table.connect(pa.schema([("n", pa.int64())]), 0.5)
+        with psycopg.connect(postgres_server.conninfo) as other:
+            other.execute("LOCK TABLE things")
+            with pytest.raises(TimeoutError):
+                connection.fetch(pa.record_batch({"id": [1]}))
+            other.rollback()
+        connection.close()
