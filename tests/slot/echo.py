@@ -61,6 +61,9 @@ class Echo:
     def trouble(self, query: str) -> str:
         return f"the store of {query} is full" if self.waiting else ""
 
+    def lost_call(self, query: str) -> str:
+        return ""
+
     def failed_commits(self, query: str) -> int:
         return int(self.waiting)
 

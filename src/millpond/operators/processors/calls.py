@@ -75,9 +75,11 @@ class Calling(Protocol):
 
     Attributes:
         caller: calls it; set for each batch.
+        lost: for which keys it was called when its caller went; empty if that has not happened.
     """
 
     caller: Caller | None
+    lost: str
 
 
 @runtime_checkable

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 _TIME = Field("time", "bigint")
+_NAMED = 5  # keys that are named where a call is lost
 _STATE = 16 << 20  # bytes of state that a call is sent, or changes, roughly
 _SLOWLY = 512  # keys of the first call, of which nothing is known
 _FASTER = 8  # times as many keys has the next call, at most
@@ -56,12 +57,14 @@ class ProcessorOperator:
 
     Attributes:
         caller: calls the user's code; to be set before `finish`.
+        lost: see `Calling`.
         initial_rows: those of the initial state, if the batch is the first; to be set before `finish`.
     """
 
     def __init__(self, spec: ProcessorSpec, make_table: MakeTable, memory: int, existing: Collection[str] = ()) -> None:
         self.spec = spec
         self.caller: Caller | None = None
+        self.lost = ""
         self.initial_rows: Iterable[pa.RecordBatch] = ()
         self._make_table = make_table
         self._memory = memory
@@ -193,7 +196,12 @@ class ProcessorOperator:
             except OversizeError:
                 self._together = len(some.counts) // 2
                 continue
-            self._write(some, keys, tables, self._ask(phase, tables, partial(self._parts.read, some)))
+            try:
+                answered = self._ask(phase, tables, partial(self._parts.read, some))
+            except OSError:
+                self.lost = _told(phase, tables[KEYS])
+                raise
+            self._write(some, keys, tables, answered)
             at += len(some.counts)
 
     def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
@@ -296,3 +304,11 @@ def _joined(group: Group, left: pa.Array) -> pa.Array:
     offsets = np.concatenate([[0], np.cumsum(lengths + others)]).astype(np.int32)
     values = values.take(pa.array(np.argsort(owners, kind="stable")))
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=left.type)
+
+
+def _told(phase: Phase, keys: pa.RecordBatch) -> str:
+    """The keys of a call, for people: the first ones."""
+    first = keys.select(keys.schema.names[:-1]).slice(0, _NAMED).to_pylist()
+    named = ", ".join(repr(tuple(key.values())) for key in first)
+    more = f" and {keys.num_rows - _NAMED} more" if keys.num_rows > _NAMED else ""
+    return f"{phase} of {named}{more}"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
 from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import troubles
+from millpond.slot.pipe.client import lost_calls, troubles
 
 log = logging.getLogger("millpond")
 
 LOOK_SECONDS = 10.0
+_WORKER_GONE = "Python worker exited unexpectedly"
 _AFTER_STOP_SECONDS = 20.0
 
 
@@ -37,10 +39,19 @@ def _watch(query: StreamingQuery, task: PipeTask) -> None:
                 _tell(told, task, "between batches")
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("commits are not watched any more: %s", error)
+        if _WORKER_GONE in str(error):
+            _tell_lost(task)
         return
     deadline, when = time.monotonic() + _AFTER_STOP_SECONDS, "after its end, and its last batch would run once more"
     while time.monotonic() < deadline and not _tell(told, task, when):
         time.sleep(1.0)
+
+
+def _tell_lost(task: PipeTask) -> None:
+    """Say where a Python worker was that died: Spark does not know."""
+    with suppress(MillpondError):
+        for one in lost_calls(task):
+            log.warning("the Python worker died while it ran code of yours: %s; the state is not harmed", one)
 
 
 def _tell(query: str, task: PipeTask, when: str) -> bool:

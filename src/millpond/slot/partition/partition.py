@@ -219,6 +219,8 @@ class Partition:
             }
             size = self._seal(operator, manifest, seen, deltas, figures)
         except BaseException:
+            place = f"operator {self.task.operator}, partition {self.number}, batch {batch}"
+            self.query.note_lost_call(operator, place)
             self._discard()  # half a batch is in the tables
             raise
         figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}

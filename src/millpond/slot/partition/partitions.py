@@ -180,6 +180,11 @@ class PartitionServer:
         running = self._query(query).running
         return "" if running is None else running.committer.trouble()
 
+    def lost_call(self, query: str) -> str:
+        """For which keys code of the user was called when its process went; empty if that has not happened."""
+        running = self._query(query).running
+        return "" if running is None else running.lost_call
+
     def failed_commits(self, query: str) -> int:
         """How many tries to commit have failed in a query's present run."""
         running = self._query(query).running

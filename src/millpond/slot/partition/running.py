@@ -19,6 +19,7 @@ from millpond.files.backends.filesystem import FileSystem, on_disk
 from millpond.files.backends.hedged import HedgedFiles
 from millpond.files.backends.patience import LASTING
 from millpond.metrics import TIERS, WAITING, request_cost
+from millpond.operators.processors.calls import Calling
 from millpond.slot.batch.offsets import Planned, planned
 from millpond.slot.batch.parcels import exchange_folder, forget_batches
 from millpond.slot.batch.task import PipeTask
@@ -70,6 +71,9 @@ class RunningQuery:
     """What the partitions of one generation of a query share in a slot.
 
     Opening it takes over what dead slots of this host had sealed and not made durable.
+
+    Attributes:
+        lost_call: where, and for which keys, code of the user was called last when its process went.
     """
 
     task: PipeTask
@@ -82,6 +86,7 @@ class RunningQuery:
     append_files: AppendFiles = field(init=False)
     spill: Path = field(init=False)
     remote: RemoteCompaction | None = field(init=False, default=None)
+    lost_call: str = field(init=False, default="")
     merges: Timed = field(init=False)
     _told: int = field(init=False, default=-1)
     _counted: CountedFiles | None = field(init=False, default=None)
@@ -190,6 +195,11 @@ class RunningQuery:
         if not task.lookaheads:
             return None
         return HintSwitch(self.means.directory, task, self.means.number)
+
+    def note_lost_call(self, operator: object, place: str) -> None:
+        """Note where code of the user was called when its process went, if that is why an operator has failed."""
+        if isinstance(operator, Calling) and operator.lost:
+            self.lost_call = f"{place}, {operator.lost}"
 
     def durable(self, versions: Iterable[tuple[int, int, int]]) -> None:
         """Versions (operator, partition, version) that were sealed here are durable."""

@@ -263,6 +263,12 @@ def troubles(task: PipeTask) -> list[str]:
     return commit_health(SlotDirectory.of(task), task.key, task.settings.silence_timeout).troubles
 
 
+def lost_calls(task: PipeTask) -> list[str]:
+    """For which keys code of the user was called when its process went, on this host in this run of the query."""
+    answers = _ask_all(SlotDirectory.of(task), Status(task.key), Answered, task.settings.silence_timeout)
+    return sorted({answer.lost_call for answer in answers if answer.lost_call})
+
+
 class CommitHealth(NamedTuple):
     """How a query's commits fare on this host: why they fail, if they do; tries that failed since it was started."""
 

@@ -186,12 +186,14 @@ class Answered(msgspec.Struct, tag=True):
     """From a slot: (operator, partition, batch) of each partition that it holds and has answered a batch of.
 
     A batch is answered once what its output waits for is durable. `trouble` says why commits fail, if they do;
-    `failed_commits` counts the tries that failed in this run of the query.
+    `failed_commits` counts the tries that failed in this run of the query; `lost_call` says for which keys code of the
+    user was called when its process went.
     """
 
     batches: list[tuple[int, int, int]]
     trouble: str = ""
     failed_commits: int = 0
+    lost_call: str = ""
 
 
 Message = (

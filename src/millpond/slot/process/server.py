@@ -77,6 +77,9 @@ class Work(Protocol):
     def trouble(self, query: str) -> str:
         """What holds a query's commits up, for the user to know; empty if nothing does."""
 
+    def lost_call(self, query: str) -> str:
+        """For which keys code of the user was called when its process went; empty if that has not happened."""
+
     def failed_commits(self, query: str) -> int:
         """How many tries to commit have failed in a query's present run."""
 
@@ -182,7 +185,9 @@ class Slot:
             connection.serving = None
         elif isinstance(message, Status):
             work, query = self.work, message.query
-            connection.send(Answered(work.answered(query), work.trouble(query), work.failed_commits(query)))
+            connection.send(
+                Answered(work.answered(query), work.trouble(query), work.failed_commits(query), work.lost_call(query))
+            )
         else:
             raise MillpondError(f"A slot cannot answer {type(message).__name__}.", action="Please report this.")
 
