@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millpond.plan.lookahead import announced
 from millpond.plan.reading.aggregate import Reading
 from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.processor import ProcessorReading
@@ -20,19 +21,24 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
 
     Returns:
         `output_mode`; `operators`, bottom up, each with `title`, `engine` (`millpond`, `spark`, `none`) and either
-        `index`, `store`, `why`, `keys`, `functions` or `reason` (`code`, `text`); `commit_mode` and `commit_reason`,
-        the mode that the query gets unless `spark.millpond.commit.mode` says otherwise.
+        `index`, `store`, `why`, `keys`, `functions`, `lookaheads` (who may announce its keys) or `reason` (`code`,
+        `text`); `commit_mode` and `commit_reason`, the mode that the query gets unless `spark.millpond.commit.mode`
+        says otherwise.
     """
     reason = needs_sync(decision) if decision.ours else None
+    ahead = announced(decision)
     return {
         "output_mode": decision.output_mode,
-        "operators": [_operator(operator, any(operator is one for one in nowhere)) for operator in decision.operators],
+        "operators": [
+            _operator(operator, any(operator is one for one in nowhere), ahead.get(operator.index or 0, ()))
+            for operator in decision.operators
+        ],
         "commit_mode": "sync" if reason else "async",
         "commit_reason": reason,
     }
 
 
-def _operator(operator: Operator, nowhere: bool) -> dict[str, Any]:
+def _operator(operator: Operator, nowhere: bool, ahead: Sequence[str]) -> dict[str, Any]:
     if operator.spec is None:
         assert operator.reason is not None
         reason = {"code": operator.reason.code, "text": str(operator.reason)}
@@ -46,6 +52,7 @@ def _operator(operator: Operator, nowhere: bool) -> dict[str, Any]:
         "why": pattern.why,
         "keys": [f"{field.name}: {field.type}" for field in operator.spec.shown_keys],
         "functions": [*operator.spec.functions, *_user_functions(operator)],
+        "lookaheads": list(ahead),
     }
 
 
@@ -85,6 +92,9 @@ def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
         ]
         lines += [f"      keys: {', '.join(operator['keys'])}"] if operator["keys"] else []
         lines += [f"      functions: {', '.join(operator['functions'])}"] if operator["functions"] else []
+        lines += (
+            [f"      keys may be announced by: {', '.join(operator['lookaheads'])}"] if operator["lookaheads"] else []
+        )
     if any(operator["engine"] == "millpond" for operator in operators):
         why = f" because {data['commit_reason']}" if data["commit_reason"] else ""
         lines.append(f"  commits: {data['commit_mode']}{why}")

@@ -5,6 +5,9 @@ The source is a lookahead operator (Keyed Prefetching, §IV-A) of every stateful
 
 from __future__ import annotations
 
+from typing import Literal
+from urllib.parse import urlsplit
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -16,6 +19,39 @@ from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
 from millpond.plan.reading.map_groups import MAPS
+
+_FILES = frozenset({"parquet", "orc", "json", "csv", "text"})
+_OTHERWISE = ("latestfirst", "cleansource", "filenameonly", "maxbytespertrigger", "recursivefilelookup")
+"""Options by which a file source takes other files than the oldest that were not read yet, or removes them."""
+_LIMITS = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay")
+"""Options by which a Kafka source takes a part of what is there."""
+
+
+def foreseen(source: Node) -> Literal["numbers", "kafka", "files"] | None:
+    """Of what kind a source is whose next rows are known; None where they are not."""
+    options = {name.lower(): value for name, value in source.relation_options.items()}
+    kind = source.source.rpartition(".")[2].lower()
+    if kind == "rate-micro-batch" and "rowsperbatch" in options:
+        return "numbers"
+    if kind == "kafka" and not any(limit in options for limit in _LIMITS):
+        return "kafka"
+    if source.kind == "StreamingRelation" and kind in _FILES:
+        path = options.get("path", "*")
+        local = urlsplit(path).scheme in ("", "file") and not set(path) & set("*?[{")
+        plain = not any(options.get(name, "false").lower() not in ("false", "off") for name in _OTHERWISE)
+        return "files" if local and plain else None
+    return None
+
+
+def announced(decision: Decision) -> dict[int, tuple[str, ...]]:
+    """Who may announce keys of each operator that can be told of them, in the order of the plan, by operator index."""
+    source = source_of(decision)
+    fed = fed_by_source(decision) if source is not None and foreseen(source) is not None else {}
+    return {
+        one.index: ("source", "exchange") if one.index in fed else ("exchange",)
+        for one in decision.ours
+        if one.index is not None and one.spec is not None and (one.spec.keyed or one.spec.announced)
+    }
 
 
 def source_of(decision: Decision) -> Node | None:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.lookahead import fed_by_source, key_hashes, source_of
+from millpond.plan.lookahead import announced, fed_by_source, key_hashes, source_of
 from millpond.plan.reading.decision import Decision
 from millpond.plan.workers import map_in_arrow
 from millpond.query.ledger.ledger import Ledger
@@ -32,20 +32,14 @@ _REST_SECONDS = 1.0
 """How often is looked whether a batch was planned, and whether hints are asked for."""
 
 
-def lookaheads(decision: Decision, task: PipeTask, checkpoint: FileSystem) -> list[tuple[Lookahead, ...]]:
+def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]]:
     """Who may announce keys of each operator, in the order of the plan.
 
     Args:
         decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all.
-        checkpoint: of the query.
     """
-    source = source_of(decision)
-    ahead = fed_by_source(decision) if source is not None and upcoming(source, checkpoint) is not None else {}
-    found: list[tuple[Lookahead, ...]] = []
-    for index, spec in enumerate(decision.specs):
-        allowed = task.lookaheads if spec.keyed else ()
-        found.append(tuple(one for one in allowed if one != "source" or index in ahead))
-    return found
+    known = announced(decision)
+    return [tuple(one for one in task.lookaheads if one in known.get(at, ())) for at in range(len(decision.specs))]
 
 
 def look_ahead(

@@ -16,16 +16,7 @@ from pyspark.sql.types import StructField, StructType
 
 from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.nodes import Node
-
-_FILES = frozenset({"parquet", "orc", "json", "csv", "text"})
-_OTHERWISE = (
-    "latestfirst",
-    "cleansource",
-    "filenameonly",
-    "maxbytespertrigger",
-    "maxcachedfiles",
-    "recursivefilelookup",
-)
+from millpond.plan.lookahead import foreseen
 
 
 class Upcoming(Protocol):
@@ -54,11 +45,10 @@ class Numbered:
 class Kafka:
     """Records that are there behind the offsets, as long as a batch takes all that there are."""
 
-    _LIMITS = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay")
     _OFFSETS = ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "failondataloss")
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        left_out = {*self._LIMITS, *self._OFFSETS, "startingoffsetsbytimestamp", "endingoffsetsbytimestamp"}
+        left_out = {*self._OFFSETS, "startingoffsetsbytimestamp", "endingoffsetsbytimestamp"}
         self._options = {name: value for name, value in options.items() if name not in left_out}
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
@@ -108,18 +98,9 @@ class Files:
 def upcoming(source: Node, checkpoint: FileSystem) -> Upcoming | None:
     """What is known of the next rows of a query's only source; None where nothing is."""
     options = {name.lower(): value for name, value in source.relation_options.items()}
-    kind = source.source.rpartition(".")[2].lower()
-    if kind == "rate-micro-batch" and "rowsperbatch" in options:
+    kind = foreseen(source)
+    if kind == "numbers":
         return Numbered(options)
-    if kind == "kafka" and not any(limit in options for limit in Kafka._LIMITS):
+    if kind == "kafka":
         return Kafka(options)
-    if source.kind == "StreamingRelation" and kind in _FILES and _plain_files(options):
-        return Files(source, options, checkpoint)
-    return None
-
-
-def _plain_files(options: Mapping[str, str]) -> bool:
-    """Whether the source takes the oldest files first, of a folder on a disk, and leaves them."""
-    path = options.get("path", "*")
-    local = urlsplit(path).scheme in ("", "file") and not set(path) & set("*?[{")
-    return local and not any(options.get(name, "false").lower() not in ("false", "off") for name in _OTHERWISE)
+    return None if kind is None else Files(source, options, checkpoint)
