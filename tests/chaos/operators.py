@@ -148,7 +148,7 @@ class OperatorSlot:
         sealed.mkdir(parents=True, exist_ok=True)
         self.sealed = SealedFiles(str(sealed), self.name, self._folder)
         budget = MemoryBudget(world.memory)
-        means = Means(self.name, index, directory, budget, budget.open(), self.later, self.later)
+        means = Means(self.name, index, directory, budget, budget.open(), self.later, self.later, Later())
         try:
             self.query = Query(world.task(generation), means, self)
         except BaseException:
@@ -163,6 +163,7 @@ class OperatorSlot:
         if partition not in self.partitions:
             self.partitions[partition] = Partition(self.query, self.query.task, partition)
         attempt = Attempt(batch, next(_attempts), lambda: None)
+        self._announce(batch, partition, pieces)
         user = self.world.kind.user
         caller = None if user is None else Called(user, self._called)
         output = self.partitions[partition].run(attempt, self._fed(pieces), sync=self.sync, caller=caller)
@@ -171,6 +172,16 @@ class OperatorSlot:
             output.close()  # the consumer has seen enough
             raise TaskFailed("The output was not read.")
         return {partition: shown(list(output))}
+
+    def _announce(self, batch: int, partition: int, pieces: list[pa.RecordBatch]) -> None:
+        """Sometimes keys are announced: of these rows or others, for this batch or another."""
+        random = self.world.random
+        if random.random() < 0.4:
+            hashes = pa.concat_arrays([piece.column(0) for piece in pieces]).to_numpy().view(np.uint64)
+            if random.random() < 0.2:
+                hashes = hashes ^ np.uint64(1)
+            some = np.unique(hashes)[: random.randrange(len(hashes) + 1)]
+            self.partitions[partition].hint(batch + random.choice([0, 0, 0, 1, -1]), "exchange", some)
 
     def _fed(self, pieces: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The input as it comes; sometimes the attempt dies in the middle of it."""
@@ -303,6 +314,7 @@ def task_of(kind: Kind, partitions: int, generation: int, **others: Any) -> Pipe
     """A task of an operator."""
     settings = SlotSettings(memory=MEMORY, open_timeout=0.0)
     given = {"location": "memory:nowhere", "offsets": "memory:nowhere", "settings": settings} | others
+    given.setdefault("lookaheads", ("exchange",))
     return PipeTask("app", "query", "run", 0, kind.spec, partitions, 1, generation=generation, **given)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millpond.operators.processors.calls import Phase
+from millpond.operators.processors.calls import Ask, Phase
 from millpond.slot.pipe.processors.processor import Running, UserProcessor
 from millpond.slot.process.protocol import Call
 
@@ -23,6 +23,7 @@ class Called:
         self._user = user
         self._before = before
         self._running: Running | None = None
+        self._answer: Ask | None = None
 
     def __call__(
         self,
@@ -30,15 +31,22 @@ class Called:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
+        answer: Ask,
     ) -> Mapping[str, pa.RecordBatch]:
         """See `Caller`."""
         self._before()
-        self._running = self._running or self._user.start()
+        self._answer = answer
+        self._running = self._running or self._user.start(self._asked)
         call = Call(phase, *times, list(tables))
         for batch in self._running.call(call, _sent(tables)):
             take(_sent({"": batch})[""])
             self._before()
         return _sent(self._running.changes())
+
+    def _asked(self, table: str, parts: pa.RecordBatch) -> pa.Array:
+        """Parts of state, of the keys of the call that runs."""
+        assert self._answer is not None
+        return self._answer(table, _sent({"": parts})[""])
 
 
 def _sent(tables: Mapping[str, pa.RecordBatch]) -> dict[str, Any]:

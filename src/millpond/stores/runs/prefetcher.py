@@ -78,24 +78,29 @@ class Prefetcher:
                 waiting = waiting[:most]
             self._waiting = waiting
             self._needed = max(self._needed, needed)
-            self._start()
+            following = self._next()
+        self._submit(following)
 
-    def _start(self) -> None:
-        """Begin the next read, if there is something to read and nothing is being read."""
+    def _next(self) -> Fetched | None:
+        """What is to be read next, if there is anything and nothing is being read."""
         if self._closed or self._reading is not None or not len(self._waiting):
-            return
+            return None
         hashes, self._waiting = self._waiting, np.empty(0, np.uint64)
         self._reading = self._runs.fetch(hashes, self._needed)
-        if self._reading is not None:
+        return self._reading
+
+    def _submit(self, fetched: Fetched | None) -> None:
+        if fetched is not None:
             with suppress(RuntimeError):  # the slot ends
-                self._pool.submit(self._read, self._reading)
+                self._pool.submit(self._read, fetched)
 
     def _read(self, fetched: Fetched) -> None:
         fetched.read()
         with self._lock:
             self._reading = None
             self._row_bytes = max(16.0, fetched.memory / len(fetched.hashes))
-            self._start()
+            following = self._next()
+        self._submit(following)
 
     def take(self, hashes: Words) -> None:
         """Keys that are asked for now need no reading ahead any more."""
