@@ -52,7 +52,7 @@ class Settings:
     batch_rows: int = 100_000
     exchange: Literal["auto", "local", "spark"] = "auto"
     cache_policy: Literal["timestamp", "lru", "clock"] = "timestamp"
-    prefetch: bool = True
+    prefetch: Literal["on", "off"] = "on"
     changes: Literal["upsert", "all"] = "upsert"
     store_pattern: Literal["auto", "append", "rmw"] = "auto"
     map_groups: Literal["batch", "window"] = "batch"
@@ -161,12 +161,6 @@ def _one_of(*choices: str) -> Any:
     return parse
 
 
-def _on_or_off(text: str) -> bool:
-    if text.strip().lower() not in ("on", "off"):
-        raise ValueError("on or off")
-    return text.strip().lower() == "on"
-
-
 def _key_groups(text: str) -> int:
     if text.strip() != str(1 << KEY_GROUP_BITS):
         raise ValueError(f"{1 << KEY_GROUP_BITS}, the only number of key groups in this version")
@@ -240,7 +234,7 @@ SETTINGS = {
     ),
     "prefetch": Setting(
         "prefetch",
-        _on_or_off,
+        _one_of("on", "off"),
         "`on`: where state is larger than memory, keys are announced to their slot before their rows reach it, so that "
         "their state is read meanwhile ([prefetching](guides/prefetching.md)); `off`: it is read when they come",
     ),

@@ -14,14 +14,13 @@ import pyarrow as pa
 from millpond.operators.protocol import Times
 from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.processor import TimeMode
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
-from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import AggregateCall, EventTime, Field, Order, Windows
 from millpond.spec.types import parse_type
 from tests.chaos.processors import Keeping

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millpond.operators.dedup.within_watermark import WithinWatermarkOperator
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.protocol import Times
-from millpond.spec.kinds.within import WithinSpec
+from millpond.spec.kinds.deduplicate import WithinSpec
 from millpond.spec.operators import EventTime
 from millpond.spec.types import parse_type
 from tests.operators.rig import fields, hash_of

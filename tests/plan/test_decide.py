@@ -18,11 +18,10 @@ from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
 from millpond.query.starting.pinning import pinned_query
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
-from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import AggregateCall, Field, Pattern
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]

@@ -389,7 +389,7 @@ def test_gc_removes_what_nobody_needs(aged: Path, state: Callable[..., tuple]) -
     code, lines = state("gc", aged, "--dry-run")
     assert (code, collected(lines), lines[-1]) == (
         0,
-        [("1", "5"), ("0", "0"), ("0", "0"), ("1", "5")],
+        [("1", "5"), ("0", "0"), ("0", "0"), ("0", "0"), ("1", "5")],
         "2 objects would be removed",
     )
     assert contents(aged) == before

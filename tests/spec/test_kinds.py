@@ -15,7 +15,7 @@ from millpond.slot.partition import tables
 from millpond.slot.reading.tables import _READ
 from millpond.spec.functions import KEY_COLUMNS
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.join import JoinSide, JoinSpec
@@ -24,7 +24,6 @@ from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
-from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Order, Windows
 from millpond.spec.protocol import Spec
 

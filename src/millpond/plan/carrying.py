@@ -25,10 +25,9 @@ from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
-from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
 

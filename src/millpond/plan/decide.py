@@ -33,10 +33,9 @@ from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, r
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
 from millpond.spec.functions import FUNCTIONS, SESSION_DISTINCT, WHOLE_WINDOWS, is_distinct
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.union import OperatorSpec
-from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.operators import EventTime, Field, Pattern
 from millpond.spec.types import parse_type
 

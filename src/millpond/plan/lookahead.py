@@ -1,6 +1,6 @@
 """The query's own projections and filters, over what its source will give next: which keys an operator will ask for.
 
-The source is a lookahead operator (Keyed Prefetching, §IV-A) of every stateful operator that has no other one below.
+The source is a lookahead operator (Keyed Prefetching §IV-A) of every stateful operator that has no other one below.
 """
 
 from __future__ import annotations

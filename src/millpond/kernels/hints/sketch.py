@@ -1,4 +1,4 @@
-"""A count-min sketch of recent keys, with small counters that age (Keyed Prefetching, §IV-B)."""
+"""A count-min sketch of recent keys, with small counters that age (Keyed Prefetching §IV-B)."""
 
 # mypy: disable-error-code="untyped-decorator,assignment"
 

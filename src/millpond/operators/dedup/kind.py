@@ -11,8 +11,7 @@ from millpond.operators.dedup.tables import seen_table, within_table
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, Operator, StateTable
 from millpond.operators.tables.keyed import decode_rows
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
-from millpond.spec.kinds.within import WithinSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 
 
 def _load() -> Callable[[DeduplicateSpec, Opening], Operator]:

@@ -6,8 +6,7 @@ from millpond.operators.dedup.deduplicate import DeduplicateOperator
 from millpond.operators.dedup.within_watermark import WithinWatermarkOperator
 from millpond.operators.kind import Opening
 from millpond.operators.protocol import Operator
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
-from millpond.spec.kinds.within import WithinSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 
 
 def open_deduplication(spec: DeduplicateSpec, opening: Opening) -> Operator:

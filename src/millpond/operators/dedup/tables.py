@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from millpond.layout import Column
 from millpond.operators.tables.keyed import Keyed, keyed
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
-from millpond.spec.kinds.within import WithinSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 
 
 def seen_table(spec: DeduplicateSpec) -> Keyed:

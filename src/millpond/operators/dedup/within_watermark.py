@@ -14,7 +14,7 @@ from millpond.operators.columns.encode import flatten, hashes_of, key_rows, numb
 from millpond.operators.dedup.tables import within_table
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
-from millpond.spec.kinds.within import WithinSpec
+from millpond.spec.kinds.deduplicate import WithinSpec
 from millpond.spec.types import parse_type
 from millpond.stores.rmw.expiry import Expiry
 

@@ -19,7 +19,7 @@ from millpond.operators.protocol import MakeTable, Operator, StateTable
 from millpond.operators.ranking.kind import OVER, RANK
 from millpond.operators.sessions.kind import SESSION
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.join import JoinSpec
@@ -28,7 +28,6 @@ from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
-from millpond.spec.kinds.within import WithinSpec
 from millpond.spec.protocol import Spec
 
 

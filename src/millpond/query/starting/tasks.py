@@ -57,7 +57,7 @@ def pipe_task(
         generation=0,
         offsets=join_url(checkpoint, "offsets"),
         exchange=exchange,
-        lookaheads=("source", "exchange") if settings.prefetch and exchange == "local" else (),
+        lookaheads=("source", "exchange") if settings.prefetch == "on" and exchange == "local" else (),
         settings=SlotSettings(
             memory=settings.slot_memory,
             # One answer for all of this host: a process that finds the folder full would choose another.

@@ -11,7 +11,7 @@ from millpond.conf import KEY_GROUP_BITS
 from millpond.spec.kinds.union import OperatorSpec
 
 Lookahead = Literal["source", "exchange"]
-"""Who announces keys (Keyed Prefetching, §IV-A), in the order of the plan: whoever looks at what the source will read a
+"""Who announces keys (Keyed Prefetching §IV-A), in the order of the plan: whoever looks at what the source will read a
 batch later; the map side of the operator's exchange."""
 
 

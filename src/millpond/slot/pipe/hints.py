@@ -1,4 +1,4 @@
-"""The hint extractor (Keyed Prefetching, §IV-B): tells slots which keys are on their way, past the data.
+"""The hint extractor (Keyed Prefetching §IV-B): tells slots which keys are on their way, past the data.
 
 It runs where rows are made ready for their slots: the stage that follows begins when all of them are written, and until
 then the state of their keys can be read. Keys that are surely hot are left out: a count-min sketch, which lives as long
@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from millpond.errors import MillpondError
-from millpond.kernels.hints.sketch import Sketch
 from millpond.layout import Words
 from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.prefetch.switch import wanted
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Connection, Hints
+
+if TYPE_CHECKING:
+    from millpond.kernels.hints.sketch import Sketch
 
 SCHEMA = pa.schema([("hash", pa.uint64())])
 
@@ -45,6 +48,8 @@ class HintSender:
         self._slots = slots
         self._marked: set[int] = set()
         self._connections: dict[int, Connection | None] = {}
+        from millpond.kernels.hints.sketch import Sketch  # kernels are for those who use them
+
         self._sketch = _sketches.setdefault((task.key, task.operator), Sketch())
 
     @classmethod

@@ -29,7 +29,7 @@ _UNUSED = 0.02
 
 
 class Announcements:
-    """Hints for one partition, and the choice of who sends them (Keyed Prefetching, §IV-A and §IV-C).
+    """Hints for one partition, and the choice of who sends them (Keyed Prefetching §IV-A, Keyed Prefetching §IV-C).
 
     Nobody does until keys are missing from memory. Then the latest lookahead does that comes early enough: its slack,
     from its first hint for a batch to the first row, is longer than the reads take. One that announces keys which no

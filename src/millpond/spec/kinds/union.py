@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.kinds.join import JoinSpec
@@ -11,7 +11,6 @@ from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
-from millpond.spec.kinds.within import WithinSpec
 
 OperatorSpec = (
     AggregateSpec

@@ -1,4 +1,4 @@
-"""Reading blocks of files ahead, for keys that are announced (Keyed Prefetching, §IV-C)."""
+"""Reading blocks of files ahead, for keys that are announced (Keyed Prefetching §IV-C)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Policy = Literal["timestamp", "lru", "clock"]
-"""`timestamp`: those that were used longest ago, by batch or event time, and are not announced (Keyed Prefetching,
+"""`timestamp`: those that were used longest ago, by batch or event time, and are not announced (Keyed Prefetching
 §IV-D); `lru`: those that were used longest ago; `clock`: those that were not used since rows had to leave last."""
 
 _USES_BITS = 16

@@ -1,4 +1,4 @@
-"""Rows that were read from runs before their keys are asked for (Keyed Prefetching, §IV-C).
+"""Rows that were read from runs before their keys are asked for (Keyed Prefetching §IV-C).
 
 Only the hashes of the keys are known beforehand. What is read stands in front of the runs that it comes from: a key is
 looked for there first, and one of whose hash they hold nothing is not looked for in them at all. Newer runs go first,

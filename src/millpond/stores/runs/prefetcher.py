@@ -1,4 +1,4 @@
-"""The prefetching manager of a table (Keyed Prefetching, §IV-C): turns announced keys into reads of its runs.
+"""The prefetching manager of a table (Keyed Prefetching §IV-C): turns announced keys into reads of its runs.
 
 Its buffer has two stages: keys that wait, each once, and keys that are being read or have been. All that waits when a
 read ends is the next read: many keys in few merged requests. A key that is asked for while it waits is taken out; one
