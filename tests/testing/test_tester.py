@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+import millpond
 from millpond.errors import UsageError
 from millpond.testing import PandasProcessorTester, ProcessorTester
 from tests.differential.processors.processors import START, START_MS, Frames, Script, Several, Stamped, Strict, Typed
@@ -256,3 +257,31 @@ def test_columns_as_types() -> None:
     key, value = StructField("k", StringType()), StructField("v", LongType(), nullable=False)
     one = ProcessorTester(p.Highest(), StructType([key]), StructType([key, value]), SHAPE[2])
     assert one.test("a", [("a", 5)]) == [Row(k="a", n=5)]
+
+
+class Awaiting(millpond.AsyncStatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n bigint")
+
+    async def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        await self.count.update((initialState.n,))
+
+    async def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> AsyncIterator[Row]:
+        held = await self.count.get()
+        total = (held[0] if held else 0) + len(list(rows))
+        await self.count.update((total,))
+        yield Row(k=key[0], n=total)
+
+
+def test_an_asynchronous_processor() -> None:
+    tester = ProcessorTester(
+        Awaiting(),
+        keyStructType="k string",
+        inputStructType="v int",
+        outputStructType="k string, n bigint",
+        initialState=[Row(k="a", n=10)],
+        initialStateStructType="k string, n bigint",
+    )
+    assert tester.test("a", [Row(v=1), Row(v=2)]) == [Row(k="a", n=12)]
+    assert tester.test("b", [Row(v=1)]) == [Row(k="b", n=1)]
+    assert tester.peekValueState("count", "a") == (12,)

@@ -15,9 +15,11 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
 from pyspark.sql.types import StructType
 
+from millpond.conf import read_settings
 from millpond.errors import UsageError
 from millpond.operators.protocol import Times
 from millpond.plan.catalyst.python import callable_here
+from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
 from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import ProcessorSpec, TimeMode, Variable
@@ -35,7 +37,7 @@ from millpond.testing.rows import (
     to_rows,
     with_keys,
 )
-from millpond.testing.visits import Beginning, Visit
+from millpond.testing.visits import Visit, beginning
 
 Given = TypeVar("Given")
 Shown = TypeVar("Shown")
@@ -103,6 +105,7 @@ class _Tester(ABC, Generic[Given, Shown]):
         self, processor: StatefulProcessor, spec: ProcessorSpec, columns: StructType, own: StructType
     ) -> UserProcessor:
         """A processor as the planner makes it."""
+        asynchronous = check_asynchronous(processor, pandas=self._pandas)
         function = TransformWithStateInPandasUdfUtils(processor, spec.time_mode).transformWithStateUDF
         return UserProcessor(
             title=type(processor).__name__,
@@ -113,6 +116,7 @@ class _Tester(ABC, Generic[Given, Shown]):
             shown=self._output,
             spec=spec,
             conf=self._settings,
+            in_flight=read_settings(self._settings).async_in_flight if asynchronous else None,
         )
 
     @abstractmethod
@@ -236,7 +240,7 @@ class _Tester(ABC, Generic[Given, Shown]):
         spec = msgspec.structs.replace(
             self._spec, columns=fields(columns), keys=self._places(columns), time=None, emitted=None
         )
-        user = self._called(Beginning(processor), spec, columns, own)
+        user = self._called(beginning(processor), spec, columns, own)
         self._batches.run(user, self._taken(rows, columns, own, None), _ASIDE, self._told)
 
     def _batch(self, rows: pa.Table, late: int | None = None) -> Shown:

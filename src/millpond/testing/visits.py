@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StructType
 
+from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
 from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
@@ -46,7 +47,7 @@ class Visit(StatefulProcessor):  # type: ignore[misc]
         return iter(())
 
 
-class Beginning(StatefulProcessor):  # type: ignore[misc]
+class _Beginning(StatefulProcessor):  # type: ignore[misc]
     """Gives the rows of an initial state to a processor, as the first batch of a query does.
 
     Args:
@@ -69,6 +70,28 @@ class Beginning(StatefulProcessor):  # type: ignore[misc]
     def close(self) -> None:
         """End."""
         self._processor.close()
+
+
+class _AsyncBeginning(AsyncStatefulProcessor):
+    """The same for an asynchronous processor."""
+
+    def __init__(self, processor: StatefulProcessor) -> None:
+        self._processor = processor
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._processor.init(handle)
+
+    async def handleInputRows(self, key: Any, rows: Iterable[Any], timerValues: Any) -> None:
+        for row in rows:
+            await self._processor.handleInitialState(key, row, timerValues)
+
+    def close(self) -> None:
+        self._processor.close()
+
+
+def beginning(processor: StatefulProcessor) -> StatefulProcessor:
+    """What gives the rows of an initial state to a processor, as the first batch of a query does."""
+    return (_AsyncBeginning if isinstance(processor, AsyncStatefulProcessor) else _Beginning)(processor)
 
 
 def declared(handle: StatefulProcessorHandle, variable: Variable) -> Any:
