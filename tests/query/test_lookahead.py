@@ -15,7 +15,10 @@ from pyspark.sql import functions as F
 import millpond
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.decide import decide
+from millpond.query.lookahead.runner import lookaheads
 from millpond.query.lookahead.sources import Files, upcoming
+from millpond.slot.batch.task import PipeTask
 
 KEYS = 300_000
 ROWS = 60_000
@@ -148,3 +151,12 @@ def test_files_of_which_it_is_not_known_what_comes_next(spark: SparkSession, tmp
     stream = spark.readStream.schema("k bigint").option(option, value).parquet(str(tmp_path))
     node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
     assert upcoming(node, open_filesystem(str(tmp_path))) is None
+
+
+def test_the_source_is_looked_at_only_where_listing_the_checkpoint_is_free(spark: SparkSession) -> None:
+    decision = decide(counted(spark), "update")
+    task = PipeTask(
+        "app", "q", "r", 0, decision.specs[0], 1, 1, "memory:", 0, "memory:", lookaheads=("source", "exchange")
+    )
+    assert lookaheads(decision, task, "file:///checkpoint") == [both]
+    assert lookaheads(decision, task, "s3a://bucket/checkpoint") == [("exchange",)]

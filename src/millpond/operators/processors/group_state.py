@@ -45,16 +45,10 @@ class GroupStateOperator(ProcessorOperator):
 
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's function called for all rows, then for keys that time out; seal what it changed."""
-        assert self._input is not None
-        table = self._variables[MAIN]
-        table.expect(self._input.rows)
-        for group in self._input.groups():
-            self._called += len(group.counts)
-            self._call("rows", group)
-        self._drop_input()
+        self._call_for_rows()
         if self.spec.expires:
             self._fire()
-        return {MAIN: table.seal()}
+        return {MAIN: self._variables[MAIN].seal()}
 
     def _fire(self) -> None:
         """Call the user's function for the keys that time out now: before, not at, the time that it is."""

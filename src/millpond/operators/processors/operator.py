@@ -136,13 +136,7 @@ class ProcessorOperator:
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
         self._begin_with(self.initial_rows)
-        assert self._input is not None
-        for one in self._asked_for.values():
-            one.expect(self._input.rows)
-        for group in self._input.groups():
-            self._called += len(group.counts)
-            self._call("rows", group)
-        self._drop_input()
+        self._call_for_rows()
         if self.spec.timed:
             self._fire()
         self._ask("end", {}, lambda table, asked: pa.nulls(len(asked)))
@@ -152,6 +146,16 @@ class ProcessorOperator:
                     one.evict(self._times.processing)
             self._parts.evict(self._times.processing)
         return {name: one.seal() for name, one in self._variables.items()} | self._parts.seal()
+
+    def _call_for_rows(self) -> None:
+        """Have the user's code called for all rows of the batch."""
+        assert self._input is not None
+        for one in self._asked_for.values():
+            one.expect(self._input.rows)
+        for group in self._input.groups():
+            self._called += len(group.counts)
+            self._call("rows", group)
+        self._drop_input()
 
     def _begin_with(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Have the user's code called for rows of the initial state: the column `__hash`, then those of the spec."""

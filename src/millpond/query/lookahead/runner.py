@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
-from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.filesystem import FileSystem, on_disk
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.lookahead import announced, fed_by_source, key_hashes, source_of
 from millpond.plan.reading.decision import Decision
@@ -32,14 +32,16 @@ _REST_SECONDS = 1.0
 """How often is looked whether a batch was planned, and whether hints are asked for."""
 
 
-def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]]:
+def lookaheads(decision: Decision, task: PipeTask, checkpoint: str) -> list[tuple[Lookahead, ...]]:
     """Who may announce keys of each operator, in the order of the plan.
 
     Args:
         decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all.
+        checkpoint: its URL. Who looks for planned batches lists it again and again, which a store charges for.
     """
     known = announced(decision)
-    return [tuple(one for one in task.lookaheads if one in known.get(at, ())) for at in range(len(decision.specs))]
+    allowed = [one for one in task.lookaheads if one != "source" or on_disk(checkpoint)]
+    return [tuple(one for one in allowed if one in known.get(at, ())) for at in range(len(decision.specs))]
 
 
 def look_ahead(

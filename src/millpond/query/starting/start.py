@@ -171,7 +171,7 @@ class Start:
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
                 self._open_ahead(catalyst, self._tasks(task, specs), ledger.next)
         tasks = self._tasks(task, specs)
-        ahead = lookaheads(self.decision, task)
+        ahead = lookaheads(self.decision, task, checkpoint)
         tasks = [msgspec.structs.replace(one, lookaheads=some) for one, some in zip(tasks, ahead, strict=True)]
         running = launch(self.transplant(tasks))
         if on_one_host(self.spark.sparkContext):
