@@ -158,5 +158,5 @@ def test_the_source_is_looked_at_only_where_listing_the_checkpoint_is_free(spark
     task = PipeTask(
         "app", "q", "r", 0, decision.specs[0], 1, 1, "memory:", 0, "memory:", lookaheads=("source", "exchange")
     )
-    assert lookaheads(decision, task, "file:///checkpoint") == [both]
+    assert lookaheads(decision, task, "file:///checkpoint") == [("source", "exchange")]
     assert lookaheads(decision, task, "s3a://bucket/checkpoint") == [("exchange",)]
