@@ -39,7 +39,8 @@ public class Bids extends TableFunction<RowData> {
       long last = n / 50 * 3 + 2;
       long first = Math.max(last - 100, 0);
       long any = first + Made.bits(drawn, 3, 30) % (last - first + 11);
-      row.setField(0, 1000 + ((drawn & 1) > 0 ? last / 100 * 100 : any));
+      boolean wanted = Made.bits(made.draw(7, n), 0, 31) % 100 < 50;
+      row.setField(0, 1000 + (wanted ? last / 100 * 100 : any));
       boolean hot = Made.bits(drawn, 1, 2) > 0;
       row.setField(1, 1000 + (hot ? n / 50 / 100 * 100 + 1 : Made.anyPerson(n, Made.bits(drawn, 33, 30))));
     }

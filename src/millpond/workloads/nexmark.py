@@ -25,9 +25,7 @@ EPOCH = PERSONS + AUCTIONS + BIDS
 FIRST_ID = 1_000
 FIRST_CATEGORY, CATEGORIES = 10, 5
 ID_LEAD = 10
-HOT_EVERY = 100
-HOT_AUCTION_RATIO, HOT_BIDDER_RATIO, HOT_SELLER_RATIO = 2, 4, 4
-IN_FLIGHT_AUCTIONS, ACTIVE_PEOPLE = 100, 1_000
+HOT_BIDDER_RATIO, HOT_SELLER_RATIO = 4, 4
 HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 CHANNELS = 10_000
 PERSON_BYTES, AUCTION_BYTES, BID_BYTES = 200, 500, 100
@@ -46,7 +44,7 @@ CHUNK = 65_536
 class Draw:
     """The stream numbers of the draws. A draw has 63 bits, enough for several columns."""
 
-    BID_IDS, PRICE, CHANNEL, EXTRA, URL, URL_TAIL = range(1, 7)
+    BID_IDS, PRICE, CHANNEL, EXTRA, URL, URL_TAIL, HOT_BID = range(1, 8)
     PERSON_NAMES, CARD, MAIL = range(10, 13)
     SELLER, INITIAL_BID, RESERVE, AUCTION_TEXTS, EXPIRES = range(20, 25)
 
@@ -58,11 +56,18 @@ class NexmarkConfig(msgspec.Struct, frozen=True, kw_only=True):
         seed: another seed, another stream.
         rate: events per second of event time.
         base_time_ms: event time of event 0, in milliseconds since the epoch (default: 2015-07-15 00:00 UTC).
+        in_flight_auctions: auctions that may be bid on at a time; active_people: people who may bid.
+        hot_every: of so many auctions, and people, that have come, the first is the one that most bids are for, and of.
+        hot_bids: per cent of the bids that are for the hot auction.
     """
 
     seed: int = 1
     rate: int = 10_000
     base_time_ms: int = 1_436_918_400_000
+    in_flight_auctions: int = 100
+    active_people: int = 1_000
+    hot_every: int = 100
+    hot_bids: int = 50
 
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -153,7 +158,7 @@ class Nexmark:
 
     def _person_id(self, numbers: Longs, drawn: Longs) -> Longs:
         people = last_person(numbers) + 1
-        active = np.minimum(people, ACTIVE_PEOPLE)
+        active = np.minimum(people, self.config.active_people)
         found: Longs = people - active + drawn % (active + ID_LEAD)
         return found
 
@@ -172,12 +177,13 @@ class Nexmark:
         """The bids with these event numbers (int64[n], each of them a bid's), as columns."""
         drawn = self._draw(numbers, Draw.BID_IDS)
         last = last_auction(numbers)
-        first = np.maximum(last - IN_FLIGHT_AUCTIONS, 0)
+        every = self.config.hot_every
+        first = np.maximum(last - self.config.in_flight_auctions, 0)
         any_auction = first + bits(drawn, 3, 30) % (last - first + 1 + ID_LEAD)
-        hot = bits(drawn, 0, 1) % HOT_AUCTION_RATIO > 0
-        auction = FIRST_ID + np.where(hot, last // HOT_EVERY * HOT_EVERY, any_auction)
+        hot = bits(self._draw(numbers, Draw.HOT_BID), 0, 31) % 100 < self.config.hot_bids
+        auction = FIRST_ID + np.where(hot, last // every * every, any_auction)
         hot = bits(drawn, 1, 2) % HOT_BIDDER_RATIO > 0
-        hot_bidder = last_person(numbers) // HOT_EVERY * HOT_EVERY + 1
+        hot_bidder = last_person(numbers) // every * every + 1
         bidder = FIRST_ID + np.where(hot, hot_bidder, self._person_id(numbers, bits(drawn, 33, 30)))
         drawn = self._draw(numbers, Draw.CHANNEL)
         channel = bits(drawn, 1, 31) % CHANNELS
@@ -192,13 +198,13 @@ class Nexmark:
     def auctions(self, numbers: Longs) -> pa.RecordBatch:
         """The auctions with these event numbers."""
         drawn = self._draw(numbers, Draw.SELLER)
-        hot_seller = last_person(numbers) // HOT_EVERY * HOT_EVERY
+        hot_seller = last_person(numbers) // self.config.hot_every * self.config.hot_every
         any_seller = self._person_id(numbers, bits(drawn, 2, 30))
         seller = FIRST_ID + np.where(bits(drawn, 0, 2) % HOT_SELLER_RATIO > 0, hot_seller, any_seller)
         category = FIRST_CATEGORY + bits(drawn, 32, 30) % CATEGORIES
         initial = self._price(numbers, Draw.INITIAL_BID)
         now = self.times(numbers)
-        horizon = self.times(numbers + IN_FLIGHT_AUCTIONS * EPOCH // AUCTIONS) - now
+        horizon = self.times(numbers + self.config.in_flight_auctions * EPOCH // AUCTIONS) - now
         expires = now + 1 + self._draw(numbers, Draw.EXPIRES) % np.maximum(2 * horizon, 1)
         drawn = self._draw(numbers, Draw.AUCTION_TEXTS)
         item_size, about_size = 3 + bits(drawn, 0, 16) % 17, 3 + bits(drawn, 16, 16) % 97

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from millpond.workloads.draws import bits_sql, draw_sql, letters
 from millpond.workloads.nexmark import (
-    ACTIVE_PEOPLE,
     AUCTION_BYTES,
     AUCTIONS,
     BID_BYTES,
@@ -20,13 +19,10 @@ from millpond.workloads.nexmark import (
     FIRST_CATEGORY,
     FIRST_ID,
     FIRST_NAMES,
-    HOT_AUCTION_RATIO,
     HOT_BIDDER_RATIO,
     HOT_CHANNELS,
-    HOT_EVERY,
     HOT_SELLER_RATIO,
     ID_LEAD,
-    IN_FLIGHT_AUCTIONS,
     LAST_NAMES,
     PERSON_BYTES,
     PERSONS,
@@ -67,8 +63,11 @@ class Columns:
             factors.append(f"array({values})[cast({bits_sql(drawn, shift, 7)} as int)]")
         return f"cast(floor({' * '.join(factors)} * 100.0D + 0.5D) as bigint)"
 
+    def _hot(self, last: str) -> str:
+        return f"{last} div {self._config.hot_every} * {self._config.hot_every}"
+
     def _any_person(self, drawn: str) -> str:
-        active = f"least({_LAST_PERSON} + 1, {ACTIVE_PEOPLE}L)"
+        active = f"least({_LAST_PERSON} + 1, {self._config.active_people}L)"
         return f"{_LAST_PERSON} + 1 - {active} + {drawn} % ({active} + {ID_LEAD})"
 
     def _extra(self, size: str, average: int) -> str:
@@ -92,10 +91,10 @@ class BidColumns(Columns):
     def auction(self) -> str:
         """The auction that is bid on."""
         drawn = self._draw(Draw.BID_IDS)
-        first = f"greatest({_LAST_AUCTION} - {IN_FLIGHT_AUCTIONS}, 0L)"
+        first = f"greatest({_LAST_AUCTION} - {self._config.in_flight_auctions}, 0L)"
         bound = f"({_LAST_AUCTION} - {first} + {1 + ID_LEAD})"
-        hot = f"{bits_sql(drawn, 0, 1)} % {HOT_AUCTION_RATIO} > 0"
-        hot_auction = f"{_LAST_AUCTION} div {HOT_EVERY} * {HOT_EVERY}"
+        hot = f"{bits_sql(self._draw(Draw.HOT_BID), 0, 31)} % 100 < {self._config.hot_bids}"
+        hot_auction = self._hot(_LAST_AUCTION)
         return f"{FIRST_ID}L + if({hot}, {hot_auction}, {first} + {bits_sql(drawn, 3, 30)} % {bound})"
 
     @property
@@ -104,7 +103,7 @@ class BidColumns(Columns):
         drawn = self._draw(Draw.BID_IDS)
         any_bidder = self._any_person(bits_sql(drawn, 33, 30))
         hot = f"{bits_sql(drawn, 1, 2)} % {HOT_BIDDER_RATIO} > 0"
-        return f"{FIRST_ID}L + if({hot}, {_LAST_PERSON} div {HOT_EVERY} * {HOT_EVERY} + 1, {any_bidder})"
+        return f"{FIRST_ID}L + if({hot}, {self._hot(_LAST_PERSON)} + 1, {any_bidder})"
 
     @property
     def _channel_number(self) -> str:
@@ -158,14 +157,14 @@ class AuctionColumns(Columns):
     def seller(self) -> str:
         """Who sells."""
         drawn = self._draw(Draw.SELLER)
-        hot_seller = f"{_LAST_PERSON} div {HOT_EVERY} * {HOT_EVERY}"
+        hot_seller = self._hot(_LAST_PERSON)
         any_seller = self._any_person(bits_sql(drawn, 2, 30))
         return f"{FIRST_ID}L + if({bits_sql(drawn, 0, 2)} % {HOT_SELLER_RATIO} > 0, {hot_seller}, {any_seller})"
 
     @property
     def expires(self) -> str:
         """When bidding ends."""
-        horizon = f"({self._milliseconds(f'(n + {IN_FLIGHT_AUCTIONS * EPOCH // AUCTIONS})')} - {self._milliseconds()})"
+        horizon = f"({self._milliseconds(f'(n + {self._config.in_flight_auctions * EPOCH // AUCTIONS})')} - {self._milliseconds()})"
         lasts = f"{self._draw(Draw.EXPIRES)} % greatest(2 * {horizon}, 1L)"
         return f"timestamp_millis({self._milliseconds()} + 1 + {lasts})"
 

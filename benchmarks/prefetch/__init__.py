@@ -1,0 +1,1 @@
+"""Row latencies where state is larger than memory, with and without prefetching: `python -m benchmarks.prefetch`."""

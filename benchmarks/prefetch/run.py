@@ -1,0 +1,244 @@
+"""One run: a NEXMark query on Millpond over events that arrive by the clock; in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+import psutil
+
+from benchmarks.prefetch.arrivals import ARRIVING, Arrivals, Events
+from benchmarks.prefetch.latency import Latency, ended, read_by
+from millpond.workloads.nexmark import NexmarkConfig
+from millpond.workloads.nexmark_spark import EVENT_DDL, Streams
+from millpond.workloads.peer import PEER_SETTINGS
+from millpond.workloads.queries import QUERIES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+VARIANTS: Mapping[str, Mapping[str, str]] = {
+    "memory": {"slot.memory": "2g"},
+    "prefetching": {},
+    "timestamp": {"prefetch": "off"},
+    "lru": {"prefetch": "off", "cache.policy": "lru"},
+    "clock": {"prefetch": "off", "cache.policy": "clock"},
+}
+"""What is compared: all state in memory; keys announced; none announced, by which rows leave memory first."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run.
+
+    Attributes:
+        query: of NEXMark. variant: one of `VARIANTS`. work: a folder of its own. events: where events are kept.
+        stream: which. loaded: events that bring state about.
+        rate: events a second; 0 for as many as it takes, a million at most in a batch.
+        warmup, seconds: of events that arrive by the clock, left out and measured.
+        latency_ms: of a request to the store. slot_memory: of each of two slots, but for all in memory.
+        settings: more of Millpond's.
+    """
+
+    query: str
+    variant: str
+    work: str
+    events: str
+    stream: NexmarkConfig
+    loaded: int
+    rate: int
+    warmup: float
+    seconds: float
+    latency_ms: float
+    slot_memory: str
+    settings: dict[str, str] = {}
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """What came out.
+
+    Attributes:
+        rows: latencies of rows. batches: durations of batches.
+        events_per_second: that were taken. kept_up: whether that is as fast as they came.
+        cpu: cores in use, on the whole machine.
+        figures: sums over the measured batches of what Millpond tells of itself; the largest of `*_bytes`, `*_ms`, `keys`.
+        trace: of each measured batch its end, duration in ms, and events.
+    """
+
+    config: Config
+    rows: Latency
+    batches: Latency
+    events_per_second: float
+    kept_up: bool
+    cpu: float
+    figures: dict[str, float]
+    trace: list[tuple[float, float, int]]
+
+
+def session(config: Config) -> SparkSession:
+    """A local session."""
+    from pyspark.sql import SparkSession
+
+    work = Path(config.work)
+    store = f"faults+file:{work / 'store'}?{urlencode({'latency_ms': f'{config.latency_ms:g}'})}"
+    own = {
+        "slot.memory": config.slot_memory,
+        "slots": "2",
+        "onUnsupported": "error",
+        "state.location": store,
+        "cache.disk": "0",
+        **VARIANTS[config.variant],
+        **config.settings,
+    }
+    settings = {
+        **PEER_SETTINGS,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "3g",
+        "spark.local.dir": str(work / "local"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.files.openCostInBytes": "262144",
+        "spark.sql.streaming.numRecentProgressUpdates": "100000",
+        **{f"spark.millpond.{name}": value for name, value in own.items()},
+    }
+    builder = SparkSession.builder.master("local[2,4]").appName("benchmark-prefetch")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def query(spark: SparkSession, config: Config, source: Path) -> DataFrame:
+    """The query over the events in a folder."""
+    reader = spark.readStream.schema(EVENT_DDL)
+    if not config.rate:
+        reader = reader.option("maxFilesPerTrigger", 10)
+    events = reader.parquet(str(source))
+    kinds = [events.where(f"event_type = {at}").select(f"{name}.*") for at, name in enumerate(("person", "auction", "bid"))]
+    persons, auctions, bids = kinds
+    return QUERIES[config.query](Streams(bids, auctions, persons))
+
+
+def progresses(running: StreamingQuery) -> list[dict[str, Any]]:
+    """Of every batch that had rows."""
+    if (failure := running.exception()) is not None:
+        raise failure
+    return [one for one in (json.loads(each.json) for each in running.recentProgress) if one["numInputRows"]]
+
+
+def cpu_seconds() -> float:
+    """Of the whole machine, which has nothing else to do."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + times.nice)
+
+
+def run(config: Config) -> Measured:
+    """Run it."""
+    import millpond
+
+    work = Path(config.work)
+    source, checkpoint = work / "source", work / "checkpoint"
+    source.mkdir(parents=True)
+    events = Events(Path(config.events), config.stream, config.loaded)
+    warm = round(config.warmup * (config.rate or 100_000) / ARRIVING)
+    count = warm + round(config.seconds * (config.rate or 400_000) / ARRIVING)
+    files = [events.arriving(number) for number in range(count)]
+    first = [events.load(number) for number in range(events.first)]
+    spark = session(config)
+    arrivals = Arrivals(source)
+    arrivals.put(first[0])
+    writer = millpond.writeStream(query(spark, config, source)).format("noop")
+    running = (
+        writer.outputMode(QUERIES[config.query].mode)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    done = 0
+    for number, file in enumerate(first):
+        if number:
+            arrivals.put(file)
+        while len(found := progresses(running)) <= done:
+            time.sleep(0.05)
+        done = len(found)
+        arrivals.forget([file.name])
+    seen = done
+    if not config.rate:
+        for file in files:
+            arrivals.put(file)
+    started = time.time()
+    print("arriving", flush=True)
+    begin, used = 0.0, 0.0
+    with arrivals.clocked(files if config.rate else [], config.rate or 1):
+        while (now := time.time()) < started + config.warmup + config.seconds:
+            time.sleep(0.2)
+            if not begin and now >= started + config.warmup:
+                begin, used = now, cpu_seconds()
+            found = progresses(running)
+            for one in found[seen:-3]:
+                arrivals.forget(read_by(checkpoint, one["batchId"]))
+            seen = max(seen, len(found) - 3)
+            if not config.rate and len(found) - done >= len(files) // 10:
+                break
+        end = time.time()
+        cores = (cpu_seconds() - used) / (end - begin)
+    if config.rate:
+        time.sleep(5.0)  # for what came last
+    found = progresses(running)
+    print("measured", flush=True)
+    running.stop()
+    spark.stop()
+    return summary(config, arrivals, checkpoint, found, (begin, end), cores)
+
+
+def summary(
+    config: Config,
+    arrivals: Arrivals,
+    checkpoint: Path,
+    found: list[dict[str, Any]],
+    window: tuple[float, float],
+    cores: float,
+) -> Measured:
+    """What came out, between two points in time."""
+    begin, end = window
+    measured = [one for one in found if begin <= ended(one) <= end]
+    ends = {name: ended(one) for one in found for name in read_by(checkpoint, one["batchId"])}
+    latencies = [
+        ends.get(name, end + 5.0) - at for name, at in arrivals.at.items() if not config.rate or begin <= at <= end
+    ]
+    files = {one["batchId"]: len(read_by(checkpoint, one["batchId"])) for one in measured}
+    events = ARRIVING * sum(files[one["batchId"]] for one in measured[1:])
+    speed = events / (ended(measured[-1]) - ended(measured[0]))
+    figures: dict[str, float] = {}
+    for one in measured:
+        for name, value in one.get("observedMetrics", {}).get("millpond", {}).items():
+            if isinstance(value, int | float):
+                if name.endswith(("_bytes", "_ms")) or name in ("keys", "bytes"):
+                    figures[name] = max(figures.get(name, 0.0), value)
+                else:
+                    figures[name] = figures.get(name, 0.0) + value
+    return Measured(
+        config=config,
+        rows=Latency.of(latencies),
+        batches=Latency.of([one["durationMs"]["triggerExecution"] / 1000 for one in measured]),
+        events_per_second=round(speed),
+        kept_up=speed >= 0.97 * config.rate,
+        cpu=round(cores, 2),
+        figures=figures,
+        trace=[(ended(one), one["durationMs"]["triggerExecution"], files[one["batchId"]] * ARRIVING) for one in measured],
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    asked = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
+    Path(sys.argv[2]).write_bytes(msgspec.json.encode(run(asked)))
