@@ -50,8 +50,8 @@ class Prefetcher:
         self._pool = pool
         self._limit = limit
         self._lock = threading.Lock()
-        self._waiting: Words = np.empty(0, np.uint64)
-        self._taken: list[Words] = []  # those of them, and others, that were asked for
+        self._waiting: list[tuple[bool, Words]] = []  # keys that were announced (True) or asked for, as it came
+        self._count = 0  # keys that wait, at most
         self._needed = 0
         self._reading: Fetched | None = None
         self._closed = False
@@ -72,12 +72,11 @@ class Prefetcher:
         with self._lock:
             if self._closed:
                 return
-            waiting = np.union1d(self._take_waiting(), hashes)
             most = max(0, int(self._room / self._row_bytes))
-            if len(waiting) > most:
-                self._dropped += len(waiting) - most
-                waiting = waiting[:most]
-            self._waiting = waiting
+            if self._count + len(hashes) > most and len(self._waiting) > 1:
+                self._wait(self._take_waiting())
+            self._dropped += max(0, self._count + len(hashes) - most)
+            self._wait(hashes[: max(0, most - self._count)])
             self._needed = max(self._needed, needed)
             following = self._next()
         self._submit(following)
@@ -95,11 +94,19 @@ class Prefetcher:
         """How many bytes more may be held."""
         return self._limit() - self._runs.fetched_memory
 
+    def _wait(self, hashes: Words) -> None:
+        if len(hashes):
+            self._waiting.append((True, hashes))
+            self._count += len(hashes)
+
     def _take_waiting(self) -> Words:
-        """The keys that wait, which do not any more."""
-        waiting, taken = self._waiting, self._taken
-        self._waiting, self._taken = np.empty(0, np.uint64), []
-        return np.setdiff1d(waiting, np.concatenate(taken)) if taken else waiting
+        """The keys that wait, which do not any more: those that were announced after they were asked for last."""
+        waiting, self._waiting, self._count = self._waiting[::-1], [], 0
+        if len(waiting) < 2:
+            return waiting[0][1] if waiting else np.empty(0, np.uint64)
+        announced = np.repeat([kind for kind, _ in waiting], [len(hashes) for _, hashes in waiting])
+        hashes, last = np.unique(np.concatenate([hashes for _, hashes in waiting]), return_index=True)
+        return hashes[announced[last]]
 
     def _submit(self, fetched: Fetched | None) -> None:
         if fetched is not None:
@@ -117,10 +124,9 @@ class Prefetcher:
 
     def take(self, hashes: Words) -> None:
         """Keys that are asked for now need no reading ahead any more."""
-        if not len(self._waiting):
-            return
         with self._lock:
-            self._taken.append(hashes)
+            if self._count:
+                self._waiting.append((False, hashes))
 
     def over(self, version: int) -> None:
         """Let go of what was read for batches up to the one that read a version."""
