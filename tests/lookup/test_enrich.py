@@ -426,6 +426,7 @@ class TestArguments:
             ({"table": object()}, "no table"),
             ({"on": "m"}, "no column 'm'"),
             ({"on": []}, "no column to look"),
+            ({"on": {"n": "id", "m": "id"}}, "Two columns are looked up as id"),
             ({"columns": "n int"}, "a column n already"),
             ({"columns": "no ddl at all <"}, "cannot be read"),
             ({"columns": "x interval"}, "cannot be (read|looked up)"),

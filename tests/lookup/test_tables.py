@@ -69,6 +69,15 @@ class TestRedis:
         assert in_order(connection.fetch(keys)) == {0: {"name": "one"}}
         connection.close()
 
+    def test_keys_of_bytes(self, redis_server: real_redis.Server, client: Any) -> None:
+        client.hset(b"x:\xff/1", mapping={"name": "one"})
+        connection = RedisTable(redis_server.url, "x:{raw}/{id}").connect(pa.schema([("name", pa.string())]), 5)
+        keys = pa.record_batch({"raw": [b"\xfe", b"\xff"], "id": [1, 1]})
+        assert in_order(connection.fetch(keys)) == {1: {"name": "one"}}
+        with pytest.raises(UsageError, match="none of the key's"):
+            connection.fetch(pa.record_batch({"raw": [b"a"]}))
+        connection.close()
+
     def test_what_cannot_be_read_is_told_by_key(self, redis_server: real_redis.Server, client: Any) -> None:
         client.hset("x:1", mapping={"i": "abc", "l": "1"})
         client.set("x:2", "text")
@@ -145,6 +154,74 @@ class TestPostgres:
         connection = table.connect(pa.schema([("name", pa.int64())]), 5)
         keys = pa.record_batch({"Kind": ["b", "a", "a", "a"], "id": [ids[0], ids[2], ids[1], ids[0]]})
         assert in_order(connection.fetch(keys)) == {2: {"name": 1}, 3: {"name": 0}}
+        connection.close()
+
+    @pytest.mark.parametrize(
+        ("kind", "has", "keys", "found"),
+        [
+            ("char(4)", ["abc", "a"], ["abc", "a", "ab"], [0, 1]),
+            ("short", ["abc"], ["abc", "abcd"], [0]),
+            ("name", ["n" * 63], ["n" * 63, "n" * 64], [0]),
+            ('"char"', ["a"], ["a", "ab"], [0]),
+            ("int", [2, 3], pa.array([Decimal("1.5"), Decimal("2.0")], pa.decimal128(10, 1)), [1]),
+            ("smallint", [2], [2, 65538, 1 << 40], [0]),
+            ("bigint", [2], pa.array([2, 3], pa.int8()), [0]),
+            ("numeric(10,2)", [Decimal("1.50")], pa.array([Decimal("1.501"), Decimal("1.500")]), [1]),
+            ("timestamptz", [NOON], pa.array([NOON], pa.timestamp("us", "UTC")), [0]),
+            ("date", [NOON.date()], pa.array([NOON.date()]), [0]),
+        ],
+    )
+    def test_a_row_is_found_by_its_own_key_only(
+        self, postgres_server: real_postgres.Server, client: Any, kind: str, has: list[Any], keys: Any, found: list[int]
+    ) -> None:
+        """No key is cut or rounded to another one."""
+        client.execute("CREATE DOMAIN short AS varchar(3)")
+        client.execute(f"CREATE TABLE things (id {kind} PRIMARY KEY, name text)")
+        for one in has:
+            client.execute("INSERT INTO things VALUES (%s, 'x')", [one])
+        connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("name", pa.string())]), 5)
+        assert sorted(connection.fetch(pa.record_batch({"id": keys})).at) == found
+        connection.close()
+
+    @pytest.mark.parametrize(
+        ("kind", "dtype", "said"),
+        [
+            ("timestamp", pa.timestamp("us", "UTC"), "timestamp_ntz"),
+            ("timestamptz", pa.timestamp("us"), "query's type timestamp,"),
+            ("timestamptz", pa.date32(), "query's type timestamp,"),
+            ("date", pa.timestamp("us"), "query's type date"),
+        ],
+    )
+    def test_no_zone_is_assumed(
+        self, postgres_server: real_postgres.Server, client: Any, kind: str, dtype: pa.DataType, said: str
+    ) -> None:
+        client.execute(f"CREATE TABLE things (id int PRIMARY KEY, at {kind})")
+        table = PostgresTable(postgres_server.conninfo, "things")
+        with pytest.raises(UsageError, match=said):
+            table.connect(pa.schema([("at", dtype)]), 5).fetch(pa.record_batch({"id": [1]}))
+        with pytest.raises(UsageError, match=said):
+            table.connect(pa.schema([("id", pa.int32())]), 5).fetch(pa.record_batch({"at": pa.nulls(1, dtype)}))
+
+    @pytest.mark.parametrize(("kind", "keys"), [("real", [16777217]), ("float8", [1]), ("bool", [2])])
+    def test_what_is_no_key(
+        self, postgres_server: real_postgres.Server, client: Any, kind: str, keys: list[int]
+    ) -> None:
+        client.execute(f"CREATE TABLE things (id {kind} PRIMARY KEY, name text)")
+        connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("name", pa.string())]), 5)
+        with pytest.raises(UsageError, match="does not go with int64"):
+            connection.fetch(pa.record_batch({"id": keys}))
+        connection.close()
+
+    def test_a_number_that_is_no_integer_is_not_made_one(
+        self, postgres_server: real_postgres.Server, client: Any
+    ) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, n numeric, x float8)")
+        client.execute("INSERT INTO things VALUES (1, 1.5, 1.5), (2, 2.0, 2.0), (3, NULL, NULL)")
+        columns = pa.schema([("n", pa.int32()), ("x", pa.int64())])
+        connection = PostgresTable(postgres_server.conninfo, "things").connect(columns, 5)
+        found = connection.fetch(pa.record_batch({"id": [1, 2, 3]}))
+        assert set(found.unreadable) == {0}
+        assert in_order(found)[1] == {"n": 2, "x": 2}
         connection.close()
 
     def test_the_index_is_used(self, postgres_server: real_postgres.Server, client: Any) -> None:

@@ -156,6 +156,31 @@ def test_what_was_found_expires(memory: Memory, rigs: list[Rig], request: Any) -
     assert memory.asked == {(1, "a"): 2, (2, "a"): 2}
 
 
+def test_what_was_found_is_as_old_as_its_request(memory: Memory, rigs: list[Rig], request: Any) -> None:
+    """An answer may lie about until the next batch asks for it."""
+    spec = shape(memory, request, ttl_ms=300)
+    rows = [{"k": 1, "s": "a", "n": 0}]
+    memory.rows = {(1, "a"): row((1, "a"))}
+    rigs.append(rig := Rig(spec))
+    operator: Any = rig.operator
+    operator.announce_keys(batch(spec, rows).select([0, 1, 2]), 0)
+    time.sleep(0.35)
+    memory.rows = {(1, "a"): row((1, "a"), 2)}
+    assert plain(as_rows(rig.batch(batch(spec, rows)))) == plain(joined(spec, rows, memory.rows))
+    assert memory.asked == {(1, "a"): 2}
+
+
+def test_a_cache_smaller_than_a_request(memory: Memory, rigs: list[Rig], request: Any) -> None:
+    spec = shape(memory, request, most=20, request=100)
+    rows = [{"k": number, "s": "a", "n": 0} for number in range(100)]
+    rigs.append(rig := Rig(spec))
+    for _ in range(2):
+        rig.batch(batch(spec, rows))
+        operator: Any = rig.operator
+        assert operator._cache._table.rows == 20
+    assert rig.operator.figures["cache_hits"] == 20
+
+
 def test_without_a_life_nothing_is_kept(memory: Memory, rigs: list[Rig], request: Any) -> None:
     spec = shape(memory, request, ttl_ms=0)
     rigs.append(rig := Rig(spec))

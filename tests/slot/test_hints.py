@@ -1,6 +1,7 @@
 """Hints: what is announced is read before its rows come, and makes no difference but time."""
 
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,14 @@ def hint(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) 
     server.hint(task, 0, batch, "exchange", hashes_in(0, 1, keys).view(np.uint64))
 
 
+def until_read(server: PartitionServer, task: PipeTask) -> None:
+    """Wait until all that was announced is read: what no thread has begun to read is not waited for by a batch."""
+    (table,) = server._partition(task, 0)._operator.tables.values()
+    until = time.monotonic() + 20
+    while not all(one.done for one in table._runs.fetched) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionServer, large: PipeTask) -> None:
     everything = np.arange(KEYS)
     run(server, large, 0, everything)
@@ -70,6 +79,7 @@ def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionS
     for batch, announced in enumerate([0, 2_000, 2_000], 1):
         asked = rng.choice(KEYS, 2_500, replace=False)
         hint(server, large, batch, asked[:announced])
+        until_read(server, large)
         rows, figures = run(server, large, batch, asked)
         assert set(rows) == set(asked.tolist())
         assert set(rows.values()) <= {(count, count) for count in range(2, 6)}

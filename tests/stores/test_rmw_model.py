@@ -149,7 +149,6 @@ class Rig:
         table, names = self.table, [(self.hash(key), key) for key in step.keys]
         blank = (None,) * len(self.layout.schema.values)
         keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
-        self.readers.work()  # nobody else would, and whoever asks for a key waits for it
         if step.ahead and not table._memory.complete:
             table._locate(keys, step.stamp, TOUCH_NONE)
             table._memory.expect(len(names))
@@ -181,7 +180,6 @@ class Rig:
         names = [(self.hash(key), key) for key in step.keys]
         blank = (None,) * len(self.layout.schema.values)
         keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
-        self.readers.work()
         located = self.table.upsert(keys, 0, "created")
         assert located.created.tolist() == [
             name not in self.state and name not in names[:i] for i, name in enumerate(names)

@@ -22,7 +22,11 @@ def texts(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Array:
 
 
 def objects(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
-    """Values as Python's objects."""
+    """Values as Python's objects. Of numbers that are none, no integers are made."""
+    if pa.types.is_integer(dtype):
+        said = pa.array(values)
+        if pa.types.is_floating(said.type) or pa.types.is_decimal(said.type):
+            return said.cast(dtype)
     return pa.array(values, dtype)
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,7 @@ class Answer:
         failures: why, of each key that failed, by position; none for all of them if `failure` says it.
         failure: why all of them did.
         seconds: how long it took.
+        asked: when, by the monotonic clock in seconds: what was found may be as old as that.
     """
 
     values: pa.RecordBatch
@@ -58,6 +59,7 @@ class Answer:
     failures: dict[int, Failure] = field(default_factory=dict)
     failure: Failure | None = None
     seconds: float = 0.0
+    asked: float = 0.0
 
     def why(self, position: int) -> Failure | None:
         """Why a key failed; None if it did not."""
@@ -113,11 +115,13 @@ class Fetcher:
         return self._threads.submit(self._fetch, keys)
 
     def _fetch(self, keys: pa.RecordBatch) -> Answer:
-        started = time.perf_counter()
+        started = time.monotonic()
         wait = _FIRST_WAIT
         for last in [False] * self._spec.retries + [True]:
+            asked = time.monotonic()
             try:
-                return self._aligned(keys, self._once(keys), time.perf_counter() - started)
+                answer = self._aligned(keys, self._once(keys))
+                return replace(answer, seconds=time.monotonic() - started, asked=asked)
             except MillpondError as error:
                 if not isinstance(error, TransientError):
                     raise
@@ -131,7 +135,7 @@ class Fetcher:
         nothing = pa.RecordBatch.from_arrays(
             [pa.nulls(keys.num_rows, one.type) for one in self._columns], schema=self._columns
         )
-        return Answer(nothing, states, failure=failure, seconds=time.perf_counter() - started)
+        return Answer(nothing, states, failure=failure, seconds=time.monotonic() - started, asked=asked)
 
     def _once(self, keys: pa.RecordBatch) -> Found:
         with self._lock:
@@ -151,7 +155,7 @@ class Fetcher:
         connection.close()
         return found
 
-    def _aligned(self, keys: pa.RecordBatch, found: Found, seconds: float) -> Answer:
+    def _aligned(self, keys: pa.RecordBatch, found: Found) -> Answer:
         """What was found, a row for each key in the order of the keys."""
         count = keys.num_rows
         at = np.asarray(found.at, np.int64)
@@ -177,7 +181,7 @@ class Fetcher:
         states = np.where(places < 0, ABSENT, THERE).astype(np.uint8)
         failures = {position: Failure("unreadable", why) for position, why in found.unreadable.items()}
         states[list(failures)] = FAILED
-        return Answer(pa.RecordBatch.from_arrays(columns, schema=self._columns), states, failures, seconds=seconds)
+        return Answer(pa.RecordBatch.from_arrays(columns, schema=self._columns), states, failures)
 
     def close(self) -> None:
         """End all connections; what is on its way is given up."""

@@ -16,6 +16,15 @@ from millpond.lookup.table import Found
 _LASTING = ("authentication failed", "does not exist", "pg_hba.conf", "permission denied")
 """What a server says that will not let anybody in at another try either."""
 
+_INTEGERS = ("smallint", "integer", "bigint")
+_FLOATS = ("real", "double precision")
+_TIMES = {
+    "date": "date",
+    "timestamp without time zone": "timestamp_ntz",
+    "timestamp with time zone": "timestamp",
+}
+"""Types of days and times, and what Spark calls them: a server would turn one into another by a zone of its own."""
+
 
 @dataclass(frozen=True)
 class PostgresTable:
@@ -91,6 +100,15 @@ class PostgresTable:
         )
 
 
+def _time_of(dtype: pa.DataType) -> str | None:
+    """What Spark calls a type of days or times; None for others."""
+    if pa.types.is_date(dtype):
+        return "date"
+    if not pa.types.is_timestamp(dtype):
+        return None
+    return "timestamp_ntz" if dtype.tz is None else "timestamp"
+
+
 def _limited(gen: Generator[Any, Any, Any], until: float) -> Generator[Any, Any, Any]:
     """The same conversation with the server, up to a time by the monotonic clock."""
     try:
@@ -116,7 +134,9 @@ class _PostgresConnection:
     def learn(self) -> None:
         """Find out of what types the table's columns are, so that keys are compared as those."""
         rows = self._ask(
-            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
+            # Without lengths, by which casts would cut keys short: `character` alone has one, and domains may.
+            "SELECT attname, format_type(CASE typtype WHEN 'd' THEN typbasetype ELSE atttypid END, -1) "
+            "FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
             "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
             (".".join('"' + part.replace('"', '""') + '"' for part in self._table.table.split(".")),),
         )
@@ -136,7 +156,7 @@ class _PostgresConnection:
     def fetch(self, keys: pa.RecordBatch) -> Found:
         """Read the rows of all keys with one statement."""
         if self._statement is None:
-            self._statement = self._select(keys.schema.names)
+            self._statement = self._select(keys.schema)
         lists = [one.to_pylist() for one in keys.columns]
         rows = self._ask(self._statement, [*lists, *lists])
         names, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in self._columns))
@@ -149,17 +169,20 @@ class _PostgresConnection:
             unreadable |= {at[position]: why for position, why in wrong.items()}
         return Found(pa.RecordBatch.from_arrays(arrays, schema=self._columns), at, unreadable)
 
-    def _select(self, keys: list[str]) -> Any:
+    def _select(self, schema: pa.Schema) -> Any:
         """The statement: keys come as arrays, and each row tells which of them it is of."""
         from psycopg import sql
 
+        keys = schema.names
         missing = [name for name in [*keys, *self._columns.names] if name not in self._types]
         if missing:
             raise UsageError(
                 f"'{self._table.name}' has no column {', '.join(missing)}.",
                 action=f"It has {', '.join(self._types)}: name those in `on` and `columns`.",
             )
-        arrays = [sql.SQL("%s::") + sql.SQL(self._types[name] + "[]") for name in keys]
+        for one in [*schema, *self._columns]:
+            self._check_time(one)
+        arrays = [sql.SQL("%s::") + sql.SQL(self._compared(one) + "[]") for one in schema]
         numbered = sql.SQL(", ").join(sql.Identifier(f"k{number}") for number in range(len(keys)))
         equal = [
             sql.SQL("t.{} = asked.{}").format(sql.Identifier(name), sql.Identifier(f"k{number}"))
@@ -181,6 +204,33 @@ class _PostgresConnection:
             equal=sql.SQL(" AND ").join(equal),
             among=sql.SQL(" AND ").join(among),
         )
+
+    def _compared(self, key: pa.Field) -> str:
+        """The type as which a key is compared with its column: one to which no two different keys are cast alike.
+
+        Raises:
+            UsageError: there is none.
+        """
+        kind = self._types[key.name]
+        if kind in _INTEGERS and pa.types.is_integer(key.type):
+            return "bigint"  # no column is too narrow for a key that it does not have
+        if kind in _INTEGERS and pa.types.is_decimal(key.type):
+            return "numeric"
+        if kind in ("name", '"char"'):
+            return "text"
+        if kind in _FLOATS or (kind == "boolean" and not pa.types.is_boolean(key.type)):
+            raise self._unlike(key, "Look up by another column, or by a view that has it as the query does.")
+        return kind
+
+    def _check_time(self, one: pa.Field) -> None:
+        """See that a column has a time, or a day, or a time of a zone, where the query has that."""
+        here, there = _time_of(one.type), _TIMES.get(self._types[one.name])
+        if here is not None and there is not None and here != there:
+            raise self._unlike(one, f"Give it the query's type {there}, or take a view that has a {here}.")
+
+    def _unlike(self, one: pa.Field, action: str) -> UsageError:
+        said = f"'{self._table.name}' has {one.name} as {self._types[one.name]}, which does not go with {one.type}."
+        return UsageError(said, action=action)
 
     def _column(self, wanted: pa.Field) -> Any:
         from psycopg import sql

@@ -145,19 +145,21 @@ class _RedisConnection:
         raise error
 
     def _keys(self, keys: pa.RecordBatch) -> list[Any]:
-        try:
-            pieces = []
-            for text, name in self._parts:
-                pieces.append(pa.scalar(text))
-                if name is not None:
-                    pieces.append(keys.column(keys.schema.names.index(name)).cast(pa.string()))
-        except ValueError as error:
+        unknown = {name for _, name in self._parts if name is not None} - set(keys.schema.names)
+        if unknown:
             raise UsageError(
                 f"The keys '{self._table.key}' of '{self._table.name}' name a column that is none of the key's "
                 f"({', '.join(keys.schema.names)}).",
                 action="Name in braces the key's columns, as the table has them.",
-            ) from error
-        return list(pc.binary_join_element_wise(*pieces, "").to_pylist())
+            )
+        pieces = []
+        for text, name in self._parts:
+            pieces.append(pa.scalar(text.encode()))
+            if name is not None:
+                column = keys.column(name)
+                text_or_bytes = column if pa.types.is_binary(column.type) else column.cast(pa.string())
+                pieces.append(text_or_bytes.cast(pa.binary()))
+        return list(pc.binary_join_element_wise(*pieces, b"").to_pylist())
 
     def close(self) -> None:
         """End the connection."""

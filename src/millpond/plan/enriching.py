@@ -102,6 +102,10 @@ def _one_of(name: str, given: str, known: Sequence[str]) -> None:
 def _keys(schema: StructType, names: Mapping[str, str]) -> tuple[int, ...]:
     if not names:
         raise UsageError("There is no column to look rows up by.", action="Name one in `on`.")
+    called = list(names.values())
+    shared = sorted({name for name in called if called.count(name) > 1})
+    if shared:
+        raise UsageError(f"Two columns are looked up as {shared[0]}.", action="Look up by one of them.")
     twins = {name for name in schema.names if schema.names.count(name) > 1}
     if twins:
         raise UsageError(f"Two columns are called {sorted(twins)[0]}.", action="Rename one.")

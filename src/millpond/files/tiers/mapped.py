@@ -110,7 +110,7 @@ class MappedSource:
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
         """See `BlockSource.expect_rows`: pages that are not in memory are asked for all at once."""
-        if self._at_hand:
+        if self._at_hand > 0:  # two threads may both take the last one away
             self._at_hand -= 1
         elif len(places) and probably_cached(places):
             self._at_hand = _AT_HAND

@@ -60,7 +60,7 @@ class Cache:
         """What is known of some keys.
 
         Args:
-            keys: different ones. stamp: the batch that uses them. now: the time, in milliseconds.
+            keys: different ones. stamp: the batch that uses them. now: the time, in milliseconds (monotonic).
 
         Returns:
             The positions of those that are known, and what was found of these.
@@ -78,12 +78,16 @@ class Cache:
         columns = pa.RecordBatch.from_arrays(values.flatten(), schema=self._columns)
         return known, Values(columns, np.where(until & 1, THERE, ABSENT).astype(np.uint8), {})
 
-    def add(self, keys: Rows, values: Values, stamp: int, now: int) -> None:
-        """Take what was found of some keys, but for those that failed."""
+    def add(self, keys: Rows, values: Values, stamp: int, asked: int) -> None:
+        """Take what was found of some keys, but for those that failed.
+
+        Args:
+            keys: the keys. values: what was found. stamp: the batch that uses them. asked: when, in milliseconds.
+        """
         if not self.keeps:
             return
         ttl = self._spec.ttl_ms
-        until = _FOR_EVER if ttl < 0 else now + ttl
+        until = _FOR_EVER if ttl < 0 else asked + ttl
         struct = pa.StructArray.from_arrays(values.columns.columns, fields=list(self._type.arrow))
         packed = strings(*pack(struct, self._type), ALL)
         layout = self._keyed.layout

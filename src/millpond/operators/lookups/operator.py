@@ -162,7 +162,7 @@ class LookupOperator:
         self._take_answers()
         firsts, numbers = distinct(columns)
         hashes, keys = hashes[firsts], _taken(columns, firsts)
-        known = self._cache.find(self._cache.keys(hashes, keys), stamp, _now())
+        known = self._cache.find(self._cache.keys(hashes, keys), stamp, _milliseconds(time.monotonic()))
         missing = np.setdiff1d(np.arange(len(hashes)), known[0])
         coming = [
             (missing[which], request, places)
@@ -197,7 +197,7 @@ class LookupOperator:
             answer = request.answer.result()
             self._counts["fetch_ms"] = max(self._counts["fetch_ms"], round(answer.seconds * 1000))
             values = part_of(answer, np.arange(len(request.hashes)))
-            self._cache.add(request.rows, values, request.stamp, _now())
+            self._cache.add(request.rows, values, request.stamp, _milliseconds(answer.asked))
 
     def _show_ready(self) -> None:
         """Let those go out that wait for nothing any more, in their order."""
@@ -240,5 +240,5 @@ def _taken(columns: list[pa.Array], which: NDArray[np.int64]) -> list[pa.Array]:
     return [column.take(at) for column in columns]
 
 
-def _now() -> int:
-    return time.time_ns() // 1_000_000
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)

@@ -30,15 +30,15 @@ class Request:
     answer: Future[Answer]
     stamp: int
 
-    def places(self, hashes: Ints, keys: list[pa.Array]) -> NDArray[np.int64]:
-        """Where some keys stand in the request, -1 for those that it does not ask for."""
-        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
-        same = self.hashes[at] == hashes
+    def holds(self, hashes: Ints, keys: list[pa.Array]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which of some keys it asks for, and where they stand in it."""
+        places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        which = np.flatnonzero(self.hashes[places] == hashes)
         for mine, theirs in zip(self.keys.columns, keys, strict=True):
-            if not same.any():
-                break
-            same &= pc.equal(mine.take(pa.array(at)), theirs).to_numpy(zero_copy_only=False)
-        return np.where(same, at, -1)
+            if len(which):
+                same = pc.equal(mine.take(pa.array(places[which])), theirs.take(pa.array(which)))
+                which = which[same.to_numpy(zero_copy_only=False)]
+        return which, places[which]
 
 
 class Requests:
@@ -62,12 +62,11 @@ class Requests:
         for request in self._open:
             if not len(left):
                 return
-            at = pa.array(left)
-            places = request.places(hashes[left], [key.take(at) for key in keys])
-            there = places >= 0
-            if there.any():
-                yield left[there], request, places[there]
-                left = left[~there]
+            which, places = request.holds(hashes, keys)
+            if len(which):
+                yield left[which], request, places
+                rest = np.delete(np.arange(len(left)), which)
+                left, hashes, keys = left[rest], hashes[rest], [key.take(pa.array(rest)) for key in keys]
 
     def answered(self) -> list[Request]:
         """Take out those that have been answered, or failed."""

@@ -72,18 +72,17 @@ class CacheTable:
             How many were taken: the first ones.
         """
         rows.words[:, META] = np.uint64(stamp << STAMP_SHIFT)
-        for start in range(0, rows.count, _ADDED):
-            some = Rows(rows.words[start : start + _ADDED], rows.heap)
+        count = min(rows.count, self.most)
+        for start in range(0, count, _ADDED):
+            some = Rows(rows.words[start : min(start + _ADDED, count)], rows.heap)
             if not self._make_room(some):
                 return start
             self._hot.load(some)
-        return rows.count
+        return count
 
     def _make_room(self, rows: Rows) -> bool:
         """Make room, in memory and under the limit."""
         hot = self._hot
-        if rows.count > self.most:
-            return False
         long_bytes = hot.long_bytes(rows)
         share = _SHARE
         while hot.count + rows.count > self.most or not self._reserve(rows.count, long_bytes):

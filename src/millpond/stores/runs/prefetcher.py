@@ -39,7 +39,7 @@ class Prefetcher:
 
     Args:
         runs: of the table. pool: where they are read; its threads may wait.
-        limit: how many bytes may be held for keys that were not asked for yet.
+        limit: how many bytes may be held for keys that were not asked for yet; any thread asks.
 
     Attributes:
         latest: what came of the hints for the batch that ended last.
@@ -50,7 +50,8 @@ class Prefetcher:
         self._pool = pool
         self._limit = limit
         self._lock = threading.Lock()
-        self._waiting: Words = np.empty(0, np.uint64)
+        self._waiting: list[tuple[bool, Words]] = []  # keys that were announced (True) or asked for, as it came
+        self._count = 0  # keys that wait, at most
         self._needed = 0
         self._reading: Fetched | None = None
         self._closed = False
@@ -71,23 +72,41 @@ class Prefetcher:
         with self._lock:
             if self._closed:
                 return
-            waiting = np.union1d(self._waiting, hashes)
-            most = max(0, int((self._limit() - self._runs.fetched_memory) / self._row_bytes))
-            if len(waiting) > most:
-                self._dropped += len(waiting) - most
-                waiting = waiting[:most]
-            self._waiting = waiting
+            most = max(0, int(self._room / self._row_bytes))
+            if self._count + len(hashes) > most and len(self._waiting) > 1:
+                self._wait(self._take_waiting())
+            self._dropped += max(0, self._count + len(hashes) - most)
+            self._wait(hashes[: max(0, most - self._count)])
             self._needed = max(self._needed, needed)
             following = self._next()
         self._submit(following)
 
     def _next(self) -> Fetched | None:
         """What is to be read next, if there is anything and nothing is being read."""
-        if self._closed or self._reading is not None or not len(self._waiting):
+        if self._closed or self._reading is not None:
             return None
-        hashes, self._waiting = self._waiting, np.empty(0, np.uint64)
-        self._reading = self._runs.fetch(hashes, self._needed)
+        hashes = self._take_waiting()
+        self._reading = self._runs.fetch(hashes, self._needed) if len(hashes) else None
         return self._reading
+
+    @property
+    def _room(self) -> int:
+        """How many bytes more may be held."""
+        return self._limit() - self._runs.fetched_memory
+
+    def _wait(self, hashes: Words) -> None:
+        if len(hashes):
+            self._waiting.append((True, hashes))
+            self._count += len(hashes)
+
+    def _take_waiting(self) -> Words:
+        """The keys that wait, which do not any more: those that were announced after they were asked for last."""
+        waiting, self._waiting, self._count = self._waiting[::-1], [], 0
+        if len(waiting) < 2:
+            return waiting[0][1] if waiting else np.empty(0, np.uint64)
+        announced = np.repeat([kind for kind, _ in waiting], [len(hashes) for _, hashes in waiting])
+        hashes, last = np.unique(np.concatenate([hashes for _, hashes in waiting]), return_index=True)
+        return hashes[announced[last]]
 
     def _submit(self, fetched: Fetched | None) -> None:
         if fetched is not None:
@@ -95,19 +114,19 @@ class Prefetcher:
                 self._pool.submit(self._read, fetched)
 
     def _read(self, fetched: Fetched) -> None:
-        fetched.read()
+        fetched.read(self._room)
         with self._lock:
             self._reading = None
-            self._row_bytes = max(16.0, fetched.memory / len(fetched.hashes))
+            if fetched.read_keys:
+                self._row_bytes = max(16.0, fetched.memory / fetched.read_keys)
             following = self._next()
         self._submit(following)
 
     def take(self, hashes: Words) -> None:
         """Keys that are asked for now need no reading ahead any more."""
-        if not len(self._waiting):
-            return
         with self._lock:
-            self._waiting = np.setdiff1d(self._waiting, hashes)
+            if self._count:
+                self._waiting.append((False, hashes))
 
     def over(self, version: int) -> None:
         """Let go of what was read for batches up to the one that read a version."""
@@ -115,19 +134,19 @@ class Prefetcher:
         with self._lock:
             read = [fetched for fetched in gone if fetched.done]
             self.latest = Prefetches(
-                sum(len(fetched.hashes) for fetched in read),
+                sum(fetched.read_keys for fetched in read),
                 sum(fetched.used for fetched in read),
-                self._dropped,
+                self._dropped + sum(fetched.dropped for fetched in read),
                 max((fetched.seconds for fetched in read), default=0.0),
             )
             self._dropped = 0
             if self._needed <= version:
-                self._waiting = np.empty(0, np.uint64)
+                self._take_waiting()
 
     def close(self) -> None:
         """Read no further."""
         with self._lock:
             self._closed = True
-            self._waiting = np.empty(0, np.uint64)
+            self._take_waiting()
             if self._reading is not None:
                 self._reading.give_up()

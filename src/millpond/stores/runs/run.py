@@ -161,7 +161,7 @@ class Run:
         blocks = np.empty(count, np.int32)
         locate(query.sought.hashes, inside, count, index.fence, blocks)
         admitted = np.empty(count, np.int32)
-        if self._filter_idle:
+        if self._filter_idle > 0:  # two threads may both take the last one away
             self._filter_idle -= 1
             admitted = np.arange(count, dtype=np.int32)
         else:

@@ -1,0 +1,140 @@
+"""Keys that are read ahead: what is waited for, what is not, and how much memory they take."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millpond.errors import TransientError
+from millpond.layout import RowLayout, Rows
+from millpond.stores.runs import fetched
+from millpond.stores.runs.prefetcher import Prefetcher
+from millpond.stores.runs.run import Run, memory_run
+from millpond.stores.runs.run_set import RunSet
+from tests.rows import layout
+from tests.stores.shelf import found_rows
+from tests.stores.test_rmw_model import Later
+
+NUMBERS = layout("w", "w")
+TEXTS = layout("w", "wb")
+
+
+def rows_of(shape: RowLayout, numbers: np.ndarray, length: Callable[[int], int] = lambda number: 0) -> Rows:
+    """Rows of numbers in order, which are their hashes, too; of texts, with values so long."""
+    words = np.zeros((len(numbers), shape.width), np.uint64)
+    words[:, 0] = words[:, shape.key_start] = numbers
+    if shape is NUMBERS:
+        return Rows(words, np.empty(0, np.uint8))
+    lengths = np.array([length(number) for number in numbers.tolist()], np.uint64)
+    words[:, -2] = lengths
+    words[:, -1] = np.cumsum(lengths) - lengths
+    return Rows(words, np.zeros(int(lengths.sum()), np.uint8))
+
+
+def keys_of(shape: RowLayout, numbers: np.ndarray) -> Rows:
+    return Rows(rows_of(NUMBERS, numbers).words[:, : shape.key_stop], np.empty(0, np.uint8))
+
+
+def ask(runs: RunSet, numbers: np.ndarray) -> list[int]:
+    """Which of the numbers are there; asked for in a thread, as who waits for nobody would wait for ever."""
+    found: list[int] = []
+
+    def look() -> None:
+        positions, _ = found_rows(runs, keys_of(runs.layout, numbers), np.arange(len(numbers)))
+        found.extend(numbers[positions].tolist())
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits for what nobody reads"
+    return sorted(found)
+
+
+def run_of(numbers: np.ndarray) -> Run:
+    return memory_run(rows_of(NUMBERS, numbers), NUMBERS)
+
+
+def test_what_nobody_reads_yet_is_not_waited_for_and_not_read_later() -> None:
+    runs, pool = RunSet(NUMBERS, [run_of(np.arange(0, 1000, 2))]), Later()
+    prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
+    prefetcher.announce(np.arange(100, dtype=np.uint64), 1)
+    assert ask(runs, np.arange(40)) == list(range(0, 40, 2))
+    pool.work()
+    assert ask(runs, np.arange(100)) == list(range(0, 100, 2))
+    prefetcher.over(1)
+    assert prefetcher.latest[:3] == (60, 60, 0)
+
+
+def test_keys_that_are_asked_for_while_they_wait_are_taken_out() -> None:
+    runs, pool = RunSet(NUMBERS, [run_of(np.arange(1000))]), Later()
+    prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
+    prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
+    prefetcher.announce(np.arange(20, 60, dtype=np.uint64), 1)  # waits for the read of the others to end
+    prefetcher.take(np.arange(25, 40, dtype=np.uint64))
+    prefetcher.announce(np.arange(30, 35, dtype=np.uint64), 2)  # by now for the next batch
+    pool.work()
+    prefetcher.over(2)
+    assert prefetcher.latest.read == 10 + 40 - 15 + 5
+
+
+def test_a_read_that_fails_costs_no_later_one() -> None:
+    run = run_of(np.arange(1000))
+    runs, pool = RunSet(NUMBERS, [run]), Later()
+    prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
+    for error in (TransientError("gone"), RuntimeError("cannot schedule new futures after shutdown")):
+        search = run.search
+        run.search = lambda *_, error=error: (_ for _ in ()).throw(error)  # type: ignore[method-assign, misc]
+        prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
+        pool.work()
+        run.search = search  # type: ignore[method-assign]
+        assert ask(runs, np.arange(10)) == list(range(10))
+        prefetcher.over(1)
+        assert prefetcher.latest.read == 0
+    prefetcher.announce(np.arange(10, dtype=np.uint64), 2)
+    pool.work()
+    prefetcher.over(2)
+    assert prefetcher.latest.read == 10
+
+
+@pytest.mark.parametrize("kind", ["all alike", "longer and longer", "numbers"])
+def test_memory_is_bounded_by_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long rows are is not known before they are read."""
+    count, limit = 20_000, 1 << 20
+    monkeypatch.setattr(fetched, "_FIRST_KEYS", 16)
+    length = {"all alike": lambda number: 2000, "longer and longer": lambda number: number // 4, "numbers": None}[kind]
+    shape = TEXTS if length else NUMBERS
+    limit = limit if length else 20 * count
+    numbers = np.arange(count)
+    runs = RunSet(shape, [memory_run(rows_of(shape, numbers, length or (lambda number: 0)), shape)])
+    pool = Later()
+    prefetcher = Prefetcher(runs, pool, lambda: limit)
+    prefetcher._row_bytes = 1.0
+    prefetcher.announce(numbers.astype(np.uint64), 1)
+    pool.work()
+    assert limit // 3 < runs.fetched_memory < 1.5 * limit
+    assert ask(runs, numbers[::7]) == numbers[::7].tolist()
+    prefetcher.over(1)
+    assert prefetcher.latest.read + prefetcher.latest.dropped == count
+    assert not runs.fetched_memory
+
+
+def test_the_filters_of_a_run_are_looked_at_again_whatever_two_threads_do() -> None:
+    run = run_of(np.arange(0, 100_000, 2))
+    looked: list[Any] = []
+    filters = run.source.filters
+    run.source.filters = lambda wanted: looked.append(wanted) or filters(wanted)  # type: ignore[method-assign, func-returns-value]
+    run._filter_idle = -1  # as two that took the last one away have left it
+    assert ask(RunSet(NUMBERS, [run]), np.arange(1, 1000, 2)) == []
+    assert looked
+
+
+def test_nothing_is_read_once_the_table_is_closed() -> None:
+    runs, pool = RunSet(NUMBERS, [run_of(np.arange(1000))]), Later()
+    prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
+    prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
+    prefetcher.close()
+    prefetcher.announce(np.arange(20, 30, dtype=np.uint64), 1)
+    pool.work()
+    assert [one.read_keys for one in runs.fetched] == [0]
