@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from py4j.protocol import Py4JError
@@ -29,7 +30,11 @@ log = logging.getLogger("millpond")
 
 _LOOK_SECONDS = 0.05
 _REST_SECONDS = 1.0
-"""How often is looked whether a batch was planned, and whether hints are asked for."""
+"""How often is looked what has come, at most, and whether hints are asked for."""
+_SHARE = 1.0
+"""Rest after a look, in times as long as it took: looking is to leave the cores to the query."""
+_FAILURES = 3
+"""So many looks in a row that failed are the last."""
 
 
 def lookaheads(decision: Decision, task: PipeTask, checkpoint: str) -> list[tuple[Lookahead, ...]]:
@@ -84,34 +89,38 @@ class _Runner:
         self._settings = settings
         self._ahead = ahead
         self._directory = SlotDirectory.of(tasks[0]).path
-        self._seen = -1
+        self._batch = -1
+        self._offset: str | None = None
         self._session: Catalyst | None = None
 
     def run(self) -> None:
-        """Until the query ends, or there is something that cannot be looked at."""
-        rest = _REST_SECONDS
-        try:
-            while not self._query.awaitTermination(rest):
-                asked = [task for task in self._tasks if "source" in wanted(self._directory, task).values()]
-                rest = _LOOK_SECONDS if asked else _REST_SECONDS
-                batch = self._ledger.last("offsets") if asked else -1
-                if batch > self._seen:
-                    self._seen = batch
-                    self._look(batch, asked)
-        except (MillpondError, PySparkException, Py4JError, OSError) as error:
-            log.debug("keys are not announced any more: %s", error)
+        """Until the query ends, or what comes cannot be looked at."""
+        rest, failures = _REST_SECONDS, 0
+        while failures < _FAILURES and not self._query.awaitTermination(rest):
+            began = time.monotonic()
+            asked = [task for task in self._tasks if "source" in wanted(self._directory, task).values()]
+            try:
+                if asked:
+                    self._look(asked)
+                failures = 0
+            except (MillpondError, PySparkException, Py4JError, OSError) as error:
+                failures += 1
+                log.debug("keys were not announced: %s", error)
+            rest = max(_LOOK_SECONDS, _SHARE * (time.monotonic() - began)) if asked else _REST_SECONDS
 
-    def _look(self, batch: int, asked: Sequence[PipeTask]) -> None:
-        entry = self._ledger.read("offsets", batch)
-        offset = None if entry is None else _only_offset(entry)
-        if offset is None:
+    def _look(self, asked: Sequence[PipeTask]) -> None:
+        batch = self._ledger.last("offsets")
+        if batch != self._batch:
+            entry = self._ledger.read("offsets", batch) if batch >= 0 else None
+            self._batch, self._offset = batch, None if entry is None else _only_offset(entry)
+        if self._offset is None:
             return
         if self._session is None:
             copy = SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
             for name, value in self._settings.items():
                 copy.conf.set(name, value)
             self._session = Catalyst(copy)
-        rows = self._ahead.after(self._session.spark, offset)
+        rows = self._ahead.after(self._session.spark, self._offset)
         fed = fed_by_source(self._decision)
         for task in asked:
             if rows is not None and task.operator in fed:

@@ -20,10 +20,10 @@ from millpond.plan.lookahead import foreseen
 
 
 class Upcoming(Protocol):
-    """What a source will give."""
+    """What a source will give. Rows are told once: whoever asks again gets what has come meanwhile."""
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
-        """The rows of the batch that begins at an offset, as far as they are there; None if there are none."""
+        """The rows behind an offset, as far as they are there and were not told of yet; None if there are none."""
 
 
 class Numbered:
@@ -32,11 +32,15 @@ class Numbered:
     def __init__(self, options: Mapping[str, str]) -> None:
         self._rows = int(options.get("rowsperbatch", "0"))
         self._partitions = int(options.get("numpartitions", "0")) or None
+        self._told = -1
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
         """See `Upcoming`."""
         place = json.loads(offset)
         start = int(place["offset"])
+        if start <= self._told:
+            return None
+        self._told = start
         numbers = spark.range(start, start + self._rows, 1, self._partitions)
         time = F.timestamp_millis(F.lit(int(place["timestamp"])))
         return numbers.select(time.alias("timestamp"), F.col("id").alias("value"))
@@ -50,12 +54,25 @@ class Kafka:
     def __init__(self, options: Mapping[str, str]) -> None:
         left_out = {*self._OFFSETS, "startingoffsetsbytimestamp", "endingoffsetsbytimestamp"}
         self._options = {name: value for name, value in options.items() if name not in left_out}
+        self._told: dict[str, dict[str, int]] = {}
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
         """See `Upcoming`."""
-        reader = spark.read.format("kafka").options(**self._options)
-        reader = reader.option("startingOffsets", offset).option("endingOffsets", "latest")
-        return reader.option("failOnDataLoss", "false").load()
+        planned: dict[str, dict[str, int]] = json.loads(offset)
+        start = {
+            topic: {part: max(at, self._told.get(topic, {}).get(part, 0)) for part, at in parts.items()}
+            for topic, parts in planned.items()
+        }
+        reader = spark.read.format("kafka").options(**self._options).option("failOnDataLoss", "false")
+        reader = reader.option("startingOffsets", json.dumps(start))
+        ends = reader.load().groupBy("topic", "partition").agg(F.max("offset").alias("last")).collect()
+        if not ends:
+            return None
+        end = {topic: dict(parts) for topic, parts in start.items()}
+        for row in ends:
+            end[row.topic][str(row.partition)] = row["last"] + 1
+        self._told = end
+        return reader.option("endingOffsets", json.dumps(end)).load()
 
 
 class Files:
@@ -72,19 +89,31 @@ class Files:
         self._schema = StructType([StructField(one.name, one.data_type) for one in source.output])
         self._options = {name: value for name, value in options.items() if name not in ("path", "maxfilespertrigger")}
         self._path = options["path"]
+        self._folder = unquote(urlsplit(self._path).path)
         self._most = int(options.get("maxfilespertrigger", "0"))
         self._checkpoint = checkpoint
-        self._read: set[str] = set()
+        self._known: set[str] = set()  # read by a planned batch, or told of; what else there is, a batch will read
         self._logged: set[str] = set()
+        self._listed: set[str] = set()
+        self._told_at = ""
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
         """See `Upcoming`."""
+        with os.scandir(self._folder) as entries:
+            listed = {entry.name for entry in entries}
+        if listed <= self._listed and (not self._most or offset == self._told_at):
+            return None
         self._catch_up()
         reader = spark.read.format(self._format).schema(self._schema).options(**self._options)
-        there = {one: unquote(urlsplit(one).path) for one in reader.load(self._path).inputFiles()}
-        fresh = [place for place in there.values() if place not in self._read]
+        there = (unquote(urlsplit(one).path) for one in reader.load(self._path).inputFiles())
+        fresh = [place for place in there if place not in self._known]
         if self._most:
+            if offset == self._told_at:  # they were told of, whatever has come meanwhile
+                return None
             fresh = heapq.nsmallest(self._most, fresh, key=os.path.getmtime)
+        self._listed, self._told_at = listed, offset
+        if not self._most:
+            self._known.update(fresh)
         return reader.load(fresh) if fresh else None
 
     def _catch_up(self) -> None:
@@ -92,7 +121,7 @@ class Files:
             if self._READ.fullmatch(entry.name) and entry.name not in self._logged:
                 self._logged.add(entry.name)
                 lines = self._checkpoint.get(entry.name).decode().splitlines()[1:]
-                self._read |= {unquote(urlsplit(json.loads(line)["path"]).path) for line in lines}
+                self._known |= {unquote(urlsplit(json.loads(line)["path"]).path) for line in lines}
 
 
 def upcoming(source: Node, checkpoint: FileSystem) -> Upcoming | None:
