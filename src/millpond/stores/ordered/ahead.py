@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -9,10 +10,11 @@ from contextlib import suppress
 
 import numpy as np
 
-from millpond.errors import MillpondError
 from millpond.files.formats.blocks import BLOCK_BYTES
 from millpond.layout import Words
 from millpond.stores.ordered.parts import Part
+
+_log = logging.getLogger(__name__)
 
 
 class BlocksAhead:
@@ -28,7 +30,7 @@ class BlocksAhead:
         self._pool = pool
         self._most = max(1, memory // BLOCK_BYTES)
         self._lock = threading.Lock()
-        self._waiting: Words = np.empty(0, np.uint64)
+        self._waiting: list[Words] = []
         self._parts: Sequence[Part] = ()
         self._reading = self._closed = False
         self._keys = 0
@@ -39,9 +41,11 @@ class BlocksAhead:
         if not filed:
             return
         with self._lock:
-            self._waiting = np.union1d(self._waiting, hashes)
+            if self._closed:
+                return
+            self._waiting.append(hashes)
             self._parts = filed
-            if self._reading or self._closed:
+            if self._reading:
                 return
             self._reading = True
         with suppress(RuntimeError):  # the slot ends
@@ -50,24 +54,30 @@ class BlocksAhead:
     def _read(self) -> None:
         while True:
             with self._lock:
-                hashes, self._waiting, parts = self._waiting, np.empty(0, np.uint64), self._parts
-                self._reading = bool(len(hashes)) and not self._closed
+                waiting, self._waiting, parts = self._waiting, [], self._parts
+                self._reading = bool(waiting) and not self._closed
                 if not self._reading:
                     self._parts = ()
                     return
             left = self._most
-            with suppress(MillpondError, OSError):  # whoever needs the rows is told
-                for part in parts:
+            hashes = np.unique(np.concatenate(waiting))
+            try:
+                for part in parts if not self._closed else ():
                     left -= part.bring(hashes, left)
-            self._keys += len(hashes)
+            except Exception as error:  # if it matters, whoever needs the rows is told
+                _log.debug("blocks were not read ahead: %s", error)
+            else:
+                with self._lock:
+                    self._keys += len(hashes)
 
     def taken(self) -> int:
         """Of how many keys blocks were read since this was last asked for."""
-        keys, self._keys = self._keys, 0
-        return keys
+        with self._lock:
+            keys, self._keys = self._keys, 0
+            return keys
 
     def close(self) -> None:
         """Read no further."""
         with self._lock:
             self._closed = True
-            self._waiting = np.empty(0, np.uint64)
+            self._waiting = []

@@ -105,8 +105,10 @@ class Prefetcher:
         if len(waiting) < 2:
             return waiting[0][1] if waiting else np.empty(0, np.uint64)
         announced = np.repeat([kind for kind, _ in waiting], [len(hashes) for _, hashes in waiting])
-        hashes, last = np.unique(np.concatenate([hashes for _, hashes in waiting]), return_index=True)
-        return hashes[announced[last]]
+        together: Words = np.concatenate([hashes for _, hashes in waiting])
+        different, last = np.unique(together, return_index=True)
+        left: Words = different[announced[last]]
+        return left
 
     def _submit(self, fetched: Fetched | None) -> None:
         if fetched is not None:
