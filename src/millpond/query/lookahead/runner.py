@@ -31,16 +31,20 @@ _LOOK_SECONDS = 0.05
 _REST_SECONDS = 1.0
 """How often is looked whether a batch was planned, and whether hints are asked for."""
 
+_TRIES = 3
+"""Batches in a row that cannot be looked at, after which nobody looks any more: a file may be gone, a broker away."""
 
-def lookaheads(decision: Decision, task: PipeTask, checkpoint: str) -> list[tuple[Lookahead, ...]]:
+
+def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]]:
     """Who may announce keys of each operator, in the order of the plan.
 
     Args:
-        decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all.
-        checkpoint: its URL. Who looks for planned batches lists it again and again, which a store charges for.
+        decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all. The source
+            only if the offset log is on a disk: who looks for planned batches lists it again and again, which a store
+            charges for.
     """
     known = announced(decision)
-    allowed = [one for one in task.lookaheads if one != "source" or on_disk(checkpoint)]
+    allowed = [one for one in task.lookaheads if one != "source" or on_disk(task.offsets)]
     return [tuple(one for one in allowed if one in known.get(at, ())) for at in range(len(decision.specs))]
 
 
@@ -89,17 +93,31 @@ class _Runner:
 
     def run(self) -> None:
         """Until the query ends, or there is something that cannot be looked at."""
-        rest = _REST_SECONDS
         try:
-            while not self._query.awaitTermination(rest):
-                asked = [task for task in self._tasks if "source" in wanted(self._directory, task).values()]
-                rest = _LOOK_SECONDS if asked else _REST_SECONDS
-                batch = self._ledger.last("offsets") if asked else -1
-                if batch > self._seen:
-                    self._seen = batch
-                    self._look(batch, asked)
-        except (MillpondError, PySparkException, Py4JError, OSError) as error:
-            log.debug("keys are not announced any more: %s", error)
+            self._watch()
+        except (MillpondError, PySparkException, Py4JError, OSError, ValueError) as error:
+            log.debug("keys are not announced a batch ahead any more: %s", error)
+
+    def _watch(self) -> None:
+        rest, failed = _REST_SECONDS, 0
+        while not self._query.awaitTermination(rest):
+            asked = [task for task in self._tasks if self._asked(task)]
+            rest = _LOOK_SECONDS if asked else _REST_SECONDS
+            batch = self._ledger.last("offsets") if asked else -1
+            if batch <= self._seen:
+                continue
+            self._seen = batch
+            try:
+                self._look(batch, asked)
+                failed = 0
+            except (MillpondError, PySparkException, Py4JError, OSError, ValueError) as error:
+                failed += 1
+                if failed == _TRIES:
+                    raise
+                log.debug("the keys of batch %d are not announced: %s", batch + 1, error)
+
+    def _asked(self, task: PipeTask) -> bool:
+        return any("source" in lookaheads for lookaheads in wanted(self._directory, task).values())
 
     def _look(self, batch: int, asked: Sequence[PipeTask]) -> None:
         entry = self._ledger.read("offsets", batch)

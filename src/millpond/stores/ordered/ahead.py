@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -13,25 +14,33 @@ from millpond.errors import MillpondError
 from millpond.files.formats.blocks import BLOCK_BYTES
 from millpond.layout import Words
 from millpond.stores.ordered.parts import Part
+from millpond.stores.runs.prefetcher import Prefetches
 
 
 class BlocksAhead:
     """Brings the blocks in which announced keys may be near: into the cache of blocks, or into the page cache.
 
-    What is announced while blocks are read waits, and is the next read. `announce` is for one thread.
+    What is announced while blocks are read waits, and is the next read, as far as there is room. `announce` is for one
+    thread.
 
     Args:
-        pool: where they are read. memory: bytes of blocks that one read may bring.
+        pool: where they are read. memory: bytes of blocks that one read may bring, and that keys may take which wait.
+
+    Attributes:
+        latest: what came of the hints for the batch that ended last.
     """
 
     def __init__(self, pool: Executor, memory: int) -> None:
         self._pool = pool
         self._most = max(1, memory // BLOCK_BYTES)
+        self._room = memory // 8
         self._lock = threading.Lock()
         self._waiting: Words = np.empty(0, np.uint64)
         self._parts: Sequence[Part] = ()
+        self.latest = Prefetches()
         self._reading = self._closed = False
-        self._keys = 0
+        self._keys = self._dropped = 0
+        self._seconds = 0.0
 
     def announce(self, hashes: Words, parts: Sequence[Part]) -> None:
         """Have blocks of parts in files read where they may have rows of some hashes."""
@@ -39,7 +48,9 @@ class BlocksAhead:
         if not filed:
             return
         with self._lock:
-            self._waiting = np.union1d(self._waiting, hashes)
+            waiting = np.union1d(self._waiting, hashes) if len(self._waiting) < self._room else self._waiting
+            self._dropped += max(0, len(self._waiting) + len(hashes) - self._room)
+            self._waiting = waiting[: self._room]
             self._parts = filed
             if self._reading or self._closed:
                 return
@@ -55,16 +66,19 @@ class BlocksAhead:
                 if not self._reading:
                     self._parts = ()
                     return
-            left = self._most
-            with suppress(MillpondError, OSError):  # whoever needs the rows is told
+            left, started = self._most, time.perf_counter()
+            with suppress(MillpondError, OSError, RuntimeError, ValueError):  # whoever needs the rows is told
                 for part in parts:
                     left -= part.bring(hashes, left)
             self._keys += len(hashes)
+            self._seconds = max(self._seconds, time.perf_counter() - started)
 
-    def taken(self) -> int:
-        """Of how many keys blocks were read since this was last asked for."""
-        keys, self._keys = self._keys, 0
-        return keys
+    def over(self) -> None:
+        """The batch is over: see what came of hints for it. Blocks do not tell which keys were asked for."""
+        with self._lock:
+            self.latest = Prefetches(self._keys, self._keys, self._dropped, self._seconds)
+            self._keys = self._dropped = 0
+            self._seconds = 0.0
 
     def close(self) -> None:
         """Read no further."""

@@ -31,17 +31,20 @@ class Fetched:
         runs: neighbours, newest first, down to the oldest of a set. layout: of their rows.
         hashes: in order, each once.
         needed: the version that the batch reads which they were announced for.
+        expected: bytes that this will probably take.
 
     Attributes:
-        first: the newest of the runs. memory: bytes that are held.
+        first: the newest of the runs. memory: bytes that are held, or expected to be.
         used: how many of the hashes were asked for. seconds: how long it took to read them.
+        row_bytes: of what was found; 0 if nothing was.
     """
 
-    def __init__(self, runs: Sequence[Run], layout: RowLayout, hashes: Words, needed: int) -> None:
+    def __init__(self, runs: Sequence[Run], layout: RowLayout, hashes: Words, needed: int, expected: int = 0) -> None:
         self.first = runs[0]
+        self._expected = expected
         self.needed = needed
         self.hashes = hashes
-        self.seconds = 0.0
+        self.seconds = self.row_bytes = 0.0
         self._runs = runs
         self._layout = layout
         self._state = np.full(len(hashes), _UNSURE, np.uint8)
@@ -57,8 +60,9 @@ class Fetched:
 
     @property
     def memory(self) -> int:
-        """Bytes that it holds."""
-        return self.hashes.nbytes + 2 * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
+        """Bytes that it holds; until it is read, those that it probably will."""
+        held = self.hashes.nbytes + 2 * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
+        return held if self.done else max(held, self._expected)
 
     @property
     def used(self) -> int:
@@ -75,7 +79,7 @@ class Fetched:
         try:
             if not self._given_up:
                 self._read()
-        except (MillpondError, OSError):
+        except (MillpondError, OSError, RuntimeError, ValueError):  # the last two: what it reads from was closed
             self._given_up = True
         finally:
             self.seconds = time.perf_counter() - started
@@ -94,6 +98,7 @@ class Fetched:
         shape = shape_of(self._layout)
         rows = Rows(*gather_rows(found_at[there], query.sought.found_heap[there], shape.width, shape.blobs))
         self._rows = memory_run(rows, self._layout, filtered=False)
+        self.row_bytes = self._rows.memory / max(1, len(there))
         state = np.full(len(self.hashes), _ABSENT, np.uint8)
         state[there] = _THERE
         state[found_at == DELETED] = _UNSURE  # of which key is not known
