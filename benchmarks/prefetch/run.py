@@ -219,6 +219,10 @@ def summary(
     events = ARRIVING * sum(files[one["batchId"]] for one in measured[1:])
     speed = events / (ended(measured[-1]) - ended(measured[0]))
     figures: dict[str, float] = {}
+    if os.environ.get("TRACE"):
+        for one in measured:
+            m = one.get("observedMetrics", {}).get("millpond", {})
+            print(one["batchId"], one["durationMs"], {k: m.get(k) for k in ("input_rows","cache_misses","prefetched_keys","prefetched_used","dropped_hints","prefetch_ms","slack_ms","lookahead","gets","remote_blocks")})
     for one in measured:
         for name, value in one.get("observedMetrics", {}).get("millpond", {}).items():
             if isinstance(value, int | float):

@@ -7,7 +7,7 @@ ordinary rows at one null check per figure (about 8 ns a row and figure; a struc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 FIGURE_COLUMN = "__figure"
 _BITS = 6
@@ -18,10 +18,15 @@ keys that were looked for and were in memory; those that were sought in files.""
 
 LAG, COMMIT = "commit_lag_ms", "commit_ms"
 FETCH = "fetch_ms"
-GREATEST = (LAG, COMMIT, FETCH)
+LOOKAHEAD, PREFETCH = "lookahead", "prefetch_ms"
+GREATEST = (LAG, COMMIT, FETCH, LOOKAHEAD, PREFETCH)
 """Figures of which the greatest counts: how long the batch waited for the commit of the one before; how long the slot's
 last commit took, from sealed state to the durable one; how long the slowest request of a lookup join took, with its
-further tries."""
+further tries; see `AHEAD` for the others."""
+
+SLACK = "slack_ms"
+LEAST = (SLACK,)
+"""Figures of which the least counts: see `AHEAD`."""
 
 READ_AHEAD = ("read_ahead_hits", "read_ahead_misses", "fetched_rows", "taken_rows")
 """Figures added up likewise, of operators that keep rows until a session closes: lists on disk that were asked for and
@@ -48,10 +53,15 @@ COMPACTIONS = (WAITING, "remote_compactions", "local_compactions", "remote_compa
 at the end of the batch; those that compactors have done, whose results the slots have taken; those that slots have done
 themselves, as no compactor did; bytes of the files that were taken; processor time of compactions in slots."""
 
-AHEAD = ("prefetched_keys", "prefetched_used")
-"""Figures added up likewise, where keys are announced before their rows come: keys that were not in memory and were
-read ahead; how many of them the batch asked for. Manifests have two more: `dropped_hints`, keys for which there was no
-memory; `prefetch_ms`, how long the longest read took."""
+AHEAD = ("prefetched_keys", "prefetched_used", "dropped_hints", PREFETCH, SLACK, LOOKAHEAD)
+"""Figures of operators whose keys may be announced before their rows come. Added up: keys that were not in memory and
+were read ahead; how many of them the batch asked for; keys that were announced in vain, as there was no memory for them
+or their batch was over. The greatest counts of `prefetch_ms`, how long the longest read took, the least of `slack_ms`,
+how long before its first row the first hint for a batch came, if one came. `lookahead` says who was asked to announce
+the keys of the batch: see `LOOKAHEADS`."""
+
+LOOKAHEADS = ("off", "exchange", "source", "source, exchange")
+"""What the figure `lookahead` stands for."""
 
 PROCESSORS = ("called_keys", "due_timers")
 """Figures added up likewise, of processors of the user: keys with rows that one was called for; due timers."""
@@ -82,8 +92,6 @@ DURABLE = (
     "cache_misses",
     "process_ms",
     *AHEAD,
-    "dropped_hints",
-    "prefetch_ms",
     *PRICES,
     *TIERS,
     *COMPACTIONS,
@@ -102,6 +110,11 @@ def observation(operator: int) -> str:
     return f"millpond-{operator}" if operator else "millpond"
 
 
+def together(name: str) -> Callable[[Iterable[int]], int]:
+    """How the partitions' values of a figure become the operator's."""
+    return max if name in GREATEST else min if name in LEAST else sum
+
+
 def pack(metrics: Mapping[str, float]) -> list[int]:
     """The `__figure` values of one partition's figures; unknown ones are left out."""
     return [
@@ -115,7 +128,7 @@ def unpacking(name: str) -> str:
     """SQL that gives one figure from the column of its partitions' values."""
     mine = f"{FIGURE_COLUMN} & {(1 << _BITS) - 1} = {_NUMBERED.index(name)}"
     value = f"if({mine}, shiftright({FIGURE_COLUMN}, {_BITS}), null)"
-    total = f"{'max' if name in GREATEST else 'sum'}({value})"
+    total = f"{together(name).__name__}({value})"
     return f"{total} / {_SCALES[name]}" if name in _SCALES else total
 
 

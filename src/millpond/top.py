@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.errors import MillpondError, TransientError, UsageError
-from millpond.metrics import COMPACTIONS, PRICES, TIERS, WAITING, request_cost
+from millpond.metrics import COMPACTIONS, LOOKAHEAD, LOOKAHEADS, PREFETCH, PRICES, SLACK, TIERS, WAITING, request_cost
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.queries import find_query
@@ -83,6 +83,8 @@ def picture(progress: Progress, process: int | None, health: CommitHealth | None
     timed = [batch for batch in progress.batches if batch.seconds]
     parts.append(_batches(progress, timed, health))
     parts.append(_operators(progress.batches[-1], timed[-1] if timed else None))
+    if any(one.prefetched for one in progress.batches[-1].operators):
+        parts.append(_prefetching(progress.batches[-10:]))
     return Group(*parts)
 
 
@@ -179,6 +181,37 @@ def _operators(last: BatchProgress, timed: BatchProgress | None) -> Table:
             _size(one.file_bytes),
             f"{one.cache_hits / sought:.1%}" if sought else "–",
             _time(one.seconds),
+        )
+    return table
+
+
+def _prefetching(recent: Sequence[BatchProgress]) -> Table:
+    """What came of hints in the last batches, for the operators whose keys may be announced; whose they were in the
+    newest.
+    """
+    table = Table(title=f"prefetching in {counted(len(recent), 'batch', 'batches')}", title_justify="left")
+    table.add_column("operator")
+    table.add_column("announced by")
+    for name in ("read ahead", "used", "dropped hints", "longest read", "least slack"):
+        table.add_column(name, justify="right")
+    for index, one in enumerate(recent[-1].operators):
+        if not one.prefetched:
+            continue
+        told = [batch.operators[index].prefetched for batch in recent]
+        read, used, dropped = (
+            sum(figures.get(name, 0) for figures in told)
+            for name in ("prefetched_keys", "prefetched_used", "dropped_hints")
+        )
+        slack = [figures[SLACK] for figures in told if SLACK in figures]
+        longest = max(figures.get(PREFETCH, 0) for figures in told)
+        table.add_row(
+            f"{index}: {one.title}",
+            LOOKAHEADS[one.prefetched[LOOKAHEAD]],
+            f"{read:,}",
+            f"{used / read:.1%}" if read else "–",
+            f"{dropped:,}",
+            _time(longest / 1000) if read else "–",
+            _time(min(slack) / 1000) if slack else "–",
         )
     return table
 

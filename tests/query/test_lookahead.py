@@ -155,8 +155,12 @@ def test_files_of_which_it_is_not_known_what_comes_next(spark: SparkSession, tmp
 
 def test_the_source_is_looked_at_only_where_listing_the_checkpoint_is_free(spark: SparkSession) -> None:
     decision = decide(counted(spark), "update")
-    task = PipeTask(
-        "app", "q", "r", 0, decision.specs[0], 1, 1, "memory:", 0, "memory:", lookaheads=("source", "exchange")
-    )
-    assert lookaheads(decision, task, "file:///checkpoint") == [("source", "exchange")]
-    assert lookaheads(decision, task, "s3a://bucket/checkpoint") == [("exchange",)]
+
+    def announcing(checkpoint: str) -> list[tuple[str, ...]]:
+        offsets, both = f"{checkpoint}/offsets", ("source", "exchange")
+        return lookaheads(
+            decision, PipeTask("app", "q", "r", 0, decision.specs[0], 1, 1, "memory:", 0, offsets, lookaheads=both)
+        )
+
+    assert announcing("file:///checkpoint") == [("source", "exchange")]
+    assert announcing("s3a://bucket/checkpoint") == [("exchange",)]

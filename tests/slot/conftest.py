@@ -17,6 +17,7 @@ from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -167,3 +168,18 @@ def table_of(batches: Iterable[pa.RecordBatch]) -> dict[int, tuple[int, ...]]:
         for key, *values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             found[key] = tuple(values)
     return found
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[PartitionServer]:
+    """A slot in this process."""
+    server = PartitionServer(tmp_path / "slot")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def large(counting: PipeTask) -> PipeTask:
+    """A count by key with little memory, whose keys may be announced."""
+    settings = msgspec.structs.replace(counting.settings, memory=16 << 20)
+    return msgspec.structs.replace(counting, settings=settings, exchange="spark", lookaheads=("exchange",))

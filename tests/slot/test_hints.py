@@ -1,7 +1,6 @@
 """Hints: what is announced is read before its rows come, and makes no difference but time."""
 
 import pickle
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from millpond.metrics import LOOKAHEADS
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.prefetch.announcements import Announcements
@@ -20,56 +20,8 @@ from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.operators import Field
 from tests.lookup.tables import Memory, MemoryTable
 
-from .conftest import TIME, hashes_in, key_hash, table_of
-
-MEMORY = 16 << 20
-KEYS = 400_000
-"""Of which some 200,000 have room in memory."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[PartitionServer]:
-    server = PartitionServer(tmp_path / "slot")
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def large(counting: PipeTask) -> PipeTask:
-    settings = msgspec.structs.replace(counting.settings, memory=MEMORY)
-    return msgspec.structs.replace(counting, settings=settings, exchange="spark", lookaheads=("exchange",))
-
-
-def rows_of(keys: np.ndarray) -> Iterator[pa.RecordBatch]:
-    yield pa.record_batch(
-        {"__hash": pa.array([key_hash(0, 1, TIME)]), "__mark": [True], "k": pa.array([0]), "v": pa.array([0])}
-    )
-    for start in range(0, len(keys), 50_000):
-        some = keys[start : start + 50_000]
-        columns = [hashes_in(0, 1, some), np.zeros(len(some), bool), some, np.ones(len(some), np.int64)]
-        yield pa.record_batch([pa.array(column) for column in columns], names=["__hash", "__mark", "k", "v"])
-
-
-def run(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -> tuple[dict, dict[str, float]]:
-    answer = server.run(Run(task, 0, batch, batch), rows_of(keys))
-    batches = []
-    while True:
-        try:
-            batches.append(next(answer))
-        except StopIteration as end:
-            return table_of(batches), end.value.metrics
-
-
-def hint(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -> None:
-    server.hint(task, 0, batch, "exchange", hashes_in(0, 1, keys).view(np.uint64))
-
-
-def until_read(server: PartitionServer, task: PipeTask) -> None:
-    """Wait until all that was announced is read: what no thread has begun to read is not waited for by a batch."""
-    (table,) = server._partition(task, 0)._operator.tables.values()
-    until = time.monotonic() + 20
-    while not all(one.done for one in table._runs.fetched) and time.monotonic() < until:
-        time.sleep(0.01)
+from .conftest import hashes_in
+from .hinting import KEYS, MEMORY, hint, read_ahead, rows_of, run
 
 
 def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionServer, large: PipeTask) -> None:
@@ -79,7 +31,7 @@ def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionS
     for batch, announced in enumerate([0, 2_000, 2_000], 1):
         asked = rng.choice(KEYS, 2_500, replace=False)
         hint(server, large, batch, asked[:announced])
-        until_read(server, large)
+        read_ahead(server)
         rows, figures = run(server, large, batch, asked)
         assert set(rows) == set(asked.tolist())
         assert set(rows.values()) <= {(count, count) for count in range(2, 6)}
@@ -136,7 +88,7 @@ def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: PipeTask)
         learn = partition._hints.learn
 
         def asked() -> set[str]:
-            return set(wanted(tmp_path / "slot", task).values())
+            return {one for lookaheads in wanted(tmp_path / "slot", task).values() for one in lookaheads}
 
         assert not asked()
         learn({"cache_misses": 0.0, "cache_hits": 1000.0})
@@ -152,27 +104,36 @@ def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: PipeTask)
 
 
 def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:
-    asked: list[str | None] = []
-    hints = Announcements(SimpleNamespace(set=asked.append), ("source", "exchange"))
+    asked: list[tuple[str, ...]] = []
+    hints = Announcements(SimpleNamespace(set=asked.append), ("source", "exchange"), MEMORY)
     missing = {"cache_misses": 100.0, "cache_hits": 0.0, "prefetched_keys": 100.0, "prefetched_used": 100.0}
 
-    def batch(number: int, slack: float, **figures: float) -> str | None:
+    def batch(number: int, slack: float, **figures: float) -> tuple[str, ...]:
         hints.keep(number, "exchange", np.empty(0, np.uint64))
-        hints._first[number, "exchange"] -= slack
         hints.keep(number, "source", np.arange(3, dtype=np.uint64))
-        hints._first[number, "source"] -= 3 + slack
+        hints._batches[number].first["exchange"] -= slack
+        hints._batches[number].first["source"] -= 3 + slack
         hints.begin(number)
+        hints.pass_on(None, number)
         hints.learn(missing | figures)
         return asked[-1]
 
-    assert batch(1, 0.5, prefetch_ms=100.0) == "exchange"
-    assert batch(2, 0.1, prefetch_ms=300.0) == "source"
-    assert batch(3, 0.1, prefetch_ms=300.0) == "source"
-    assert batch(4, 2.0, prefetch_ms=300.0) == "exchange"
-    assert batch(5, 0.1, prefetch_ms=30_000.0) == "source"
-    assert batch(6, 2.0, prefetch_ms=3000.0, prefetched_used=50.0) == "exchange"  # it saw other keys: dropped
-    assert batch(7, 0.1, prefetch_ms=300.0) == "exchange"
-    assert batch(8, 0.1, cache_misses=0.0, cache_hits=9.0) is None
+    exchange, both = ("exchange",), ("source", "exchange")
+    assert batch(1, 0.5, prefetch_ms=100.0) == exchange
+    assert batch(2, 0.1, prefetch_ms=300.0) == both
+    assert batch(3, 0.1, prefetch_ms=300.0) == both
+    assert batch(4, 2.0, prefetch_ms=300.0) == exchange
+    assert batch(5, 0.1, prefetch_ms=30_000.0) == both
+    assert batch(6, 0.1, prefetch_ms=30_000.0) == both
+    assert hints.figures()["lookahead"] == LOOKAHEADS.index("source, exchange")
+    assert 3050 < hints.figures()["slack_ms"] < 4000
+    assert batch(7, 0.1, prefetch_ms=30_000.0) == both
+    assert batch(8, 2.0, prefetch_ms=3000.0, prefetched_used=50.0) == exchange  # it saw other keys: dropped
+    assert batch(9, 0.1, prefetch_ms=300.0, prefetched_used=90.0) == exchange
+    assert batch(10, 0.1, cache_misses=0.0, cache_hits=9.0) == ()
+    assert batch(11, 0.1, prefetch_ms=300.0) == exchange
+    assert batch(12, 0.1, prefetched_used=40.0) == ()  # so did this one: nobody is left
+    assert batch(13, 0.1) == ()
 
 
 def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: PipeTask) -> None:

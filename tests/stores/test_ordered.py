@@ -305,7 +305,6 @@ def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
     for part in table.parts:
         del part.bring  # type: ignore[method-assign]
     table.announce(probe[:, 0].copy())
-    assert table.stats()["prefetched_keys"] == len(probe)
     read = store.cache.misses
     found = 0
     for part in table.parts:
@@ -314,6 +313,20 @@ def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
             found += len(pairs.probes)
     assert found == len(probe)
     assert store.cache.misses == read
+    table.seal()
+    assert table.stats()["prefetched_keys"] == len(probe)
+    table.begin(2)
+    # Hints behind one read wait for it in no more than a part of the memory.
+    assert table._ahead is not None
+    table._ahead._reading = True
+    flood = np.arange(1 << 17, dtype=np.uint64) << np.uint64(46)
+    for start in range(0, len(flood), 1 << 12):
+        table.announce(flood[start : start + (1 << 12)])
+    assert sum(one.nbytes for one in table._ahead._waiting) <= rig.table._budget.total // 16
+    table._ahead._reading = False
+    table.seal()
+    assert table.stats()["dropped_hints"] == len(flood) - sum(map(len, table._ahead._waiting))
+    rig.close()
     assert table.stats()["cache_misses"] == len(probe) * len(table.parts)
     rig.close()
 

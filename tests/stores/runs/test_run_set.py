@@ -115,7 +115,7 @@ def test_what_was_fetched_stands_behind_newer_runs():
     old, new = _versions(FIXED, 1, 2)
     runs = RunSet(FIXED, [memory_run(old, FIXED)])
     fetched = runs.fetch(old.words[:, 0].copy(), 0)
-    fetched.read(1 << 30)
+    fetched.read()
     assert _first_values(runs, old, FIXED) == {1}
     assert fetched.used == old.count
     runs.add(memory_run(new, FIXED))
@@ -128,7 +128,7 @@ def test_a_merge_of_runs_that_were_fetched_from(among):
     inputs = [memory_run(rows, FIXED) for rows in (old, oldest)]
     runs = RunSet(FIXED, inputs)
     fetched = runs.fetch(old.words[:, 0].copy(), 0)
-    fetched.read(1 << 30)
+    fetched.read()
     if among == "the first":  # what was fetched stands for the merged run, too
         runs.replace(inputs, [memory_run(old, FIXED)])
         assert _first_values(runs, old, FIXED) == {1}
@@ -147,7 +147,7 @@ def test_hashes_of_which_runs_hold_nothing_are_not_sought_again(monkeypatch):
     runs = RunSet(FIXED, [run])
     strangers = random_rows(300, FIXED, 4)
     fetched = runs.fetch(np.unique(strangers.words[:, 0]), 0)
-    fetched.read(1 << 30)
+    fetched.read()
     sought = []
     monkeypatch.setattr(run, "_search", lambda query, select: sought.append(len(select)) or select)
     assert len(runs.lookup(strangers, np.arange(300)).positions) == 0
@@ -159,7 +159,7 @@ def test_keys_with_one_hash_are_told_apart_after_fetching():
     one = sort_rows(rows, FIXED)
     runs = RunSet(FIXED, [memory_run(one, FIXED)])
     fetched = runs.fetch(np.unique(one.words[:, 0]), 0)
-    fetched.read(1 << 30)
+    fetched.read()
     found, got = found_rows(runs, rows, np.arange(400))
     assert sorted(found.tolist()) == list(range(400))
     assert decode(got, FIXED) == decode(Rows(rows.words[found], rows.heap), FIXED)

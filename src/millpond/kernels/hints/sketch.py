@@ -11,16 +11,17 @@ from millpond.kernels.compiled import kernel
 from millpond.layout import Words
 
 _DEPTH = 4
-_WIDTH = 1 << 13
+_WIDTH = 1 << 14
+"""Counters in a row; after as many keys they are halved, so that they hold two of keys that never come again."""
 _HOT = 8
 """Occurrences since the counters aged, each halving what was before, from which a key is surely hot."""
-_AGING = 1 << 16
-"""Keys between two times that counters are halved."""
 
 
-@kernel("int64(uint8[:, ::1], uint64[::1], int64, uint8[::1])")
-def count_rare(counters: NDArray[np.uint8], hashes: Words, hot: int, rare: NDArray[np.uint8]) -> int:
-    """Count keys, and mark those that were seen less than `hot` times; returns how many these are."""
+@kernel("int64(uint8[:, ::1], uint64[::1], int64[::1], int64, uint8[::1])")
+def count_rare(
+    counters: NDArray[np.uint8], hashes: Words, times: NDArray[np.int64], hot: int, rare: NDArray[np.uint8]
+) -> int:
+    """Count keys as often as they came, and mark those that came less than `hot` times; returns how many these are."""
     depth, width = counters.shape
     found = 0
     for i in range(len(hashes)):
@@ -30,10 +31,9 @@ def count_rare(counters: NDArray[np.uint8], hashes: Words, hot: int, rare: NDArr
             # The top bits say which partition a key is of, so that those below tell its keys apart.
             mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
             at = np.int64((mixed >> np.uint64(32)) % np.uint64(width))
-            count = np.int64(counters[row, at])
+            count = min(np.int64(counters[row, at]) + times[i], 255)
+            counters[row, at] = np.uint8(count)
             least = min(least, count)
-            if count < 255:
-                counters[row, at] = np.uint8(count + 1)
         rare[i] = least < hot
         found += np.int64(rare[i])
     return found
@@ -51,12 +51,12 @@ class Sketch:
         self._counters = np.zeros((_DEPTH, _WIDTH), np.uint8)
         self._counted = 0
 
-    def rare(self, hashes: Words) -> Words:
-        """Count keys, each once, and give those that are not surely hot."""
+    def rare(self, hashes: Words, times: NDArray[np.int64]) -> Words:
+        """Count keys, each of which came so many times, and give those that are not surely hot."""
         marks = np.empty(len(hashes), np.uint8)
-        found = count_rare(self._counters, hashes, self._hot, marks)
+        found = count_rare(self._counters, hashes, times, self._hot, marks)
         self._counted += len(hashes)
-        if self._counted >= _AGING:
+        if self._counted >= _WIDTH:
             self._counters >>= np.uint8(1)
             self._counted = 0
         return hashes if found == len(hashes) else hashes[marks.view(np.bool_)]

@@ -33,19 +33,20 @@ _REST_SECONDS = 1.0
 """How often is looked what has come, at most, and whether hints are asked for."""
 _SHARE = 1.0
 """Rest after a look, in times as long as it took: looking is to leave the cores to the query."""
-_FAILURES = 3
-"""So many looks in a row that failed are the last."""
+_TRIES = 3
+"""Looks in a row that fail, after which nobody looks any more: a file may be gone, a broker away."""
 
 
-def lookaheads(decision: Decision, task: PipeTask, checkpoint: str) -> list[tuple[Lookahead, ...]]:
+def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]]:
     """Who may announce keys of each operator, in the order of the plan.
 
     Args:
-        decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all.
-        checkpoint: its URL. Who looks for planned batches lists it again and again, which a store charges for.
+        decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all. The source
+            only if the offset log is on a disk: who looks for planned batches lists it again and again, which a store
+            charges for.
     """
     known = announced(decision)
-    allowed = [one for one in task.lookaheads if one != "source" or on_disk(checkpoint)]
+    allowed = [one for one in task.lookaheads if one != "source" or on_disk(task.offsets)]
     return [tuple(one for one in allowed if one in known.get(at, ())) for at in range(len(decision.specs))]
 
 
@@ -95,18 +96,21 @@ class _Runner:
 
     def run(self) -> None:
         """Until the query ends, or what comes cannot be looked at."""
-        rest, failures = _REST_SECONDS, 0
-        while failures < _FAILURES and not self._query.awaitTermination(rest):
+        rest, failed = _REST_SECONDS, 0
+        while failed < _TRIES and not self._query.awaitTermination(rest):
             began = time.monotonic()
-            asked = [task for task in self._tasks if "source" in wanted(self._directory, task).values()]
+            asked = [task for task in self._tasks if self._asked(task)]
             try:
                 if asked:
                     self._look(asked)
-                failures = 0
-            except (MillpondError, PySparkException, Py4JError, OSError) as error:
-                failures += 1
+                failed = 0
+            except (MillpondError, PySparkException, Py4JError, OSError, ValueError) as error:
+                failed += 1
                 log.debug("keys were not announced: %s", error)
             rest = max(_LOOK_SECONDS, _SHARE * (time.monotonic() - began)) if asked else _REST_SECONDS
+
+    def _asked(self, task: PipeTask) -> bool:
+        return any("source" in lookaheads for lookaheads in wanted(self._directory, task).values())
 
     def _look(self, asked: Sequence[PipeTask]) -> None:
         batch = self._ledger.last("offsets")

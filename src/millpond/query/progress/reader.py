@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
-from millpond.metrics import COMPACTIONS, PRICES, TIERS
+from millpond.metrics import AHEAD, COMPACTIONS, LOOKAHEAD, PRICES, TIERS, together
 from millpond.query.ledger.finding import find_state
 from millpond.query.ledger.ledger import Ledger
 from millpond.slot.reading.reader import StateOperator, StateReader
@@ -26,6 +26,8 @@ class OperatorProgress:
         state_rows: keys held after the batch.
         memory_bytes, file_bytes: of the state in memory; in files, deltas included.
         cache_hits, cache_misses: keys that were in memory; that had to be sought in files.
+        prefetched: keys that were not in memory and were read ahead, and what else `millpond.metrics.AHEAD` has of
+            hints; empty if nobody announces keys, or a version of Millpond wrote the commits that does not tell.
         seconds: how long it took, in the partition that took longest.
         requests: of slots to the object store, by kind (those of `millpond.metrics.PRICES`), since the figures before,
             which may have been another operator's; empty if the state is on a disk.
@@ -41,6 +43,7 @@ class OperatorProgress:
     file_bytes: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    prefetched: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     requests: Mapping[str, int] = field(default_factory=dict)
     tiers: Mapping[str, int] = field(default_factory=dict)
@@ -188,6 +191,10 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
     def totals(names: Iterable[str]) -> dict[str, int]:
         return {name: total(name) for name in names if any(name in manifest.metrics for manifest in manifests)}
 
+    def figures(names: Iterable[str]) -> dict[str, int]:
+        found = {name: [one.metrics[name] for one in manifests if name in one.metrics] for name in names}
+        return {name: together(name)(values) for name, values in found.items() if values}
+
     tables = [table for manifest in manifests for table in manifest.tables.values()]
     return OperatorProgress(
         title=operator.title,
@@ -199,6 +206,7 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
         + sum(delta.length for table in tables for delta in table.deltas),
         cache_hits=total("cache_hits"),
         cache_misses=total("cache_misses"),
+        prefetched=figures(AHEAD) if any(LOOKAHEAD in manifest.metrics for manifest in manifests) else {},
         seconds=max(manifest.metrics.get("process_ms", 0) for manifest in manifests) / 1000,
         requests=totals(PRICES),
         tiers=totals(TIERS),

@@ -171,8 +171,6 @@ class Start:
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
                 self._open_ahead(catalyst, self._tasks(task, specs), ledger.next)
         tasks = self._tasks(task, specs)
-        ahead = lookaheads(self.decision, task, checkpoint)
-        tasks = [msgspec.structs.replace(one, lookaheads=some) for one, some in zip(tasks, ahead, strict=True)]
         running = launch(self.transplant(tasks))
         if on_one_host(self.spark.sparkContext):
             note_while_running(running, task, identify(catalyst.process_id))
@@ -221,7 +219,12 @@ class Start:
         return first_partitions(self.spark, self.settings)
 
     def _tasks(self, first: PipeTask, specs: Sequence[OperatorSpec]) -> list[PipeTask]:
-        tasks = [msgspec.structs.replace(first, operator=index, spec=spec) for index, spec in enumerate(specs)]
+        # Also those that open state ahead: what opens it decides who announces keys.
+        lookahead = lookaheads(self.decision, first)
+        tasks = [
+            msgspec.structs.replace(first, operator=index, spec=spec, lookaheads=ahead)
+            for index, (spec, ahead) in enumerate(zip(specs, lookahead, strict=True))
+        ]
         # Who waits for the commit of an operator above waits for theirs: the committer puts a version as one.
         lagging = msgspec.structs.replace(first.settings, commit_mode="async")
         for index in self.decision.covered:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange, Words
-from millpond.metrics import DURABLE
+from millpond.metrics import DURABLE, GREATEST
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import Beginning, Calling
 from millpond.operators.protocol import Adopting, Times
@@ -79,7 +79,8 @@ class Partition:
         self.task = task
         self.number = number
         self._turns = Turns(task.settings.attempt_timeout)
-        self._hints = Announcements(query.hint_switch(task), task.lookaheads)
+        self._memory = task.settings.memory * task.slots // max(task.slots, task.partitions)
+        self._hints = Announcements(query.hint_switch(task, number), task.lookaheads, self._memory)
         self._busy = threading.Lock()  # held for each step that reads or replaces the operator
         self._epoch = 0  # changes whenever the state does, so that output of an older state stops
         self._operator: Operator | None = None
@@ -311,7 +312,7 @@ class Partition:
                     tables.open,
                     manifest.tables,
                     owns_global=owns_global,
-                    memory=self.task.settings.memory * self.task.slots // max(self.task.slots, self.task.partitions),
+                    memory=self._memory,
                 )
                 tables.load()
             except BaseException:
@@ -327,9 +328,13 @@ class Partition:
         for table_name, table in operator.tables.items():
             counted = self._tables.counted(table_name)
             for name, value in table.stats().items():
-                if counted or name != "keys":
+                if name in GREATEST:
+                    figures[name] = max(figures.get(name, 0.0), value)
+                elif counted or name != "keys":
                     figures[name] = figures.get(name, 0.0) + value
         figures |= operator.figures
+        for name, value in self._hints.figures().items() if self.task.lookaheads else ():
+            figures[name] = figures.get(name, 0.0) + value
         return figures | {
             "state_rows": figures.get("keys", 0.0),
             "state_bytes": figures.get("bytes", 0.0),
@@ -351,6 +356,7 @@ class Partition:
 
     def close(self) -> None:
         """Cut off whoever writes, and let go of the tables."""
+        self._hints.close()
         self._turns.close()
         self._discard()
 

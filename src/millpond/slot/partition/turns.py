@@ -39,6 +39,7 @@ class Turns:
         self._patience = patience
         self._changed = threading.Condition()
         self._current: Attempt | None = None
+        self._coming = 0  # attempts that wait
         self._closed = False
 
     def close(self, patience: float = 5.0) -> None:
@@ -68,9 +69,9 @@ class Turns:
 
     @contextlib.contextmanager
     def if_free(self) -> Iterator[bool]:
-        """Hold the turn for a moment if nobody does; whether it is held."""
+        """Hold the turn for a moment if nobody does, or wants to; whether it is held."""
         with self._changed:
-            free = self._current is None and not self._closed
+            free = self._current is None and not self._coming and not self._closed
             if free:
                 self._current = Attempt(-1, -1, lambda: None, fed=True)
         try:
@@ -83,24 +84,31 @@ class Turns:
 
     def _take(self, attempt: Attempt) -> None:
         with self._changed:
-            deadline = time.monotonic() + self._patience
-            cut_off: Attempt | None = None
-            while (current := self._current) is not None:
-                if current.batch > attempt.batch:
-                    raise TransientError(f"Batch {attempt.batch} was overtaken by batch {current.batch}.")
-                if current.batch == attempt.batch and current.fed:
-                    self._changed.wait()
-                    deadline = time.monotonic() + self._patience
-                    continue
-                # An attempt at an earlier batch is one that Spark has given up: it would not have gone on otherwise.
-                expired = time.monotonic() >= deadline
-                if cut_off is not current and (expired or current.batch < attempt.batch):
-                    cut_off = current
-                    current.abandon()
-                    deadline = time.monotonic() + self._patience
-                elif expired:
-                    raise TransientError(f"Attempt {current.number} at batch {current.batch} does not end.")
-                self._changed.wait(deadline - time.monotonic())
-            if self._closed:
-                raise TransientError("The slot has let go of the partition: its query has stopped.")
+            self._coming += 1
+            try:
+                self._wait(attempt)
+            finally:
+                self._coming -= 1
             self._current = attempt
+
+    def _wait(self, attempt: Attempt) -> None:
+        deadline = time.monotonic() + self._patience
+        cut_off: Attempt | None = None
+        while (current := self._current) is not None:
+            if current.batch > attempt.batch:
+                raise TransientError(f"Batch {attempt.batch} was overtaken by batch {current.batch}.")
+            if current.batch == attempt.batch and current.fed:
+                self._changed.wait()
+                deadline = time.monotonic() + self._patience
+                continue
+            # An attempt at an earlier batch is one that Spark has given up: it would not have gone on otherwise.
+            expired = time.monotonic() >= deadline
+            if cut_off is not current and (expired or current.batch < attempt.batch):
+                cut_off = current
+                current.abandon()
+                deadline = time.monotonic() + self._patience
+            elif expired:
+                raise TransientError(f"Attempt {current.number} at batch {current.batch} does not end.")
+            self._changed.wait(deadline - time.monotonic())
+        if self._closed:
+            raise TransientError("The slot has let go of the partition: its query has stopped.")

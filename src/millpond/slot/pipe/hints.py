@@ -7,7 +7,7 @@ as the process, knows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from millpond.errors import MillpondError
 from millpond.layout import Words
 from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.pipe.client import SlotFinder
-from millpond.slot.prefetch.switch import wanted
+from millpond.slot.prefetch.switch import MOST, wanted
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Connection, Hints
 
@@ -28,48 +28,55 @@ if TYPE_CHECKING:
 
 SCHEMA = pa.schema([("hash", pa.uint64())])
 
-_sketches: dict[tuple[str, int], Sketch] = {}
+_PATIENCE = 0.25
+"""Seconds without progress after which a slot is told no more: the rows are on their way, and matter more."""
+
+_sketches: dict[tuple[str, int, Lookahead], Sketch] = {}
 
 
 class HintSender:
     """Sends the hints of one task of one batch. Whatever goes wrong ends them, and nothing else.
 
-    Slots that want those of another lookahead get one without keys, to see how early this one would be.
+    Partitions that want those of another lookahead get one without keys, to see how early this one would be.
 
     Args:
         task: the operator. batch: its id. lookahead: who sends them.
-        slots: those that want hints, and of which lookahead.
+        asked: the partitions that want hints, and of which lookaheads.
     """
 
-    def __init__(self, task: PipeTask, batch: int, lookahead: Lookahead, slots: Mapping[int, str]) -> None:
+    def __init__(self, task: PipeTask, batch: int, lookahead: Lookahead, asked: Mapping[int, Collection[str]]) -> None:
         self._task = task
         self._batch = batch
         self._lookahead: Lookahead = lookahead
-        self._slots = slots
-        self._marked: set[int] = set()
+        self._asked = asked
+        self._sent: dict[int, int] = {}  # keys, by partition
         self._connections: dict[int, Connection | None] = {}
         from millpond.kernels.hints.sketch import Sketch  # kernels are for those who use them
 
-        self._sketch = _sketches.setdefault((task.key, task.operator), Sketch())
+        self._sketch = _sketches.setdefault((task.key, task.operator, lookahead), Sketch())
 
     @classmethod
     def of(cls, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> HintSender | None:
-        """A sender, if any slot wants hints."""
-        slots = wanted(directory.path, task) if lookahead in task.lookaheads else {}
-        return cls(task, batch, lookahead, slots) if slots else None
+        """A sender, if any partition wants hints."""
+        asked = wanted(directory.path, task) if lookahead in task.lookaheads else {}
+        return cls(task, batch, lookahead, asked) if asked else None
 
     def send(self, partition: int, rows: pa.RecordBatch) -> None:
         """Announce the keys of some rows of a partition: the column `__hash`, then those of the spec."""
-        slot = partition % self._task.slots
-        if slot not in self._slots:
+        asked, sent = self._asked.get(partition), self._sent.get(partition)
+        if asked is None:
             return
-        if self._slots[slot] == self._lookahead:
+        slot = partition % self._task.slots
+        if self._lookahead in asked:
+            if sent is not None and sent >= MOST:
+                return  # no more would be looked at
             hashes = rows.column(0).to_numpy().view(np.uint64)
-            rare = self._sketch.rare(np.unique(hashes))
+            rare = self._sketch.rare(*np.unique(hashes, return_counts=True))
             if len(rare):
+                self._sent[partition] = (sent or 0) + len(rare)
                 self._announce(slot, partition, self._keys(rows, hashes, rare))
-        elif partition not in self._marked:
-            self._marked.add(partition)
+        elif sent is None:
+            self._sent[partition] = 0
             self._announce(slot, partition, pa.RecordBatch.from_pylist([], schema=SCHEMA))
 
     def _keys(self, rows: pa.RecordBatch, hashes: Words, rare: Words) -> pa.RecordBatch:
@@ -85,14 +92,17 @@ class HintSender:
         try:
             if slot not in self._connections:
                 self._connections[slot] = None
-                self._connections[slot] = SlotFinder(self._task).find(slot)[0]
+                self._connections[slot] = found = SlotFinder(self._task).find(slot)[0]
+                found.silence = _PATIENCE
             connection = self._connections[slot]
             if connection is not None:
                 connection.send(Hints(self._task, partition, self._batch, self._lookahead))
                 connection.send_schema(keys.schema)
                 connection.send_batch(keys)
         except (OSError, MillpondError):
-            self._connections[slot] = None
+            lost, self._connections[slot] = self._connections[slot], None
+            if lost is not None:
+                lost.close()
 
     def close(self) -> None:
         """Hang up."""
@@ -115,11 +125,14 @@ class KeysAhead:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Announce all of a column of hashes."""
-        hints = HintSender.of(SlotDirectory.of(self.task), self.task, self.batch, "source")
+        directory = SlotDirectory.of(self.task)
+        hints = HintSender.of(directory, self.task, self.batch, "source")
         if hints is None:
             return
         try:
             for batch in batches:
+                if not wanted(directory.path, self.task):
+                    break  # nobody asks any more: the query has ended, say
                 hashes = batch.column(0).to_numpy().view(np.uint64)
                 order = np.argsort(hashes)
                 rows = batch.take(pa.array(order))

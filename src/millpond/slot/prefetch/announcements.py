@@ -6,17 +6,22 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from millpond.layout import Words
+from millpond.metrics import LOOKAHEAD, LOOKAHEADS, PREFETCH, SLACK
 from millpond.operators.protocol import Announced, KeysAnnounced, Operator
 from millpond.slot.batch.task import Lookahead
-from millpond.slot.prefetch.switch import HintSwitch
+from millpond.slot.prefetch.switch import MOST, HintSwitch
 
-_MOST = 1 << 20
-"""Keys that are kept for one batch until they can be looked at, at most: more would be read too late anyway."""
+_FURTHEST = 2
+"""Batches that hints may be ahead of the one that is next."""
+
+_SHARE = 16
+"""Hints that cannot be looked at yet may take such a part of a partition's memory."""
 
 _MISSED = 0.002
 """Share of the keys of a batch that were not in memory, from which hints are wanted."""
@@ -27,67 +32,125 @@ _MARGIN = 1.25
 _UNUSED = 0.02
 """Share of the keys read ahead that no row asked for, from which a lookahead sees other keys than the operator."""
 
+_WRONG = 0.5
+"""The same of the last lookahead, behind which there is no other: late rows, and processors that do not ask for all
+that they have, are no reason to do without."""
+
+
+@dataclass
+class _Batch:
+    """Hints for one batch: by whom the first came when, what is yet to be looked at, and how many keys came."""
+
+    first: dict[Lookahead, float] = field(default_factory=dict)
+    kept: list[tuple[Words, pa.RecordBatch | None]] = field(default_factory=list)
+    count: int = 0
+
 
 class Announcements:
     """Hints for one partition, and the choice of who sends them (Keyed Prefetching §IV-A, Keyed Prefetching §IV-C).
 
     Nobody does until keys are missing from memory. Then the latest lookahead does that comes early enough: its slack,
     from its first hint for a batch to the first row, is longer than the reads take. One that announces keys which no
-    row asks for is dropped for good. `keep` may be called from any thread, the rest by whoever has the partition's
-    turn.
+    row asks for is dropped for good. The last lookahead sends hints beside whoever is chosen: for rows that were not there
+    yet when that one looked, because it begins, is late or has failed.
+
+    `keep` may be called from any thread, the rest by whoever has the partition's turn.
 
     Args:
         switch: to be set when hints are wanted; None where there are none to be had.
         lookaheads: who can send them, in the order of the plan.
+        memory: bytes that the partition has.
     """
 
-    def __init__(self, switch: HintSwitch | None, lookaheads: Sequence[Lookahead]) -> None:
+    def __init__(self, switch: HintSwitch | None, lookaheads: Sequence[Lookahead], memory: int) -> None:
         self._switch = switch
         self._choices = list(lookaheads)
+        self._room = max(1 << 16, memory // _SHARE)
         self._lock = threading.Lock()
-        self._kept: dict[int, list[tuple[Words, pa.RecordBatch | None]]] = {}
-        self._counts: dict[int, int] = {}
-        self._first: dict[tuple[int, Lookahead], float] = {}
+        self._batches: dict[int, _Batch] = {}
+        self._held = self._dropped = 0  # bytes that wait to be looked at; keys that were not
+        self._version: int | None = None
         self._chosen: Lookahead | None = self._choices[-1] if self._choices else None
+        self._asked: tuple[Lookahead, ...] = ()
         self._slack: dict[Lookahead, float] = {}  # in seconds, of the last batch for which there were hints
+        self._measured: dict[Lookahead, float] = {}  # the same of the batch that runs
 
     def keep(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
         """Keep hints for a batch, as far as there is room; `keys` come for operators that want more than hashes."""
         with self._lock:
-            self._first.setdefault((batch, lookahead), time.monotonic())
-            count = self._counts.get(batch, 0)
-            if len(hashes) and count < _MOST:
-                most = _MOST - count
-                some = None if keys is None else keys.slice(0, most)
-                self._kept.setdefault(batch, []).append((hashes[:most], some))
-                self._counts[batch] = min(_MOST, count + len(hashes))
+            hints = self._hints_for(batch)
+            if hints is None:
+                self._dropped += len(hashes)
+                return
+            hints.first.setdefault(lookahead, time.monotonic())
+            if not len(hashes):
+                return
+            size = 8 + (0 if keys is None else -(-keys.nbytes // len(hashes)))
+            most = max(0, min(MOST - hints.count, (self._room - self._held) // size))
+            if most < len(hashes):
+                self._dropped += len(hashes) - most
+                # What a slice leaves out would stay in memory.
+                hashes = hashes[:most].copy()
+                keys = None if keys is None else keys.take(pa.array(np.arange(most)))
+            if most:
+                hints.kept.append((hashes, keys))
+                hints.count += len(hashes)
+                self._held += size * len(hashes)
+
+    def _hints_for(self, batch: int) -> _Batch | None:
+        """Those for a batch; None if it is over, or too far away."""
+        version = self._version
+        if version is None:
+            near = len(self._batches) <= _FURTHEST or batch in self._batches
+        else:
+            near = version <= batch <= version + _FURTHEST
+        return self._batches.setdefault(batch, _Batch()) if near else None
+
+    def _at(self, version: int) -> None:
+        """The partition is at a version: what is for other batches than the next ones is dropped."""
+        self._version = version
+        for batch in list(self._batches):
+            if not version <= batch <= version + _FURTHEST:
+                self._dropped += sum(len(hashes) for hashes, _ in self._batches.pop(batch).kept)
 
     def begin(self, batch: int) -> None:
         """The first rows of a batch are there."""
         now = time.monotonic()
         with self._lock:
-            first, self._first = self._first, {}
-            for (number, lookahead), at in first.items():
-                if number > batch:
-                    self._first[number, lookahead] = at
-                elif number == batch:
-                    self._slack[lookahead] = now - at
+            self._at(batch)
+            hints = self._batches.get(batch)
+            self._measured = {} if hints is None else {one: now - at for one, at in hints.first.items()}
+            self._slack |= self._measured
 
     def pass_on(self, operator: Operator | None, version: int) -> None:
-        """Tell an operator, which is at some version, of all that was kept; what is for earlier batches is dropped."""
-        if not self._kept:
+        """Tell an operator, which is at some version, of all that was kept."""
+        if not self._held and self._version == version:
             return
         with self._lock:
-            kept, self._kept, self._counts = self._kept, {}, {}
-        for needed, parts in kept.items():
-            if needed < version:
-                continue
-            if isinstance(operator, Announced):
+            self._at(version)
+            taken = []
+            for batch, hints in sorted(self._batches.items()):
+                taken.append((batch, hints.kept))
+                hints.kept = []
+            self._held = 0
+        for needed, parts in taken:
+            if parts and isinstance(operator, Announced):
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
             elif isinstance(operator, KeysAnnounced):
                 keys = [some for _, some in parts if some is not None]
                 if keys:
                     operator.announce_keys(pa.concat_batches(keys), needed)
+
+    def figures(self) -> dict[str, float]:
+        """Of the batch that runs: `dropped_hints`, since they were last asked for; `lookahead`, who was asked to send
+        hints (see `metrics.LOOKAHEADS`); `slack_ms`, how long before its rows their first hint came.
+        """
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        asked = LOOKAHEADS.index(", ".join(self._asked) or "off")
+        figures = {"dropped_hints": float(dropped), LOOKAHEAD: float(asked)}
+        slack = [self._measured[one] for one in self._asked if one in self._measured]
+        return figures | ({SLACK: max(slack) * 1000} if slack else {})
 
     def learn(self, figures: Mapping[str, float]) -> None:
         """See from a batch's figures whether hints are wanted for the next ones, and whose."""
@@ -96,12 +159,31 @@ class Announcements:
         misses, hits = figures.get("cache_misses", 0.0), figures.get("cache_hits", 0.0)
         announced = figures.get("announced_keys", 0.0)  # these would have been missing
         if misses + announced <= _MISSED * (misses + hits):
-            self._switch.set(None)
+            self._ask(())
             return
         read, used = figures.get("prefetched_keys", 0.0), figures.get("prefetched_used", 0.0)
-        if self._chosen != self._choices[-1] and read - used > _UNUSED * read:
+        if read - used > (_WRONG if self._chosen == self._choices[-1] else _UNUSED) * read:
             self._choices = self._choices[self._choices.index(self._chosen) + 1 :]
-        needed = _MARGIN * figures.get("prefetch_ms", 0.0) / 1000
+            if not self._choices:
+                self._chosen = None
+                self._ask(())
+                return
+        needed = _MARGIN * figures.get(PREFETCH, 0.0) / 1000
         early = (one for one in reversed(self._choices) if self._slack.get(one, math.inf) > needed)
-        self._chosen = next(early, self._choices[0])
-        self._switch.set(self._chosen)
+        self._chosen = chosen = next(early, self._choices[0])
+        last = self._choices[-1]
+        self._ask((chosen,) if chosen == last else (chosen, last))
+
+    def _ask(self, lookaheads: tuple[Lookahead, ...]) -> None:
+        assert self._switch is not None
+        self._switch.set(lookaheads)
+        self._asked = lookaheads
+
+    def close(self) -> None:
+        """Ask for no hints any more."""
+        with self._lock:
+            self._batches.clear()
+            self._held = 0
+            self._choices, self._chosen = [], None
+        if self._switch is not None:
+            self._switch.close()

@@ -1,11 +1,13 @@
-"""Which hints an operator wants: said by its slots, and read by whoever could send them, all on one host.
+"""Which hints an operator wants: said by its partitions, and read by whoever could send them, all on one host.
 
-There is a file for each operator and slot that wants hints, with the name of the lookahead that is to send them: where
-nothing was missing from memory, the price of hints is that of looking for it, once a task.
+There is a file for each operator and partition that wants hints. Its name says whose: one look at a folder tells all,
+and a change is a renaming, at no moment of which nothing is wanted. Where nothing was missing from memory, the price of
+hints is that look, once a task.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,38 +15,58 @@ from millpond.slot.batch.task import Lookahead, PipeTask
 
 _FOLDER = "hints"
 
+MOST = 1 << 20
+"""Keys that a partition looks at for one batch, at most: more would be read too late anyway, and to look at them would
+keep its rows waiting."""
+
 
 class HintSwitch:
-    """One operator's switch, as one slot sets it.
+    """One operator's switch in one partition; off at first, whatever a slot that is gone has left.
 
     Args:
-        directory: of the application's slots on this host. task: the operator. slot: the number of the slot.
+        directory: of the application's slots on this host. task: the operator. partition: the number of the partition.
     """
 
-    def __init__(self, directory: Path, task: PipeTask, slot: int) -> None:
-        self._file = _folder(directory, task) / str(slot)
-        self._lookahead: Lookahead | None = None
+    def __init__(self, directory: Path, task: PipeTask, partition: int) -> None:
+        self._folder = _folder(directory, task)
+        self._partition = partition
+        self._file: Path | None = None
+        with suppress(OSError):
+            for left in self._folder.glob(f"{partition}-*"):
+                left.unlink(missing_ok=True)
 
-    def set(self, lookahead: Lookahead | None) -> None:
-        """Ask for hints of one lookahead, or for none any more. What the disk refuses costs the hints."""
-        if lookahead == self._lookahead:
+    def set(self, lookaheads: Collection[Lookahead]) -> None:
+        """Ask for hints of some lookaheads, or of none any more. What the disk refuses costs the hints."""
+        names = "-".join([str(self._partition), *sorted(lookaheads)])
+        file = self._folder / names if lookaheads else None
+        if file == self._file:
             return
         with suppress(OSError):
-            if lookahead is not None:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._file.write_text(lookahead)
-            else:
+            if file is None:
+                assert self._file is not None
                 self._file.unlink(missing_ok=True)
-            self._lookahead = lookahead
+            else:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                if self._file is None or not self._file.exists():
+                    file.touch()
+                else:
+                    self._file.replace(file)
+            self._file = file
+
+    def close(self) -> None:
+        """Ask for none, and leave nothing behind."""
+        self.set(())
+        with suppress(OSError):  # other partitions may still ask
+            self._folder.rmdir()
 
 
-def wanted(directory: Path, task: PipeTask) -> dict[int, str]:
-    """The slots that want hints for an operator, and of which lookahead."""
+def wanted(directory: Path, task: PipeTask) -> dict[int, tuple[str, ...]]:
+    """The partitions that want hints for an operator, and of which lookaheads."""
     found = {}
     with suppress(OSError):
         for file in _folder(directory, task).iterdir():
-            with suppress(OSError):
-                found[int(file.name)] = file.read_text()
+            partition, *lookaheads = file.name.split("-")
+            found[int(partition)] = tuple(lookaheads)
     return found
 
 

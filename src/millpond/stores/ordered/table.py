@@ -34,6 +34,7 @@ from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.protocol import TableDelta
 from millpond.stores.runs.compactor import Writer
+from millpond.stores.runs.prefetcher import Prefetches
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.windows import inside
 
@@ -295,6 +296,8 @@ class OrderedTable:
         delta = TableDelta(count, pieces)
         self._sealed = True
         self._version += 1
+        if self._ahead is not None:
+            self._ahead.over()
         if self._files is not None:
             self._files.sealed(self._version, sum(part.bytes for part in self.fresh))
         self._budget.relieve()
@@ -415,14 +418,13 @@ class OrderedTable:
         parts = (*self.parts, *self.fresh)
         hot = [part for part in parts if part.rows is not None]
         filed = [part for part in parts if part.rows is None]
-        ahead = 0 if self._ahead is None else self._ahead.taken()
+        ahead = Prefetches() if self._ahead is None else self._ahead.latest
         return {
             "keys": sum(part.count - round(part.count * part.expired_share(self.until)) for part in parts),
             "bytes": sum(part.bytes for part in parts),
             "cache_hits": 0,
             "cache_misses": sum(part.sought for part in filed),
-            "prefetched_keys": ahead,
-            "prefetched_used": ahead,
+            **ahead.stats(),
             "hot_rows": sum(part.count for part in hot),
             "hot_bytes": self.memory,
             "dirty_rows": sum(part.count for part in hot if part.file is None),

@@ -49,6 +49,7 @@ class MemoryManager:
         self._present = 0
         self._keys = 0  # that may be added without asking
         self._bytes = 0  # of long values, likewise
+        self._ahead = 0  # bytes of rows that were read ahead, when room was last asked for
         self._margin = 0  # bytes of long values that may be written between two upserts, as seen so far
 
     @property
@@ -79,7 +80,9 @@ class MemoryManager:
             if keys <= self._hot.row_room:
                 return
         self._present = 0
-        if keys > self._keys or long_bytes > self._bytes:
+        ahead = self._runs.fetched_memory
+        if keys > self._keys or long_bytes > self._bytes or ahead > self._ahead:
+            self._ahead = ahead
             self._find_room(keys, long_bytes)
         self._keys -= keys
         self._bytes -= long_bytes

@@ -21,12 +21,9 @@ from millpond.kernels.runs.search import DELETED
 from millpond.layout import HASH, RowLayout, Rows, Words
 from millpond.stores.runs.run import Query, Run, memory_run
 
-_UNREAD, _ABSENT, _THERE, _UNSURE = range(4)
-
-_FIRST_KEYS = 256
-"""Keys that are read first, to see how long their rows are, where that differs."""
-
 _log = logging.getLogger(__name__)
+
+_ABSENT, _THERE, _UNSURE = range(3)
 
 
 class Fetched:
@@ -36,25 +33,25 @@ class Fetched:
         runs: neighbours, newest first, down to the oldest of a set. layout: of their rows.
         hashes: in order, each once.
         needed: the version that the batch reads which they were announced for.
+        expected: bytes that this will probably take.
 
     Attributes:
-        first: the newest of the runs. seconds: how long it took to read them.
-        dropped: keys that were not read for want of memory.
+        first: the newest of the runs. memory: bytes that are held, or expected to be.
+        used: how many of the hashes were asked for. seconds: how long it took to read them.
+        row_bytes: of what was found; 0 if nothing was.
     """
 
-    def __init__(self, runs: Sequence[Run], layout: RowLayout, hashes: Words, needed: int) -> None:
+    def __init__(self, runs: Sequence[Run], layout: RowLayout, hashes: Words, needed: int, expected: int = 0) -> None:
         self.first = runs[0]
+        self._expected = expected
         self.needed = needed
         self.hashes = hashes
-        self.seconds = 0.0
-        self.dropped = 0
+        self.seconds = self.row_bytes = 0.0
         self._runs = runs
         self._layout = layout
-        self._state = np.full(len(hashes), _UNREAD, np.uint8)
+        self._state = np.full(len(hashes), _UNSURE, np.uint8)
         self._asked = np.zeros(len(hashes), np.bool_)
-        self._rows: tuple[Run, ...] = ()
-        self._lock = threading.Lock()  # between who reads and who asks, until reading has begun
-        self._begun = False
+        self._rows: Run | None = None
         self._done = threading.Event()
         self._given_up = False
 
@@ -65,78 +62,60 @@ class Fetched:
 
     @property
     def memory(self) -> int:
-        """Bytes that it holds."""
-        return self.hashes.nbytes + 2 * len(self.hashes) + sum(run.memory for run in self._rows)
+        """Bytes that it holds; until it is read, those that it probably will."""
+        held = self.hashes.nbytes + 2 * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
+        return held if self.done else max(held, self._expected)
 
     @property
     def read_keys(self) -> int:
         """Of how many of the hashes it is known what there is."""
-        return int(np.count_nonzero(self._state))
+        return 0 if self._rows is None else len(self.hashes)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all of them were asked for, and are in memory by now."""
+        return self.done and bool(self._asked.all())
 
     @property
     def used(self) -> int:
-        """How many of these were asked for."""
-        return int(np.count_nonzero(self._state[self._asked]))
+        """How many of the hashes were asked for."""
+        return int(np.count_nonzero(self._asked))
 
     def give_up(self) -> None:
         """Read no further: nobody needs it, or the runs are not what they were."""
         self._given_up = True
 
-    def read(self, most: int) -> None:
-        """Read what nobody has asked for yet, for a thread of its own; what cannot be is left to whoever asks for it.
-
-        Args:
-            most: bytes of rows, about; the keys behind them are not read.
-        """
+    def read(self) -> None:
+        """Read all; for a thread of its own. What cannot be read is left to whoever asks for the keys."""
         started = time.perf_counter()
-        with self._lock:
-            self._begun = True
-            wanted = np.flatnonzero(~self._asked)
         try:
-            self._read(wanted, most)
+            if not self._given_up:
+                self._read()
         except Exception as error:  # if it matters, whoever asks for the keys is told
+            self._given_up = True
             _log.debug("keys were not read ahead: %s", error)
         finally:
             self.seconds = time.perf_counter() - started
             self._runs = ()
             self._done.set()
 
-    def _read(self, wanted: NDArray[np.int64], most: int) -> None:
-        state = np.full(len(self.hashes), _UNREAD, np.uint8)
-        parts: list[Run] = []
-        row = 8 * self._layout.width
-        begin, end = 0, _FIRST_KEYS if self._layout.bytes_columns else most // row
-        while begin < min(end, len(wanted)):
-            some = wanted[begin:end]
-            rows = self._rows_of(some, state)
-            if self._given_up:
-                return
-            if rows.count:
-                parts.append(memory_run(rows, self._layout, filtered=False))
-            size = rows.words.nbytes + rows.heap.nbytes
-            most -= size
-            following = max(0, most) // row
-            if self._layout.bytes_columns:  # others may be longer
-                following = min(following, most * len(some) // (2 * max(1, size)), 8 * end)
-            begin, end = end, end + max(0, following)
-        self.dropped = max(0, len(wanted) - begin)
-        self._rows, self._state = tuple(parts), state
-
-    def _rows_of(self, some: NDArray[np.int64], state: NDArray[np.uint8]) -> Rows:
-        """The rows of some of the hashes, by number; notes what there is of them."""
-        query = Query.by_hash(self.hashes[some])
+    def _read(self) -> None:
+        query = Query.by_hash(self.hashes)
         found_at = query.sought.found_at
-        select = np.arange(len(some), dtype=np.int32)
+        select = np.arange(len(self.hashes), dtype=np.int32)
         for run in self._runs:
             if self._given_up:
-                break
+                return
             select = run.search(query, select)
         there = np.flatnonzero(found_at > DELETED)
-        state[some] = _ABSENT
-        state[some[there]] = _THERE
-        state[some[found_at == DELETED]] = _UNSURE  # of which key is not known
         shape = shape_of(self._layout)
-        return Rows(*gather_rows(found_at[there], query.sought.found_heap[there], shape.width, shape.blobs))
+        rows = Rows(*gather_rows(found_at[there], query.sought.found_heap[there], shape.width, shape.blobs))
+        self._rows = memory_run(rows, self._layout, filtered=False)
+        self.row_bytes = self._rows.memory / max(1, len(there))
+        state = np.full(len(self.hashes), _ABSENT, np.uint8)
+        state[there] = _THERE
+        state[found_at == DELETED] = _UNSURE  # of which key is not known
+        self._state = state
 
     def holds(self, hashes: Words) -> NDArray[np.bool_]:
         """Which of some hashes are among its own."""
@@ -147,23 +126,17 @@ class Fetched:
         return at, self.hashes[at] == hashes
 
     def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Look for selected keys, and return those to seek in the runs.
-
-        Those that are being read are waited for; as long as nobody has begun to, they are taken out.
-        """
+        """Look for selected keys, and return those to seek in the runs; waits for what is being read of them."""
         at, mine = self._places(query.sought.hashes[select])
         if not mine.any():
             return select
-        with self._lock:
-            self._asked[at[mine]] = True
-            if not self._begun:
-                return select
         self._done.wait()
-        state = np.where(mine, self._state[at], _UNREAD)
-        left = select[state == _THERE]
-        for rows in self._rows:
-            left = rows.search(query, left)
-        return np.sort(np.concatenate([select[(state == _UNREAD) | (state == _UNSURE)], left]))
+        if self._rows is None:
+            return select
+        self._asked[at[mine]] = True
+        state = np.where(mine, self._state[at], _UNSURE)
+        left = self._rows.search(query, select[state == _THERE])
+        return np.sort(np.concatenate([select[state == _UNSURE], left]))
 
 
 def can_be_fetched(runs: Sequence[Run]) -> bool:

@@ -1,8 +1,8 @@
 """The prefetching manager of a table (Keyed Prefetching §IV-C): turns announced keys into reads of its runs.
 
-Its buffer has two stages: keys that wait, each once, and keys that are being read or have been. All that waits when a
-read ends is the next read: many keys in few merged requests. A key that is asked for while it waits is taken out; one
-that is asked for while it is read is waited for, and not read again.
+Its buffer has two stages: keys that wait, each once, and keys that are being read or have been. What waits when a
+thread is free is the next read, as far as there is memory: many keys in few merged requests. A key that is asked for
+while it waits is taken out; one that is asked for while it is read is waited for, and not read again.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.layout import Words
 from millpond.stores.runs.fetched import Fetched
@@ -33,13 +33,31 @@ class Prefetches(NamedTuple):
     dropped: int = 0
     seconds: float = 0.0
 
+    def stats(self) -> dict[str, int]:
+        """As a table tells it."""
+        return {
+            "prefetched_keys": self.read,
+            "prefetched_used": self.used,
+            "dropped_hints": self.dropped,
+            "prefetch_ms": round(self.seconds * 1000),
+        }
+
+
+_FIRST = 1024
+"""Keys that are read before it is known how large their rows are."""
+_GROWTH = 8
+"""How many times as many keys as the last read the next one may have: what is known of its rows' size is theirs."""
+_SHRINKING = 0.75
+"""Of the size of rows, what is believed after a read of smaller ones."""
+_NONE: Words = np.empty(0, np.uint64)
+
 
 class Prefetcher:
     """Reads keys of one table ahead, in the background. `announce` may be called from any thread.
 
     Args:
         runs: of the table. pool: where they are read; its threads may wait.
-        limit: how many bytes may be held for keys that were not asked for yet; any thread asks.
+        limit: how many bytes may be held for keys that were not asked for yet.
 
     Attributes:
         latest: what came of the hints for the batch that ended last.
@@ -50,13 +68,12 @@ class Prefetcher:
         self._pool = pool
         self._limit = limit
         self._lock = threading.Lock()
-        self._waiting: list[tuple[bool, Words]] = []  # keys that were announced (True) or asked for, as it came
-        self._count = 0  # keys that wait, at most
-        self._needed = 0
+        self._waiting: dict[int, Words] = {}  # in order, by the version that the batch reads which will ask for them
         self._reading: Fetched | None = None
-        self._closed = False
+        self._due = self._closed = False
         self._dropped = 0
         self._row_bytes = float(8 * runs.layout.width + 64)
+        self._most = _FIRST
         self.latest = Prefetches()
 
     def announce(self, hashes: Words, needed: int) -> None:
@@ -65,90 +82,130 @@ class Prefetcher:
         Args:
             hashes: theirs, in order, each once. needed: the version that the batch reads which will ask for them.
         """
-        for fetched in self._runs.fetched:
-            hashes = hashes[~fetched.holds(hashes)]
-        if not len(hashes):
-            return
         with self._lock:
             if self._closed:
                 return
-            most = max(0, int(self._room / self._row_bytes))
-            if self._count + len(hashes) > most and len(self._waiting) > 1:
-                self._wait(self._take_waiting())
-            self._dropped += max(0, self._count + len(hashes) - most)
-            self._wait(hashes[: max(0, most - self._count)])
-            self._needed = max(self._needed, needed)
-            following = self._next()
-        self._submit(following)
+            for version, waiting in self._waiting.items():
+                if version <= needed:
+                    hashes = hashes[~_among(hashes, waiting)]
+            for fetched in self._runs.fetched:
+                hashes = hashes[~fetched.holds(hashes)]
+            if not len(hashes):
+                return
+            # Those that were announced first go first, whoever may flood the slot behind them.
+            room = max(0, self._room() - sum(map(len, self._waiting.values())))
+            self._dropped += max(0, len(hashes) - room)
+            if room:
+                earlier = self._waiting.get(needed, _NONE)
+                self._waiting[needed] = np.sort(np.concatenate([earlier, hashes[:room]]))
+            due = self._is_due()
+        if due:
+            self._submit()
+
+    def _room(self) -> int:
+        """For how many keys there is memory beside what was read, or is being read."""
+        return int((self._limit() - self._runs.fetched_memory) / self._row_bytes)
+
+    def _is_due(self) -> bool:
+        """Whether a thread is to be asked for."""
+        due = bool(self._waiting) and not self._due and not self._closed
+        self._due = self._due or due
+        return due
+
+    def _submit(self) -> None:
+        try:
+            self._pool.submit(self._read)
+        except RuntimeError:  # the slot ends
+            self.close()
+
+    def _read(self) -> None:
+        """Read what waits: until here, it is looked for by who asks for it, who waits for no other reads."""
+        with self._lock:
+            fetched = self._reading = self._next()
+        try:
+            if fetched is not None:
+                fetched.read()
+        finally:
+            with self._lock:
+                if fetched is not None:
+                    self._learn(fetched)
+                self._reading = None
+                self._due = False
+                due = self._is_due()
+            if due:
+                self._submit()
 
     def _next(self) -> Fetched | None:
-        """What is to be read next, if there is anything and nothing is being read."""
-        if self._closed or self._reading is not None:
-            return None
-        hashes = self._take_waiting()
-        self._reading = self._runs.fetch(hashes, self._needed) if len(hashes) else None
-        return self._reading
+        """What is to be read next, of that which is needed first."""
+        while self._waiting and not self._closed:
+            needed = min(self._waiting)
+            hashes = self._waiting.pop(needed)
+            for fetched in self._runs.fetched:
+                hashes = hashes[~fetched.holds(hashes)]
+            some = hashes[: min(self._room(), self._most)]
+            if not len(some):
+                self._dropped += len(hashes)
+                continue
+            if len(some) < len(hashes):
+                self._waiting[needed] = hashes[len(some) :]
+            following = self._runs.fetch(some, needed, int(len(some) * self._row_bytes))
+            if following is None:
+                self._waiting.clear()
+            return following
+        return None
 
-    @property
-    def _room(self) -> int:
-        """How many bytes more may be held."""
-        return self._limit() - self._runs.fetched_memory
-
-    def _wait(self, hashes: Words) -> None:
-        if len(hashes):
-            self._waiting.append((True, hashes))
-            self._count += len(hashes)
-
-    def _take_waiting(self) -> Words:
-        """The keys that wait, which do not any more: those that were announced after they were asked for last."""
-        waiting, self._waiting, self._count = self._waiting[::-1], [], 0
-        if len(waiting) < 2:
-            return waiting[0][1] if waiting else np.empty(0, np.uint64)
-        announced = np.repeat([kind for kind, _ in waiting], [len(hashes) for _, hashes in waiting])
-        together: Words = np.concatenate([hashes for _, hashes in waiting])
-        different, last = np.unique(together, return_index=True)
-        left: Words = different[announced[last]]
-        return left
-
-    def _submit(self, fetched: Fetched | None) -> None:
-        if fetched is not None:
-            with suppress(RuntimeError):  # the slot ends
-                self._pool.submit(self._read, fetched)
-
-    def _read(self, fetched: Fetched) -> None:
-        fetched.read(self._room)
-        with self._lock:
-            self._reading = None
-            if fetched.read_keys:
-                self._row_bytes = max(16.0, fetched.memory / fetched.read_keys)
-            following = self._next()
-        self._submit(following)
+    def _learn(self, fetched: Fetched) -> None:
+        """See from what was read how large rows are; what has outgrown the memory is let go of."""
+        count = len(fetched.hashes)
+        self._row_bytes = max(fetched.row_bytes, _SHRINKING * self._row_bytes, 16.0)
+        self._most = _GROWTH * max(count, _FIRST)
+        if self._runs.fetched_memory > self._limit():
+            self._runs.let_go(fetched)
+            self._dropped += count
+        elif not fetched.read_keys:  # it failed: others may announce them again
+            self._runs.let_go(fetched)
 
     def take(self, hashes: Words) -> None:
         """Keys that are asked for now need no reading ahead any more."""
+        if not self._waiting:
+            return
+        hashes = np.sort(hashes)
         with self._lock:
-            if self._count:
-                self._waiting.append((False, hashes))
+            for needed, waiting in list(self._waiting.items()):
+                # Few are asked for at a time, many may wait.
+                at = np.minimum(np.searchsorted(waiting, hashes), len(waiting) - 1)
+                at = at[waiting[at] == hashes]
+                if len(at):
+                    self._waiting[needed] = np.delete(waiting, at)
+                    if not len(self._waiting[needed]):
+                        del self._waiting[needed]
 
     def over(self, version: int) -> None:
-        """Let go of what was read for batches up to the one that read a version."""
-        gone = self._runs.drop_fetched(version)
+        """Let go of what was read for batches up to the one that read a version; what that one has not asked for may
+        have come too late for it, and stays until the next is over.
+        """
         with self._lock:
+            gone = self._runs.drop_fetched(version)
             read = [fetched for fetched in gone if fetched.done]
             self.latest = Prefetches(
                 sum(fetched.read_keys for fetched in read),
                 sum(fetched.used for fetched in read),
-                self._dropped + sum(fetched.dropped for fetched in read),
+                self._dropped,
                 max((fetched.seconds for fetched in read), default=0.0),
             )
             self._dropped = 0
-            if self._needed <= version:
-                self._take_waiting()
+            self._waiting = {needed: waiting for needed, waiting in self._waiting.items() if needed >= version}
 
     def close(self) -> None:
         """Read no further."""
         with self._lock:
             self._closed = True
-            self._take_waiting()
+            self._waiting.clear()
             if self._reading is not None:
                 self._reading.give_up()
+
+
+def _among(hashes: Words, known: Words) -> NDArray[np.bool_]:
+    """Which of some hashes are among others, which are in order and at least one."""
+    there: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
+    return there

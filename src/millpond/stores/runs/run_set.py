@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,20 +51,30 @@ class RunSet:
         """Bytes that what was fetched holds."""
         return sum(fetched.memory for fetched in self.fetched)
 
-    def fetch(self, hashes: Words, needed: int) -> Fetched | None:
-        """Have what the runs hold of some hashes read by whoever wants to (see `Fetched`); None if that cannot be."""
+    def fetch(self, hashes: Words, needed: int, expected: int = 0) -> Fetched | None:
+        """Have what the runs hold of some hashes read by who asks for it (see `Fetched`); None if that cannot be."""
         with self._lock:
             if not self.runs or not can_be_fetched(self.runs):
                 return None
-            fetched = Fetched(self.runs, self.layout, hashes, needed)
+            fetched = Fetched(self.runs, self.layout, hashes, needed, expected)
             self.fetched = (*self.fetched, fetched)
             return fetched
 
     def drop_fetched(self, version: int) -> list[Fetched]:
-        """Let go of what was fetched for batches up to the one that reads a version."""
+        """Let go of what was fetched for batches before the one that reads a version, and of what nobody will ask for.
+
+        Rows that came too late for the batch that they were expected in are in the next one.
+        """
+        return self._let_go(lambda one: one.needed < version or (one.needed == version and one.exhausted))
+
+    def let_go(self, fetched: Fetched) -> None:
+        """Let go of something that was fetched."""
+        self._let_go(lambda one: one is fetched)
+
+    def _let_go(self, which: Callable[[Fetched], bool]) -> list[Fetched]:
         with self._lock:
-            gone = [fetched for fetched in self.fetched if fetched.needed <= version]
-            self.fetched = tuple(fetched for fetched in self.fetched if fetched.needed > version)
+            gone = [fetched for fetched in self.fetched if which(fetched)]
+            self.fetched = tuple(fetched for fetched in self.fetched if not which(fetched))
         for fetched in gone:
             fetched.give_up()
         return gone

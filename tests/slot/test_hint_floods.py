@@ -1,0 +1,362 @@
+"""Floods of hints, hints of nonsense, hints whose reads hang: memory stays within its limits, and rows come in time."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.slot.batch.task import PipeTask
+from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.partition.turns import Attempt, Turns
+from millpond.slot.prefetch.announcements import Announcements
+from millpond.slot.prefetch.switch import MOST, HintSwitch, wanted
+from millpond.stores.memory.process_memory import anonymous
+from millpond.stores.runs.fetched import Fetched
+
+from .conftest import hashes_in
+from .hinting import KEYS, MEMORY, held, hint, read_ahead, run
+
+FLOOD = 4_000_000
+
+
+class Watch:
+    """The most that a server's hints have taken, seen from beside."""
+
+    def __init__(self, server: PartitionServer) -> None:
+        self.server = server
+        self.kept = 0
+        self.read = 0.0  # share of a table's memory
+        self.waiting = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._over.wait(0.001):
+            partition, table, prefetcher = held(self.server)
+            self.kept = max(self.kept, partition._hints._held)
+            limit = prefetcher._limit()
+            self.read = max(self.read, table._runs.fetched_memory / limit)
+            with prefetcher._lock:
+                waiting = sum(one.nbytes for one in prefetcher._waiting.values())
+            self.waiting = max(self.waiting, waiting / limit)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def test_a_flood_takes_its_part_of_memory_and_keeps_no_batch_waiting(
+    server: PartitionServer,
+    large: PipeTask,
+) -> None:
+    run(server, large, 0, np.arange(KEYS))
+    rng = np.random.default_rng(3)
+    counts = np.ones(KEYS, np.int64)
+    batch = 0
+
+    def ask() -> float:
+        nonlocal batch
+        batch += 1
+        asked = rng.choice(KEYS, 20_000, replace=False)
+        np.add.at(counts, asked, 1)
+        started = time.monotonic()
+        rows, figures = run(server, large, batch, asked)
+        took = time.monotonic() - started
+        assert rows == {key: (counts[key], counts[key]) for key in asked.tolist()}
+        dropped.append(figures["dropped_hints"])
+        return took
+
+    dropped: list[float] = []
+    plain = max(ask() for _ in range(5))
+    assert not any(dropped)
+    over = threading.Event()
+    sent = 0
+
+    def flood(seed: int) -> None:
+        nonlocal sent
+        keys = np.random.default_rng(seed)
+        while not over.is_set() and sent < FLOOD:
+            some = keys.integers(0, 2 * KEYS, 16_384)
+            hint(server, large, batch + 1 + seed % 2, some)
+            sent += len(some)
+
+    before = anonymous()
+    with Watch(server) as watch, ThreadPoolExecutor(3) as pool:
+        floods = [pool.submit(flood, seed) for seed in range(3)]
+        while sent < FLOOD and not all(one.done() for one in floods):
+            assert ask() < 10 * plain + 2.0
+        over.set()
+        for one in floods:
+            one.result()
+    ask()
+    assert sum(dropped) > FLOOD // 4
+    assert watch.kept <= large.settings.memory // 16
+    assert 0.0 < watch.read <= 1.0
+    assert watch.waiting <= 1.0
+    assert anonymous() - before < MEMORY
+
+
+def test_hints_for_batches_that_do_not_come_are_not_kept() -> None:
+    hints = Announcements(None, ("exchange",), MEMORY)
+    keys = np.arange(1000, dtype=np.uint64)
+    for number in range(10_000):
+        hints.keep(number, "exchange", keys)
+    assert len(hints._batches) <= 3
+    hints.begin(50)
+    assert not hints._batches
+    for number in range(10_000):
+        hints.keep(number, "exchange", keys)
+    assert sorted(hints._batches) == [50, 51, 52]
+    hints.pass_on(None, 50)
+    assert hints._held == 0
+    assert hints.figures()["dropped_hints"] == 19_997 * len(keys)  # those of batches 50, 51 and 52 were looked at
+    for _ in range(2 * MOST // len(keys)):
+        hints.keep(51, "exchange", keys)
+        hints.pass_on(None, 50)
+    assert hints._batches[51].count == MOST
+    assert hints.figures()["dropped_hints"] >= MOST
+
+
+def test_rows_that_are_far_larger_than_others_are_not_read_ahead_by_the_thousand(
+    server: PartitionServer,
+    large: PipeTask,
+) -> None:
+    """Nobody knows how long values are before they are read."""
+    run(server, large, 0, np.arange(KEYS))
+    _, table, prefetcher = held(server)
+    limit = 64 << 10  # of which rows of 64 bytes take a thousand
+    prefetcher._limit = lambda: limit
+    prefetcher._row_bytes = 16.0
+    prefetcher._most = 1 << 20
+    most = 0
+    original = Fetched.read
+
+    def watched(self: Fetched) -> None:
+        original(self)
+        nonlocal most
+        most = max(most, table._runs.fetched_memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fetched, "read", watched)
+        hint(server, large, 1, np.arange(KEYS))
+        read_ahead(server)
+    assert most > limit  # it was not known
+    assert table._runs.fetched_memory <= limit
+    rows, figures = run(server, large, 1, np.arange(0, KEYS, 40))
+    assert set(rows.values()) == {(2, 2)}
+    assert figures["dropped_hints"] > KEYS // 2
+
+
+def test_nobody_waits_for_reads_that_have_not_begun(server: PartitionServer, large: PipeTask) -> None:
+    """Another query's reads may hang: rows look for their keys themselves, rather than wait behind these."""
+    run(server, large, 0, np.arange(KEYS))
+    hang = threading.Event()
+    try:
+        for _ in range(2):
+            server._readers.submit(hang.wait)
+        hint(server, large, 1, np.arange(10_000))
+        assert held(server)[2]._waiting
+        started = time.monotonic()
+        rows, figures = run(server, large, 1, np.arange(10_000))
+        assert time.monotonic() - started < 20
+        assert rows == dict.fromkeys(range(10_000), (2, 2))
+        assert figures["prefetched_keys"] == 0
+    finally:
+        hang.set()
+
+
+def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
+    server: PartitionServer,
+    large: PipeTask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(server, large, 0, np.arange(KEYS))
+    begun, go_on = threading.Event(), threading.Event()
+    original = Fetched._read
+
+    def slowly(self: Fetched) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        original(self)
+
+    monkeypatch.setattr(Fetched, "_read", slowly)
+    _, table, _ = held(server)
+    asked = np.arange(700)
+    hint(server, large, 1, asked)
+    assert begun.wait(10)
+    (fetched,) = table._runs.fetched
+    hint(server, large, 1, asked)  # again: it is on its way
+    hint(server, large, 2, asked)
+    assert not held(server)[2]._waiting
+    readers: list[str] = []
+
+    def noted(search: Callable[..., Any]) -> Callable[..., Any]:
+        def look(*arguments: Any) -> Any:
+            readers.append(threading.current_thread().name)
+            return search(*arguments)
+
+        return look
+
+    for one in table._runs.runs:
+        monkeypatch.setattr(one, "search", noted(one.search))
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(run, server, large, 1, asked)
+        time.sleep(0.3)
+        assert not answer.done()
+        assert not readers
+        go_on.set()
+        rows, figures = answer.result(30)
+    assert rows == dict.fromkeys(asked.tolist(), (2, 2))
+    assert figures["prefetched_used"] == figures["prefetched_keys"] == len(fetched.hashes)
+    assert readers
+    assert all(name.startswith("millpond-read-ahead") for name in readers)
+
+
+def test_what_was_read_while_its_batch_ended_is_let_go_of(
+    server: PartitionServer,
+    large: PipeTask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read that hangs over the end of its batch, which did not ask for its keys, stays for the next one only."""
+    run(server, large, 0, np.arange(KEYS))
+    begun, go_on = threading.Event(), threading.Event()
+    original = Fetched._read
+
+    def slowly(self: Fetched) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        original(self)
+
+    monkeypatch.setattr(Fetched, "_read", slowly)
+    _, table, _ = held(server)
+    hint(server, large, 1, np.arange(5_000))
+    assert begun.wait(10)
+    run(server, large, 1, np.arange(KEYS - 5_000, KEYS))
+    go_on.set()
+    read_ahead(server)
+    rows, _ = run(server, large, 2, np.arange(5_000))
+    assert set(rows.values()) == {(2, 2)}
+    run(server, large, 3, np.arange(5_000))
+    assert not table._runs.fetched
+
+
+def test_files_that_cannot_be_read_ahead_cost_the_hints_only(
+    server: PartitionServer,
+    large: PipeTask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(server, large, 0, np.arange(KEYS))
+    errors: Iterator[Exception] = iter([OSError(5, "gone"), ValueError("mmap closed"), RuntimeError("shut down")])
+
+    def fails(self: Fetched) -> None:
+        raise next(errors)
+
+    for batch in range(1, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(Fetched, "_read", fails)
+            hint(server, large, batch, np.arange(500))
+            read_ahead(server)
+        rows, _ = run(server, large, batch, np.arange(500))
+        assert set(rows.values()) == {(batch + 1, batch + 1)}
+    hint(server, large, 4, np.arange(500))
+    read_ahead(server)
+    _, figures = run(server, large, 4, np.arange(500))
+    assert figures["prefetched_keys"] in (0, 500)
+
+
+def test_partitions_of_one_slot_ask_each_for_themselves(tmp_path: Path, large: PipeTask) -> None:
+    task = msgspec.structs.replace(large, partitions=4)
+    one, other = HintSwitch(tmp_path, task, 0), HintSwitch(tmp_path, task, 2)
+    one.set(("exchange",))
+    other.set(("source",))
+    other.set(())
+    one.set(("exchange",))
+    assert wanted(tmp_path, task) == {0: ("exchange",)}
+    other.set(("source", "exchange"))
+    assert wanted(tmp_path, task) == {0: ("exchange",), 2: ("exchange", "source")}
+    again = HintSwitch(tmp_path, task, 2)  # of the slot that comes after one that died
+    assert wanted(tmp_path, task) == {0: ("exchange",)}
+    again.set(("exchange",))
+    again.close()
+    assert wanted(tmp_path, task) == {0: ("exchange",)}
+    one.close()
+    assert not list((tmp_path / "hints").iterdir())
+
+
+def test_at_no_moment_of_a_switch_nothing_is_asked_for(tmp_path: Path, large: PipeTask) -> None:
+    switch = HintSwitch(tmp_path, large, 0)
+    switch.set(("exchange",))
+    over = threading.Event()
+
+    def back_and_forth() -> None:
+        while not over.is_set():
+            switch.set(("source", "exchange"))
+            switch.set(("source",))
+            switch.set(("exchange",))
+
+    thread = threading.Thread(target=back_and_forth)
+    thread.start()
+    try:
+        (folder,) = (tmp_path / "hints").iterdir()
+        for _ in range(3000):
+            assert any((folder / name).exists() for name in os.listdir(folder)) or wanted(tmp_path, large)
+            assert set(wanted(tmp_path, large).get(0, ("exchange",))) <= {"source", "exchange"}
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_nothing_of_hints_is_left_by_a_query_that_ends(tmp_path: Path, large: PipeTask) -> None:
+    task = msgspec.structs.replace(large, exchange="local")
+    server = PartitionServer(tmp_path / "slot")
+    server._partition(task, 0)._hints.learn({"cache_misses": 9.0})
+    assert wanted(tmp_path / "slot", task) == {0: ("exchange",)}
+    server.close()
+    assert not list((tmp_path / "slot" / "hints").iterdir())
+
+
+def test_hints_take_no_turn_that_an_attempt_waits_for() -> None:
+    turns = Turns(5.0)
+    with ThreadPoolExecutor(1) as pool, turns.taken(Attempt(1, 1, lambda: None, fed=True)):
+
+        def attempt() -> None:
+            with turns.taken(Attempt(2, 2, lambda: None)):
+                pass
+
+        second = pool.submit(attempt)
+        deadline = time.monotonic() + 10
+        while not turns._coming:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        # As if the first were over, and the second had not woken up.
+        with turns._changed:
+            first, turns._current = turns._current, None
+            with turns.if_free() as free:
+                assert not free
+            turns._current = first
+    second.result(10)
+    with turns.if_free() as free:
+        assert free
+
+
+def test_hashes_of_hints_need_not_be_of_the_partition(server: PartitionServer, large: PipeTask) -> None:
+    """Any 64 bits: whoever sends them may be wrong about everything."""
+    run(server, large, 0, np.arange(KEYS))
+    nonsense = np.array([0, 1, 2**64 - 1, 2**63, 2**63 - 1], np.uint64)
+    server.hint(large, 0, 1, "exchange", np.concatenate([nonsense, nonsense]))
+    server.hint(large, 0, 1, "source", np.empty(0, np.uint64))
+    server.hint(large, 0, 1, "exchange", hashes_in(0, 1, np.arange(100)).view(np.uint64), pa.record_batch({"x": [1]}))
+    rows, _ = run(server, large, 1, np.arange(100))
+    assert rows == dict.fromkeys(range(100), (2, 2))
