@@ -79,7 +79,7 @@ class Partition:
         self.task = task
         self.number = number
         self._turns = Turns(task.settings.attempt_timeout)
-        self._hints = Announcements(query.hint_switch(task), task.lookaheads)
+        self._hints = Announcements(query.hint_switch(task, number), task.lookaheads)
         self._busy = threading.Lock()  # held for each step that reads or replaces the operator
         self._epoch = 0  # changes whenever the state does, so that output of an older state stops
         self._operator: Operator | None = None

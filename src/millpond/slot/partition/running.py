@@ -190,11 +190,11 @@ class RunningQuery:
                 self._planned = kept | {batch: planned(self.task, batch)}
             return self._planned[batch]
 
-    def hint_switch(self, task: PipeTask) -> HintSwitch | None:
-        """The switch of an operator's hints, where they can be had."""
+    def hint_switch(self, task: PipeTask, partition: int) -> HintSwitch | None:
+        """The switch of a partition's hints, where they can be had."""
         if not task.lookaheads:
             return None
-        return HintSwitch(self.means.directory, task, self.means.number)
+        return HintSwitch(self.means.directory, task, partition)
 
     def note_lost_call(self, operator: object, place: str) -> None:
         """Note where code of the user was called when its process went, if that is why an operator has failed."""

@@ -18,7 +18,6 @@ import pyarrow as pa
 from millpond.errors import MillpondError
 from millpond.layout import Words
 from millpond.slot.batch.task import Lookahead, PipeTask
-from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.prefetch.switch import wanted
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Connection, Hints
@@ -32,20 +31,23 @@ _sketches: dict[tuple[str, int], Sketch] = {}
 
 
 class HintSender:
-    """Sends the hints of one task of one batch. Whatever goes wrong ends them, and nothing else.
+    """Sends the hints of one task of one batch to the slots that run. Whatever goes wrong ends them, and nothing else.
 
-    Slots that want those of another lookahead get one without keys, to see how early this one would be.
+    Partitions that want those of another lookahead get one without keys, to see how early this one would be.
 
     Args:
-        task: the operator. batch: its id. lookahead: who sends them.
-        slots: those that want hints, and of which lookahead.
+        directory: of the slots. task: the operator. batch: its id. lookahead: who sends them.
+        partitions: those that want hints, and of which lookahead.
     """
 
-    def __init__(self, task: PipeTask, batch: int, lookahead: Lookahead, slots: Mapping[int, str]) -> None:
+    def __init__(
+        self, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead, partitions: Mapping[int, str]
+    ) -> None:
+        self._directory = directory
         self._task = task
         self._batch = batch
         self._lookahead: Lookahead = lookahead
-        self._slots = slots
+        self._partitions = partitions
         self._marked: set[int] = set()
         self._connections: dict[int, Connection | None] = {}
         from millpond.kernels.hints.sketch import Sketch  # kernels are for those who use them
@@ -54,16 +56,17 @@ class HintSender:
 
     @classmethod
     def of(cls, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> HintSender | None:
-        """A sender, if any slot wants hints."""
-        slots = wanted(directory.path, task) if lookahead in task.lookaheads else {}
-        return cls(task, batch, lookahead, slots) if slots else None
+        """A sender, if any partition wants hints."""
+        partitions = wanted(directory.path, task) if lookahead in task.lookaheads else {}
+        return cls(directory, task, batch, lookahead, partitions) if partitions else None
 
     def send(self, partition: int, rows: pa.RecordBatch) -> None:
         """Announce the keys of some rows of a partition: the column `__hash`, then those of the spec."""
-        slot = partition % self._task.slots
-        if slot not in self._slots:
+        asked = self._partitions.get(partition)
+        if asked is None:
             return
-        if self._slots[slot] == self._lookahead:
+        slot = partition % self._task.slots
+        if asked == self._lookahead:
             hashes = rows.column(0).to_numpy().view(np.uint64)
             rare = self._sketch.rare(np.unique(hashes))
             if len(rare):
@@ -85,21 +88,27 @@ class HintSender:
         try:
             if slot not in self._connections:
                 self._connections[slot] = None
-                self._connections[slot] = SlotFinder(self._task).find(slot)[0]
+                silence = self._task.settings.silence_timeout
+                self._connections[slot] = Connection(self._directory.connect(f"slot-{slot}", silence), silence)
             connection = self._connections[slot]
             if connection is not None:
                 connection.send(Hints(self._task, partition, self._batch, self._lookahead))
                 connection.send_schema(keys.schema)
                 connection.send_batch(keys)
         except (OSError, MillpondError):
+            self._hang_up(self._connections[slot])
             self._connections[slot] = None
 
     def close(self) -> None:
         """Hang up."""
         for connection in self._connections.values():
-            if connection is not None:
-                with suppress(OSError):
-                    connection.close()
+            self._hang_up(connection)
+
+    @staticmethod
+    def _hang_up(connection: Connection | None) -> None:
+        if connection is not None:
+            with suppress(OSError):
+                connection.close()
 
 
 class KeysAhead:

@@ -1,7 +1,7 @@
 """Which hints an operator wants: said by its slots, and read by whoever could send them, all on one host.
 
-There is a file for each operator and slot that wants hints, with the name of the lookahead that is to send them: where
-nothing was missing from memory, the price of hints is that of looking for it, once a task.
+There is a file for each partition that wants hints, with the name of the lookahead that is to send them: where nothing
+was missing from memory, the price of hints is that of looking for it, once a task.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ _FOLDER = "hints"
 
 
 class HintSwitch:
-    """One operator's switch, as one slot sets it.
+    """The switch of one partition of an operator. Whatever an earlier process has left there does not count.
 
     Args:
-        directory: of the application's slots on this host. task: the operator. slot: the number of the slot.
+        directory: of the application's slots on this host. task: the operator. partition: its number.
     """
 
-    def __init__(self, directory: Path, task: PipeTask, slot: int) -> None:
-        self._file = _folder(directory, task) / str(slot)
+    def __init__(self, directory: Path, task: PipeTask, partition: int) -> None:
+        self._file = _folder(directory, task) / str(partition)
         self._lookahead: Lookahead | None = None
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
 
     def set(self, lookahead: Lookahead | None) -> None:
         """Ask for hints of one lookahead, or for none any more. What the disk refuses costs the hints."""
@@ -39,7 +41,7 @@ class HintSwitch:
 
 
 def wanted(directory: Path, task: PipeTask) -> dict[int, str]:
-    """The slots that want hints for an operator, and of which lookahead."""
+    """The partitions of an operator that want hints, and of which lookahead."""
     found = {}
     with suppress(OSError):
         for file in _folder(directory, task).iterdir():
