@@ -23,7 +23,7 @@ class Memory:
         rows: by key (a tuple), values by column.
         asked: how often each key was asked for. requests: how many there were; at_once: most of them at a time.
         delay: seconds that a request takes. failing: requests that fail from now on. broken: keys with no good row.
-        open: connections. gate: requests wait for it.
+        open: connections. gate: requests wait for it. starts: connections of earlier starts are broken.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,7 +31,7 @@ class Memory:
         self.asked: Counter[tuple[Any, ...]] = Counter()
         self.requests = self.at_once = self.open = self.most = 0
         self.delay = 0.0
-        self.failing = 0
+        self.failing = self.starts = 0
         self.broken: set[tuple[Any, ...]] = set()
         self.wrong = ""
         self.gate = threading.Event()
@@ -70,12 +70,15 @@ class MemoryConnection:
     def __init__(self, memory: Memory, columns: pa.Schema) -> None:
         self.memory = memory
         self.columns = columns
+        self.start = memory.starts
 
     def fetch(self, keys: pa.RecordBatch) -> Found:
         memory = self.memory
         wanted = list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
         memory.enter(wanted)
         try:
+            if self.start < memory.starts:
+                raise ConnectionError("the server was started anew")
             if memory.failing > 0:
                 memory.failing -= 1
                 raise ConnectionError("gone")

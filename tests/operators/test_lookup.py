@@ -277,6 +277,17 @@ class TestErrors:
         assert plain(as_rows(out)) == plain(joined(spec, self.ROWS, memory.rows))
         assert memory.requests == 3
 
+    def test_a_server_that_was_started_anew(self, memory: Memory, rigs: list[Rig], request: Any) -> None:
+        """All connections that lie idle are broken then, more than there are tries."""
+        spec = shape(memory, request, retries=1, request=1, concurrency=4, ttl_ms=0)
+        memory.delay = 0.05
+        rigs.append(rig := Rig(spec))
+        rig.batch(batch(spec, self.ROWS))
+        assert memory.open == 4
+        memory.starts += 1
+        assert rig.batch(batch(spec, self.ROWS[:1])).num_rows == 1
+        assert memory.open == 1
+
     def test_the_batch_fails(self, memory: Memory, rigs: list[Rig], request: Any) -> None:
         spec = shape(memory, request, retries=1)
         memory.failing = 2

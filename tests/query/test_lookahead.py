@@ -16,6 +16,7 @@ import millpond
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
+from millpond.plan.lookahead import announced
 from millpond.query.lookahead.runner import lookaheads
 from millpond.query.lookahead.sources import Files, upcoming
 from millpond.slot.batch.task import PipeTask
@@ -164,3 +165,20 @@ def test_the_source_is_looked_at_only_where_listing_the_checkpoint_is_free(spark
 
     assert announcing("file:///checkpoint") == [("source", "exchange")]
     assert announcing("s3a://bucket/checkpoint") == [("exchange",)]
+
+
+@pytest.mark.parametrize("kind", ["filtered", "function of the user", "key of the user", "batches", "chance", "table"])
+def test_only_what_spark_itself_computes_is_computed_ahead(spark: SparkSession, kind: str) -> None:
+    """Functions of the user may do more than compute, and tables are not read another time."""
+    numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
+    twice = F.udf(lambda value: 2 * value, "bigint")
+    rows = {
+        "filtered": lambda: numbers.where("value > 3").withColumn("k", F.explode(F.array("value", F.lit(1)))),
+        "function of the user": lambda: numbers.where(twice("value") > 3).withColumn("k", F.col("value")),
+        "key of the user": lambda: numbers.withColumn("k", twice("value")),
+        "batches": lambda: numbers.select(F.col("value").alias("k")).mapInArrow(lambda batches: batches, "k bigint"),
+        "chance": lambda: numbers.where("rand() < 0.5").withColumn("k", F.col("value")),
+        "table": lambda: numbers.join(spark.range(5).toDF("value"), "value").withColumn("k", F.col("value")),
+    }[kind]()
+    decision = decide(rows.groupBy("k").count(), "update")
+    assert announced(decision) == {0: ("source", "exchange") if kind == "filtered" else ("exchange",)}

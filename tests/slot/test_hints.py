@@ -13,8 +13,11 @@ import pytest
 from millpond.metrics import LOOKAHEADS
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.pipe.hints import HintSender
 from millpond.slot.prefetch.announcements import Announcements
-from millpond.slot.prefetch.switch import wanted
+from millpond.slot.prefetch.switch import HintSwitch, wanted
+from millpond.slot.process.identity import identify
+from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Run
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.operators import Field
@@ -101,6 +104,38 @@ def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: PipeTask)
         assert not asked()
     finally:
         server.close()
+
+
+def test_each_partition_has_a_switch_of_its_own(tmp_path: Path, large: PipeTask) -> None:
+    """Partitions of one slot do not switch each other's hints off, nor does an earlier process leave them on."""
+    task = msgspec.structs.replace(large, exchange="local", partitions=4, slots=1)
+    server = PartitionServer(tmp_path / "slot")
+    try:
+        hints = [server._partition(task, number)._hints for number in range(2)]
+        for one in hints:
+            one.learn({"cache_misses": 100.0, "cache_hits": 900.0})
+        hints[0].learn({"cache_misses": 0.0, "cache_hits": 900.0})
+        assert wanted(tmp_path / "slot", task) == {1: "exchange"}
+    finally:
+        server.close()
+    server = PartitionServer(tmp_path / "slot")
+    try:
+        server._partition(task, 1)
+        assert wanted(tmp_path / "slot", task) == {}
+    finally:
+        server.close()
+
+
+def test_who_sends_hints_starts_no_slot(large: PipeTask) -> None:
+    directory = SlotDirectory.of(large)
+    directory.enter(identify())
+    HintSwitch(directory.path, large, 0).set("exchange")
+    hints = HintSender.of(directory, large, 3, "exchange")
+    assert hints is not None
+    for _ in range(2):
+        hints.send(0, pa.record_batch({"__hash": pa.array([5], pa.int64())}))
+    hints.close()
+    assert not directory.running()
 
 
 def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:

@@ -145,15 +145,26 @@ class Fetcher:
         try:
             found = connection.fetch(keys)
         except BaseException:
-            with suppress(Exception):
-                connection.close()
+            self._hang_up(connection)
+            self._hang_up(*self._take_idle())  # what has ended one may have ended all: other tries begin anew
             raise
         with self._lock:
             if not self._closed.is_set():
                 self._idle.append(connection)
                 return found
-        connection.close()
+        self._hang_up(connection)
         return found
+
+    def _take_idle(self) -> list[Connection]:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            return idle
+
+    @staticmethod
+    def _hang_up(*connections: Connection) -> None:
+        for connection in connections:
+            with suppress(Exception):
+                connection.close()
 
     def _aligned(self, keys: pa.RecordBatch, found: Found) -> Answer:
         """What was found, a row for each key in the order of the keys."""
@@ -187,11 +198,7 @@ class Fetcher:
         """End all connections; what is on its way is given up."""
         self._closed.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            with suppress(Exception):
-                connection.close()
+        self._hang_up(*self._take_idle())
 
 
 def _kind_of(error: BaseException) -> str:

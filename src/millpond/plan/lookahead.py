@@ -23,6 +23,13 @@ from millpond.plan.reading.map_groups import MAPS
 _FILES = frozenset({"parquet", "orc", "json", "csv", "text"})
 _OTHERWISE = ("latestfirst", "cleansource", "filenameonly", "maxbytespertrigger", "recursivefilelookup")
 """Options by which a file source takes other files than the oldest that were not read yet, or removes them."""
+_PROJECTING = frozenset(
+    {"EventTimeWatermark", "Expand", "Filter", "Generate", "Project", "ResolvedHint", "SubqueryAlias", "Union", "View"}
+)
+_OTHERS = frozenset(
+    {"Exists", "InSubquery", "ListQuery", "PythonUDAF", "PythonUDF", "PythonUDTF", "ScalaUDF", "ScalarSubquery"}
+)
+"""Expressions that are the user's own, or read tables: they are not computed another time for the sake of hints."""
 _LIMITS = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay")
 """Options by which a Kafka source takes a part of what is there."""
 
@@ -78,9 +85,26 @@ def fed_by_source(decision: Decision) -> dict[int, Decided]:
         below = (one for child in decided.children for one in child.operators())
         reading = operator.reading
         plain = isinstance(reading, JoinReading) or (isinstance(reading, Reading) and reading.assigned is None)
-        if plain and decided.node.kind not in MAPS and next(below, None) is None:
+        if plain and decided.node.kind not in MAPS and next(below, None) is None and _may_be_repeated(decided):
             found[operator.index] = decided
     return found
+
+
+def _may_be_repeated(decided: Decided) -> bool:
+    """Whether an operator's keys come from the source by projections and filters of Spark's that always do the same."""
+    assert decided.operator is not None
+    reading = decided.operator.reading
+    if isinstance(reading, JoinReading):
+        raw = [key for side in (reading.left, reading.right) for key in side.keys]
+    else:
+        raw = list(reading.raw) if isinstance(reading, Reading) else []
+    for node in (one for child in decided.node.children for one in child.walk()):
+        if node.kind.startswith("StreamingRelation"):
+            continue
+        if node.kind not in _PROJECTING:
+            return False
+        raw += node.expressions
+    return all(one.deterministic and not any(part.kind in _OTHERS for part in one.walk()) for one in raw)
 
 
 def key_hashes(catalyst: Catalyst, decided: Decided, rows: DataFrame) -> DataFrame:

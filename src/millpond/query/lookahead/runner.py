@@ -84,7 +84,7 @@ class _Runner:
     ) -> None:
         self._query = query
         self._spark = spark
-        self._decision = decision
+        self._fed = fed_by_source(decision)
         self._tasks = tasks
         self._ledger = ledger
         self._settings = settings
@@ -125,10 +125,9 @@ class _Runner:
                 copy.conf.set(name, value)
             self._session = Catalyst(copy)
         rows = self._ahead.after(self._session.spark, self._offset)
-        fed = fed_by_source(self._decision)
         for task in asked:
-            if rows is not None and task.operator in fed:
-                hashes = key_hashes(self._session, fed[task.operator], rows)
+            if rows is not None and task.operator in self._fed:
+                hashes = key_hashes(self._session, self._fed[task.operator], rows)
                 announce = KeysAhead(task, batch + 1)
                 map_in_arrow(hashes, announce, "nothing int").write.format("noop").mode("append").save()
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 from millpond.errors import MillpondError
 from millpond.layout import Words
 from millpond.slot.batch.task import Lookahead, PipeTask
-from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.prefetch.switch import MOST, wanted
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Connection, Hints
@@ -35,16 +34,24 @@ _sketches: dict[tuple[str, int, Lookahead], Sketch] = {}
 
 
 class HintSender:
-    """Sends the hints of one task of one batch. Whatever goes wrong ends them, and nothing else.
+    """Sends the hints of one task of one batch to the slots that run. Whatever goes wrong ends them, and nothing else.
 
     Partitions that want those of another lookahead get one without keys, to see how early this one would be.
 
     Args:
-        task: the operator. batch: its id. lookahead: who sends them.
+        directory: of the slots. task: the operator. batch: its id. lookahead: who sends them.
         asked: the partitions that want hints, and of which lookaheads.
     """
 
-    def __init__(self, task: PipeTask, batch: int, lookahead: Lookahead, asked: Mapping[int, Collection[str]]) -> None:
+    def __init__(
+        self,
+        directory: SlotDirectory,
+        task: PipeTask,
+        batch: int,
+        lookahead: Lookahead,
+        asked: Mapping[int, Collection[str]],
+    ) -> None:
+        self._directory = directory
         self._task = task
         self._batch = batch
         self._lookahead: Lookahead = lookahead
@@ -59,7 +66,7 @@ class HintSender:
     def of(cls, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> HintSender | None:
         """A sender, if any partition wants hints."""
         asked = wanted(directory.path, task) if lookahead in task.lookaheads else {}
-        return cls(task, batch, lookahead, asked) if asked else None
+        return cls(directory, task, batch, lookahead, asked) if asked else None
 
     def send(self, partition: int, rows: pa.RecordBatch) -> None:
         """Announce the keys of some rows of a partition: the column `__hash`, then those of the spec."""
@@ -92,8 +99,7 @@ class HintSender:
         try:
             if slot not in self._connections:
                 self._connections[slot] = None
-                self._connections[slot] = found = SlotFinder(self._task).find(slot)[0]
-                found.silence = _PATIENCE
+                self._connections[slot] = Connection(self._directory.connect(f"slot-{slot}", _PATIENCE), _PATIENCE)
             connection = self._connections[slot]
             if connection is not None:
                 connection.send(Hints(self._task, partition, self._batch, self._lookahead))
@@ -107,9 +113,13 @@ class HintSender:
     def close(self) -> None:
         """Hang up."""
         for connection in self._connections.values():
-            if connection is not None:
-                with suppress(OSError):
-                    connection.close()
+            self._hang_up(connection)
+
+    @staticmethod
+    def _hang_up(connection: Connection | None) -> None:
+        if connection is not None:
+            with suppress(OSError):
+                connection.close()
 
 
 class KeysAhead:
