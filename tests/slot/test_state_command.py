@@ -17,11 +17,14 @@ from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, 
 from millpond.checkpoint.generation import claim, newest_claim, numbers
 from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
-from millpond.errors import StateDamagedError
+from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.query.ledger.ownership import Ownership
-from millpond.slot.reading.reader import StateReader
+from millpond.slot.reading.reader import StateOperator, StateReader
+from millpond.spec.kinds.group_state import STATE, GroupStateSpec
+from millpond.spec.kinds.processor import ProcessorSpec, Variable
+from millpond.spec.operators import Field
 from millpond.stores.rmw import flush
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from tests.checkpoint.rig import Slot
@@ -440,3 +443,17 @@ def test_gc_removes_nothing_where_the_state_is_not_that_of_the_ledger(aged: Path
     assert code == 1
     assert "no version from 500 on is whole" in told
     assert contents(aged) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "told"),
+    [
+        (ProcessorSpec, None, "has state variables .* Name one: timers, n"),
+        (ProcessorSpec, "x", "has no state variable 'x' .* Name one: timers, n"),
+        (GroupStateSpec, STATE, f"has no state variable '{STATE}' .* Name no variable: its state is read as one"),
+    ],
+)
+def test_variables_are_named_where_there_are_any(kind: type[ProcessorSpec], variable: str | None, told: str) -> None:
+    spec = kind((Field("k", "int"),), (0,), (), (Variable("n", "value", "struct<n:int>"),), "event", "update")
+    with pytest.raises(UsageError, match=told):
+        StateOperator(0, "counting", spec, ()).part(variable)

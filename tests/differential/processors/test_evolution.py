@@ -129,3 +129,17 @@ def test_renamed(spark: SparkSession, tmp_path: Path) -> None:
     ]
     found = compare(spark, tmp_path, turns)
     assert spoken(found, "a")[1] == ["((1, 'x'), [(1,)], Row(c=1, d='x'))"]
+
+
+@pytest.mark.parametrize("last", ["a int, b bigint", "a int, b struct<x: int>"])
+def test_back_as_another_type(spark: SparkSession, tmp_path: Path, last: str) -> None:
+    """A field that was gone cannot come back as what the values that are still there cannot be read as."""
+    fails = "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"
+    turns = [
+        Turn(of(all_of("a int, b string")), [script(("a", "v.update((1, 'x'))"))], conf=AVRO),
+        Turn(of(all_of("a int")), [script(("b", "v.update((2,))"))], conf=AVRO),
+        Turn(of(all_of(last)), [script(("a", "v.get()"))], conf=AVRO, fails=fails, fails_ours="."),
+        Turn(of(all_of("a int, b string")), [script(("b", "v.get()"))], conf=AVRO),
+    ]
+    found = compare(spark, tmp_path, turns, ours_on=ENGINE)
+    assert [spoken(found, "a")[2], spoken(found, "b")[3]] == [["(1, 'x')"], ["(2, None)"]]

@@ -135,6 +135,18 @@ def test_of_another_shape(spark: SparkSession, tmp_path: Path) -> None:
     compare(spark, tmp_path / "empty", [Turn(query(empty=True), [table])])
 
 
+def test_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """An initial state that is a stream itself stays on Spark, which takes what the first batch has of it."""
+
+    def query(df: DataFrame) -> DataFrame:
+        processor = Script({"v": ("List", "n int")}, first="v.appendValue((row.n,))")
+        return transformed(df, processor, initialState=df.select("k", "n").groupBy("k"))
+
+    tables = [script(("a", "v.get()")), script(("b", "v.get()"), ("a", "v.get()"))]
+    found = compare(spark, tmp_path, [Turn(query, tables)], ours_on="spark")
+    assert spoken(found, "a") == [["[(0,)]"], ["[(0,)]"]]
+
+
 def test_lives(spark: SparkSession, tmp_path: Path) -> None:
     """By the clock: a time to live, and timers that are due at once."""
     lives: Variables = {"v": ("Value", "n int", 1), "l": ("List", "n int", 10_000_000), "m": VARIABLES["m"]}

@@ -150,6 +150,8 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
 
 def _read_initial(node: Node, keys: tuple[int, ...]) -> InitialReading:
     """Read the initial state, which has to be grouped as the input is: `keys` are the positions of its key."""
+    if node.children[1].streaming:
+        raise Unsupported(Reason("MP-PROCESSOR", "an initial state that is a stream"))
     above, below = (child.output for child in node.children)
     count = int(node.java.initGroupingAttrsLen())
     by, over = ([one.type for one in output] for output in (below[:count], above[: len(keys)]))

@@ -140,13 +140,17 @@ def _varied(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
 
 
 def _check_evolves(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a type that values of the earlier one cannot be read as; keys of maps and times to live stay as before."""
+    """Refuse a type that values of an earlier one cannot be read as; keys of maps and times to live stay as before.
+
+    Values of every type that there was may still be there, as a field that is gone and comes back shows.
+    """
     same = _nameless({**before, **{part: now[part] for part in ("value", "earlier")}}) == _nameless(now)
-    if not same or not evolves(parse_type(before["value"]), parse_type(now["value"])):
-        raise _RefusedError(
-            f"[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] the state variable {name} was {_variable(before)}, and "
-            f"cannot become {_variable(now)}"
-        )
+    for value in (before["value"], *reversed(before["earlier"])):
+        if not same or not evolves(parse_type(value), parse_type(now["value"])):
+            raise _RefusedError(
+                f"[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] the state variable {name} was "
+                f"{_variable({**before, 'value': value})}, and cannot become {_variable(now)}"
+            )
 
 
 def _nameless(variable: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from millpond.slot.batch.rows import first_hash
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.worker import promptly
 
-WRITTEN = "partition int, file string, rows bigint"
+WRITTEN = "partition int, file string, checksum string"
 """What comes out: the fields of `Portion`."""
 
-_SCHEMA = pa.schema([("partition", pa.int32()), ("file", pa.string()), ("rows", pa.int64())])
+_SCHEMA = pa.schema([("partition", pa.int32()), ("file", pa.string()), ("checksum", pa.string())])
 
 
 class InitialWrite:

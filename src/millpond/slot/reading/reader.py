@@ -64,7 +64,7 @@ class StateOperator:
             what = "has state variables" if variable is None else f"has no state variable {variable!r}"
             raise UsageError(
                 f"The operator {self.title!r} {what}.",
-                action=f"Name one: {', '.join(parts)}." if parts else "Name none.",
+                action=f"Name one: {', '.join(parts)}." if parts else "Name no variable: its state is read as one.",
                 operator=str(self.index),
             )
         return parts[variable], self.spec.shown(parts[variable])
