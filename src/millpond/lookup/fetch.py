@@ -80,7 +80,7 @@ def table_of(spec: EnrichSpec) -> LookupTable:
     except Exception as error:
         raise UsageError(
             f"The table '{spec.name}' cannot be loaded where keys are looked up ({type(error).__name__}: {error}).",
-            action="Install the module of its class on all hosts, or put it on the PYTHONPATH of the executors.",
+            action="Install the module of its class on all hosts, or give it to the application (addPyFile).",
         ) from error
     return table
 
