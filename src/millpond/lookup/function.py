@@ -99,7 +99,7 @@ class _Worker:
             assert self._known is not None
             parts.append((known, _some(self._known.values, places[known])))
         for some, answer in zip(requests, sent, strict=True):
-            parts.append((some, whole(answer.result())))
+            parts.append((some, whole(self.fetcher.wait(answer))))
         if not parts:
             columns = wanted(self._spec)
             return Values(pa.RecordBatch.from_pylist([], columns), np.empty(0, np.uint8), {})

@@ -207,7 +207,7 @@ class LookupOperator:
 
     def _show(self, piece: _Piece) -> None:
         """Wait for what a piece has asked for, and let it go out."""
-        parts = [piece.known] + [(which, part_of(one.answer.result(), at)) for which, one, at in piece.asked]
+        parts = [piece.known] + [(which, part_of(self._fetcher.wait(one.answer), at)) for which, one, at in piece.asked]
         values = put_together(parts, piece.keys.num_rows)
         self._counts["failed_keys"] += int(np.count_nonzero(values.states == FAILED))
         check(self.spec, values, piece.keys)
@@ -242,4 +242,4 @@ def _taken(columns: list[pa.Array], which: NDArray[np.int64]) -> list[pa.Array]:
 
 
 def _now() -> int:
-    return time.time_ns() // 1_000_000
+    return time.monotonic_ns() // 1_000_000
