@@ -2,8 +2,13 @@
 
 As in the Yahoo Streaming Benchmark: events of 114 bytes as JSON, their ads drawn by Zipf's law, are parsed, views are
 kept, the campaign of each ad is looked up, and views are counted by campaign and window of ten seconds. Millpond's
-`enrich` stands beside what is written by hand: `foreachBatch`, a synchronous client that asks for the keys of each
-record batch in pipelines, and counts that are kept in Redis, too.
+`enrich` stands beside what is written by hand: `foreachBatch`, a client that asks for each different key of a record
+batch and waits for the answer (`synchronous`), or for 500 of them in a pipeline (`pipelines`), and counts that are kept
+in Redis, too. `source` only parses the events.
+
+With `--rate` a clock starts the batches, and latencies of rows are told (`benchmarks.latency`). `--two-thirds` does
+that at two thirds of the rate at which Millpond works with all keys in its cache, with a cache of a tenth of the keys,
+with and without hints.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.config import RunConfig
+from benchmarks.latency import latencies_of, told
 from benchmarks.workloads import key_sql
 from millpond.workloads.nexmark_spark import numbers
 from millpond.workloads.peer import PEER_SETTINGS
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-ENGINES = ("millpond", "foreachBatch")
+ENGINES = ("millpond", "synchronous", "pipelines", "source")
 CAMPAIGNS = 100
 _BYTES = 114
 _PIPELINE = 500
@@ -62,15 +69,23 @@ def with_millpond(spark: SparkSession, url: str, options: argparse.Namespace, wo
 
     views = events(spark, options)
     table = RedisTable(url, "ad:{ad_id}")
-    found = millpond.enrich(
-        views, table, on="ad_id", columns="campaign bigint", how="inner", cache=options.cache, ttl=options.ttl
-    )
+    cache, ttl = -(-options.cache // options.cores), None if options.ttl < 0 else options.ttl
+    found = millpond.enrich(views, table, on="ad_id", columns="campaign bigint", how="inner", cache=cache, ttl=ttl)
     counts = found.groupBy("campaign", F.window("at", f"{_WINDOW_MS // 1000} seconds")).count()
-    writer = millpond.writeStream(counts).outputMode("update").format("noop")
-    return writer.option("checkpointLocation", str(work / "checkpoint")).start()
+    return start(millpond.writeStream(counts).outputMode("update").format("noop"), options, work)
 
 
-def by_hand(spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> StreamingQuery:
+def start(writer: Any, options: argparse.Namespace, work: Path) -> StreamingQuery:
+    """Start a query, on a clock if there is one."""
+    if options.rate:
+        writer = writer.trigger(processingTime=f"{round(1000 * options.interval)} milliseconds")
+    query: StreamingQuery = writer.option("checkpointLocation", str(work / "checkpoint")).start()
+    return query
+
+
+def by_hand(
+    spark: SparkSession, url: str, options: argparse.Namespace, work: Path, *, pipelines: bool
+) -> StreamingQuery:
     """The query as it is written without."""
 
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,11 +96,15 @@ def by_hand(spark: SparkSession, url: str, options: argparse.Namespace, work: Pa
             encoded = batch.column(0).dictionary_encode()
             ads = encoded.dictionary.to_pylist()
             campaigns: list[int | None] = []
-            for start in range(0, len(ads), _PIPELINE):
-                pipeline = client.pipeline(transaction=False)
-                for ad in ads[start : start + _PIPELINE]:
-                    pipeline.hget(f"ad:{ad}", "campaign")
-                campaigns += [None if found is None else int(found) for found in pipeline.execute()]
+            for at in range(0, len(ads), _PIPELINE if pipelines else 1):
+                if pipelines:
+                    pipeline = client.pipeline(transaction=False)
+                    for ad in ads[at : at + _PIPELINE]:
+                        pipeline.hget(f"ad:{ad}", "campaign")
+                    answers = pipeline.execute()
+                else:
+                    answers = [client.hget(f"ad:{ads[at]}", "campaign")]
+                campaigns += [None if found is None else int(found) for found in answers]
             found = pa.array(campaigns, pa.int64()).take(encoded.indices)
             yield pa.RecordBatch.from_arrays([found, batch.column(1)], names=["campaign", "at"])
         client.close()
@@ -103,11 +122,20 @@ def by_hand(spark: SparkSession, url: str, options: argparse.Namespace, work: Pa
                 pipeline.hincrby(f"count:{one.window}", str(one.campaign), one["count"])
             pipeline.execute()
 
-    writer = events(spark, options).writeStream.foreachBatch(count)
-    return writer.option("checkpointLocation", str(work / "checkpoint")).start()
+    return start(events(spark, options).writeStream.foreachBatch(count), options, work)
 
 
-START: dict[str, Callable[..., StreamingQuery]] = {"millpond": with_millpond, "foreachBatch": by_hand}
+def parsed_only(spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> StreamingQuery:
+    """Nothing but the parsed views."""
+    return start(events(spark, options).writeStream.format("noop"), options, work)
+
+
+START: dict[str, Callable[..., StreamingQuery]] = {
+    "millpond": with_millpond,
+    "synchronous": partial(by_hand, pipelines=False),
+    "pipelines": partial(by_hand, pipelines=True),
+    "source": parsed_only,
+}
 
 
 def session(options: argparse.Namespace) -> SparkSession:
@@ -124,6 +152,7 @@ def session(options: argparse.Namespace) -> SparkSession:
         "spark.sql.streaming.numRecentProgressUpdates": "100000",
         "spark.millpond.onUnsupported": "error",
         "spark.millpond.slots": str(options.cores),
+        "spark.millpond.prefetch": options.hints,
     }
     builder = SparkSession.builder.master(f"local[{options.cores},4]").appName("benchmark-enrichment")
     for key, value in settings.items():
@@ -142,7 +171,8 @@ def measure(engine: str, spark: SparkSession, url: str, options: argparse.Namesp
     query.stop()
     if query.exception() is not None:
         raise SystemExit(f"{engine}: {query.exception()}")
-    batches = [one for one in query.recentProgress if one.numInputRows][options.warmup :]
+    batches = [one for one in query.recentProgress if one.numInputRows]
+    batches = batches[2 * len(batches) // 3 if options.last else options.warmup :]
     if not batches:
         raise SystemExit(f"{engine}: no batch beyond the first {options.warmup}: give it more --seconds")
     took = np.array([one.durationMs["triggerExecution"] for one in batches], float)
@@ -157,6 +187,7 @@ def measure(engine: str, spark: SparkSession, url: str, options: argparse.Namesp
         "batches": len(batches),
         "rows_per_second": round(1000 * sum(one.numInputRows for one in batches) / took.sum()),
         **{f"p{share}_ms": round(float(np.percentile(took, share))) for share in (50, 99)},
+        **(told(latencies_of(batches, options.interval)) | {"hints": options.hints} if options.rate else {}),
         **looked_up,
     }
 
@@ -173,6 +204,26 @@ def fill(url: str, ads: int) -> None:
             pipeline.execute()
 
 
+def two_thirds(given: list[str], options: argparse.Namespace) -> int:
+    """Find what Millpond sustains with all keys in its cache, then have rows come at two thirds of that."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.enrichment",
+        *given,
+        "--engines",
+        "millpond",
+        "--ads",
+        str(options.ads),
+    ]
+    full = ["--cache", str(2 * options.ads), "--ttl", "-1", "--seconds", str(2 * options.seconds), "--last", "--alone"]
+    sustained = subprocess.run([*command, *full], check=True, capture_output=True, text=True).stdout
+    print(sustained, end="", flush=True)
+    rate = json.loads(sustained)["rows_per_second"] * 2 // 3
+    tenth = ["--rate", str(rate), "--cache", str(options.ads // 10), "--alone"]
+    return max(subprocess.run([*command, *tenth, "--hints", hints], check=False).returncode for hints in ("on", "off"))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the engines one after another, and print a line for each."""
     from tests.real_redis import running
@@ -186,15 +237,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ads", type=int, default=1_000_000)
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the ads' distribution; 0: uniform")
     parser.add_argument("--delay-ms", type=float, default=1.0, help="that the wire adds to each answer")
-    parser.add_argument("--cache", type=int, default=1_000_000, help="keys that Millpond keeps for each partition")
-    parser.add_argument("--ttl", type=float, default=60.0, help="seconds")
+    parser.add_argument("--cache", type=int, default=1_000_000, help="keys that Millpond keeps, at most")
+    parser.add_argument("--ttl", type=float, default=60.0, help="seconds; below 0: for ever")
+    parser.add_argument("--rate", type=int, default=0, help="rows a second, by a clock; 0: batch after batch")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two batches of the clock's")
+    parser.add_argument("--hints", choices=("on", "off"), default="on")
+    parser.add_argument("--last", action="store_true", help="look at the last third of the batches only")
+    parser.add_argument("--two-thirds", action="store_true", help="latencies of rows (see above)")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cores", type=int, default=2)
     options = parser.parse_args(argv)
+    given = argv if argv is not None else sys.argv[1:]
+    if options.two_thirds and not options.alone:
+        return two_thirds(given, options)
+    if options.rate:
+        options.rows_per_batch = round(options.rate * options.interval)
     engines = options.engines.split(",")
     if unknown := set(engines) - set(ENGINES):
         parser.error(f"there is no engine {', '.join(sorted(unknown))}")
     if len(engines) > 1:  # each in a process of its own: none finds the JVM warm
-        given = argv if argv is not None else sys.argv[1:]
         command = [sys.executable, "-m", "benchmarks.enrichment", *given, "--engines"]
         return max(subprocess.run([*command, engine], check=False).returncode for engine in engines)
     with tempfile.TemporaryDirectory(prefix="millpond-enrichment-") as folder:

@@ -93,6 +93,8 @@ class MemoryConnection:
                 return Found(rows.select([]), at)
             if memory.wrong == "strangers":
                 return Found(rows, [len(wanted)] * len(at))
+            if memory.wrong == "unreadable strangers":
+                return Found(rows, at, {-1: "it is broken"})
             unreadable = {position: "it is broken" for position, key in enumerate(wanted) if key in memory.broken}
             return Found(rows, at, unreadable)
         finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 import sys
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -481,3 +483,44 @@ def test_a_query_of_sparks_is_taken_over(session: SparkSession, tmp_path: Path, 
     ours: Batches = {}
     run(query(), "update", tmp_path / "ours", ours=True, into=ours)
     assert_equal(ours, {1: into[1]})
+
+
+TABLE = """
+import pyarrow as pa
+from millpond.lookup import Found
+
+class Halves:
+    name = "halves"
+
+    def connect(self, columns, timeout):
+        self.columns = columns
+        return self
+
+    def fetch(self, keys):
+        numbers = keys.column(0).to_pylist()
+        return Found(pa.record_batch([pa.array([n // 2 for n in numbers])], schema=self.columns), range(len(numbers)))
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("form", ["py", "zip"])
+def test_a_table_of_a_file_that_was_added(session: SparkSession, tmp_path: Path, form: str) -> None:
+    """A class in a file of `addPyFile` is found in slots as it is in Spark's workers, also if they run already."""
+    write(tmp_path / "in", 0, 50)
+    source = stream(session, tmp_path / "in").select("n")
+    run(source.groupBy().count(), "update", tmp_path / "before", ours=True, into={})
+    module = f"halving_{form}_{tmp_path.name.replace('-', '_')}"
+    file = tmp_path / f"{module}.{form}"
+    if form == "py":
+        file.write_text(TABLE)
+    else:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(f"{module}.py", TABLE)
+    session.sparkContext.addPyFile(str(file))
+    table = importlib.import_module(module).Halves()
+    into: Batches = {}
+    rows = millpond.enrich(source, table, on="n", columns="half bigint")
+    run(rows, "append", tmp_path / "c", ours=True, into=into)
+    assert sorted(into[0]) == [(n, n // 2) for n in range(50)]

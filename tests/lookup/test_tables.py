@@ -78,6 +78,34 @@ class TestRedis:
             connection.fetch(pa.record_batch({"raw": [b"a"]}))
         connection.close()
 
+    def test_bytes_stand_for_themselves(self, redis_server: real_redis.Server, client: Any) -> None:
+        client.hset(b"x:\xff\x00\r\n", mapping={"name": "one"})
+        connection = RedisTable(redis_server.url, "x:{id}").connect(pa.schema([("name", pa.string())]), 5)
+        keys = pa.record_batch({"id": pa.array([b"", b"\xff\x00\r\n"], pa.binary())})
+        assert in_order(connection.fetch(keys)) == {1: {"name": "one"}}
+        connection.close()
+
+    def test_many_keys_of_all_lengths(self, redis_server: real_redis.Server, client: Any) -> None:
+        """Each finds its own hash, whatever is in it; a connection is good for the next ones."""
+        texts = ["ü" * (number % 300) + f"\r\n${number}" for number in range(2000)]
+        with client.pipeline(transaction=False) as pipeline:
+            for number, text in enumerate(texts):
+                if number % 3:
+                    pipeline.hset(f"x:{text}", mapping={"name": text[::-1], "n": number})
+            pipeline.execute()
+        connection = RedisTable(redis_server.url, "x:{id}").connect(
+            pa.schema([("n", pa.int64()), ("none", pa.int64()), ("name", pa.string())]), 5
+        )
+        for start in (0, 1000):
+            found = in_order(connection.fetch(pa.record_batch({"id": texts[start : start + 1000]})))
+            numbers = range(start, start + 1000)
+            assert found == {
+                number - start: {"n": number, "none": None, "name": texts[number][::-1]}
+                for number in numbers
+                if number % 3
+            }
+        connection.close()
+
     def test_what_cannot_be_read_is_told_by_key(self, redis_server: real_redis.Server, client: Any) -> None:
         client.hset("x:1", mapping={"i": "abc", "l": "1"})
         client.set("x:2", "text")
@@ -116,6 +144,19 @@ class TestRedis:
             with pytest.raises(Exception, match=r"(?i)time"):
                 table.connect(pa.schema([("name", pa.string())]), 0.3).fetch(pa.record_batch({"id": [1]}))
             assert time.monotonic() - started < 5
+
+    def test_answers_that_come_in_drops(
+        self, redis_server: real_redis.Server, client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The time-out is that of the whole request, not of each of its answers."""
+        connection: Any = RedisTable(redis_server.url, "x:{id}").connect(pa.schema([("name", pa.string())]), 0.3)
+        read = connection._client.connection.read_response
+        monkeypatch.setattr(
+            connection._client.connection, "read_response", lambda **more: time.sleep(0.05) or read(**more)
+        )
+        with pytest.raises(TimeoutError, match="of 500 answers"):
+            connection.fetch(pa.record_batch({"id": list(range(500))}))
+        connection.close()
 
 
 class TestPostgres:

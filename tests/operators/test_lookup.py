@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import TransientError, UsageError
+from millpond.lookup import fetch
 from millpond.operators.lookups import fetchers
 from millpond.operators.lookups.operator import LookupOperator
 from millpond.spec.kinds.enrich import EnrichSpec
@@ -348,6 +349,7 @@ class TestErrors:
             ("twice", "several rows of one key"),
             ("columns", "other columns"),
             ("strangers", "not asked for"),
+            ("unreadable strangers", "not asked for"),
         ],
     )
     def test_a_bad_table_is_told(self, memory: Memory, rigs: list[Rig], request: Any, wrong: str, said: str) -> None:
@@ -360,6 +362,23 @@ class TestErrors:
         assert memory.requests == 1
         rig.operator.close()
         rig.restart()
+
+    def test_one_that_hangs(
+        self, memory: Memory, rigs: list[Rig], request: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whose `fetch` does not obey its time-out: the batch fails, and the next one asks by other threads."""
+        monkeypatch.setattr(fetch, "_GRACE", 0.1)
+        monkeypatch.setattr(fetch, "_LOOK", 0.05)
+        spec = shape(memory, request, timeout_ms=20, on_error="null")
+        memory.rows = {(1, "a"): row((1, "a"))}
+        memory.gate.clear()
+        rigs.append(rig := Rig(spec))
+        with pytest.raises(TransientError, match=r"hangs: it was given 0.02 s to answer, and has not for 0.14 s"):
+            rig.batch(batch(spec, self.ROWS))
+        rig.operator.close()
+        rig.restart()
+        memory.gate.set()
+        assert rig.batch(batch(spec, self.ROWS)).num_rows == len(self.ROWS)
 
     def test_a_class_that_is_not_here(self, memory: Memory, request: Any) -> None:
         spec = shape(memory, request, table=b"cnowhere\nTable\n.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,12 @@ States = NDArray[np.uint8]
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
 """Seconds between two tries."""
+
+_LOOK = 0.5
+"""Seconds between two looks at whether a request that is waited for hangs."""
+
+_GRACE = 30.0
+"""Seconds beyond its time-outs after which it does."""
 
 
 class Failure(Exception):
@@ -82,7 +88,7 @@ def table_of(spec: EnrichSpec) -> LookupTable:
     except Exception as error:
         raise UsageError(
             f"The table '{spec.name}' cannot be loaded where keys are looked up ({type(error).__name__}: {error}).",
-            action="Install the module of its class on all hosts, or put it on the PYTHONPATH of the executors.",
+            action="Install the module of its class on all hosts, or give it to the application (addPyFile).",
         ) from error
     return table
 
@@ -105,18 +111,38 @@ class Fetcher:
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._begun: dict[int, float] = {}  # when each thread that asks the table began to
 
     def fetch(self, keys: pa.RecordBatch) -> Future[Answer]:
         """Look keys up, different ones without nulls, called as in the table.
 
         Returns:
-            Their answer, once it is there; its `result()` raises UsageError where no other try can help.
+            Their answer, once it is there; to be waited for by `wait`.
         """
         return self._threads.submit(self._fetch, keys)
 
+    def wait(self, answer: Future[Answer]) -> Answer:
+        """Wait for an answer.
+
+        Raises:
+            UsageError: no other try can help.
+            TransientError: the table does not obey its time-out.
+        """
+        while not answer.done():
+            wait([answer], _LOOK)
+            limit = 2 * self._spec.timeout_ms / 1000 + _GRACE  # to connect, and to ask
+            now = time.monotonic()
+            if any(now - begun > limit for begun in self._begun.copy().values()):
+                raise TransientError(
+                    f"The table '{self._spec.name}' hangs: it was given {self._spec.timeout_ms / 1000:g} s to answer, "
+                    f"and has not for {limit:g} s.",
+                    action="See that its `connect` and `fetch` obey the time-out that they are given.",
+                )
+        return answer.result()
+
     def _fetch(self, keys: pa.RecordBatch) -> Answer:
         started = time.monotonic()
-        wait = _FIRST_WAIT
+        pause = _FIRST_WAIT
         for last in [False] * self._spec.retries + [True]:
             asked = time.monotonic()
             try:
@@ -128,9 +154,9 @@ class Fetcher:
                 failure = Failure("failed", str(error))
             except Exception as error:  # whatever a client raises: another try may help
                 failure = Failure(_kind_of(error), f"{type(error).__name__}: {str(error).strip()}".removesuffix(": "))
-            if last or self._closed.wait(wait):
+            if last or self._closed.wait(pause):
                 break
-            wait = min(_LONGEST_WAIT, 2 * wait)
+            pause = min(_LONGEST_WAIT, 2 * pause)
         states = np.full(keys.num_rows, FAILED, np.uint8)
         nothing = pa.RecordBatch.from_arrays(
             [pa.nulls(keys.num_rows, one.type) for one in self._columns], schema=self._columns
@@ -138,6 +164,14 @@ class Fetcher:
         return Answer(nothing, states, failure=failure, seconds=time.monotonic() - started, asked=asked)
 
     def _once(self, keys: pa.RecordBatch) -> Found:
+        thread = threading.get_ident()
+        self._begun[thread] = time.monotonic()
+        try:
+            return self._ask(keys)
+        finally:
+            del self._begun[thread]
+
+    def _ask(self, keys: pa.RecordBatch) -> Found:
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
@@ -170,7 +204,8 @@ class Fetcher:
         """What was found, a row for each key in the order of the keys."""
         count = keys.num_rows
         at = np.asarray(found.at, np.int64)
-        if len(at) and (at.min() < 0 or at.max() >= count):
+        named = np.concatenate([at, np.fromiter(found.unreadable, np.int64)])
+        if len(named) and (named.min() < 0 or named.max() >= count):
             raise UsageError(
                 f"The table '{self._spec.name}' gave a row of a key that was not asked for.", action="Mend its `fetch`."
             )

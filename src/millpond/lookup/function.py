@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.lookup.fetch import FAILED, Fetcher, wanted
-from millpond.lookup.rows import Values, check, distinct, enriched, part_of, put_together
+from millpond.lookup.rows import Values, check, distinct, enriched, put_together, whole
 from millpond.spec.kinds.enrich import EnrichSpec
 
 _MOST = 10_000
@@ -99,7 +99,7 @@ class _Worker:
             assert self._known is not None
             parts.append((known, _some(self._known.values, places[known])))
         for some, answer in zip(requests, sent, strict=True):
-            parts.append((some, part_of(answer.result(), np.arange(len(some)))))
+            parts.append((some, whole(self.fetcher.wait(answer))))
         if not parts:
             columns = wanted(self._spec)
             return Values(pa.RecordBatch.from_pylist([], columns), np.empty(0, np.uint8), {})

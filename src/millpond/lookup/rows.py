@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from millpond.lookup.fetch import ABSENT, FAILED, THERE, Answer, Failure, States, error_of
@@ -30,19 +31,17 @@ class Distinct(NamedTuple):
 
 def distinct(columns: Sequence[pa.Array]) -> Distinct:
     """The different keys of rows, of which the key's columns are given."""
-    codes = np.zeros(len(columns[0]), np.int64)
-    there = np.ones(len(codes), np.bool_)
-    for column in columns:
+    first = columns[0].dictionary_encode()
+    codes, count = first.indices, len(first.dictionary)
+    for column in columns[1:]:
         encoded = column.dictionary_encode()
-        there &= encoded.is_valid().to_numpy(zero_copy_only=False)
-        codes = codes * (len(encoded.dictionary) + 1) + encoded.indices.fill_null(0).to_numpy()
-        if len(columns) > 1:
-            codes = np.unique(codes, return_inverse=True)[1]
-    rows = np.flatnonzero(there)
-    _, firsts, inverse = np.unique(codes[rows], return_index=True, return_inverse=True)
-    numbers = np.full(len(codes), -1)
-    numbers[rows] = inverse
-    return Distinct(rows[firsts], numbers)
+        both = pc.add(pc.multiply(codes.cast(pa.int64()), len(encoded.dictionary)), encoded.indices.cast(pa.int64()))
+        codes, count = (encoded := both.dictionary_encode()).indices, len(encoded.dictionary)
+    numbers = codes.fill_null(-1).to_numpy().astype(np.int64)
+    rows = np.flatnonzero(numbers >= 0)[::-1]
+    firsts = np.empty(count, np.int64)
+    firsts[numbers[rows]] = rows  # the last one counts
+    return Distinct(firsts, numbers)
 
 
 class Values(NamedTuple):
@@ -58,21 +57,42 @@ class Values(NamedTuple):
     failures: dict[int, Failure]
 
 
+def whole(answer: Answer) -> Values:
+    """All of an answer."""
+    return Values(answer.values, answer.states, _failures(answer, answer.states, None))
+
+
 def part_of(answer: Answer, places: NDArray[np.int64]) -> Values:
     """A part of an answer, by places in it."""
+    if _in_order(places, len(answer.states)):
+        return whole(answer)
     states = answer.states[places]
-    why = {int(at): answer.why(int(places[at])) for at in np.flatnonzero(states == FAILED)}
-    return Values(answer.values.take(pa.array(places)), states, {at: one for at, one in why.items() if one is not None})
+    return Values(answer.values.take(pa.array(places)), states, _failures(answer, states, places))
+
+
+def _failures(answer: Answer, states: States, places: NDArray[np.int64] | None) -> dict[int, Failure]:
+    if answer.failure is None and not answer.failures:
+        return {}
+    failed = np.flatnonzero(states == FAILED)
+    why = {int(at): answer.why(int(at if places is None else places[at])) for at in failed}
+    return {at: one for at, one in why.items() if one is not None}
+
+
+def _in_order(places: NDArray[np.int64], count: int) -> bool:
+    return len(places) == count and bool((places == np.arange(count)).all())
 
 
 def put_together(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int) -> Values:
     """What was found of `count` keys in several parts, each with the numbers of its keys."""
+    some = [part for part in parts if len(part[0])] or parts[:1]
+    if len(some) == 1 and _in_order(some[0][0], count):
+        return some[0][1]
     order = np.empty(count, np.int64)
-    order[np.concatenate([numbers for numbers, _ in parts])] = np.arange(count)
-    whole = pa.concat_batches([values.columns for _, values in parts])
-    failures = {int(numbers[at]): why for numbers, values in parts for at, why in values.failures.items()}
-    states = np.concatenate([values.states for _, values in parts])[order]
-    return Values(whole.take(pa.array(order)), states, failures)
+    order[np.concatenate([numbers for numbers, _ in some])] = np.arange(count)
+    everything = pa.concat_batches([values.columns for _, values in some])
+    failures = {int(numbers[at]): why for numbers, values in some for at, why in values.failures.items()}
+    states = np.concatenate([values.states for _, values in some])[order]
+    return Values(everything.take(pa.array(order)), states, failures)
 
 
 def check(spec: EnrichSpec, found: Values, keys: pa.RecordBatch) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Ints
 from millpond.lookup.fetch import FAILED
-from millpond.lookup.rows import Values, check, distinct, enriched, part_of, put_together
+from millpond.lookup.rows import Values, check, distinct, enriched, part_of, put_together, whole
 from millpond.metrics import LOOKUPS
 from millpond.operators.columns.encode import hashes_of
 from millpond.operators.kind import Opening
@@ -163,13 +163,15 @@ class LookupOperator:
         firsts, numbers = distinct(columns)
         hashes, keys = hashes[firsts], _taken(columns, firsts)
         known = self._cache.find(self._cache.keys(hashes, keys), stamp, _milliseconds(time.monotonic()))
-        missing = np.setdiff1d(np.arange(len(hashes)), known[0])
-        coming = [
-            (missing[which], request, places)
-            for which, request, places in self._requests.find(hashes[missing], _taken(keys, missing))
-        ]
-        missing = np.setdiff1d(missing, np.concatenate([np.empty(0, np.int64), *(which for which, _, _ in coming)]))
-        return _Found(hashes, keys, numbers, known, coming, missing)
+        left = np.ones(len(hashes), np.bool_)
+        left[known[0]] = False
+        coming: list[_Asked] = []
+        if len(known[0]) < len(hashes) and len(self._requests):
+            missing = np.flatnonzero(left)
+            for which, request, places in self._requests.find(hashes[missing], _taken(keys, missing)):
+                coming.append((missing[which], request, places))
+                left[missing[which]] = False
+        return _Found(hashes, keys, numbers, known, coming, np.flatnonzero(left))
 
     def _ask(self, found: _Found, stamp: int, *, announced: bool = False) -> list[_Asked]:
         """Ask for keys that are missing; if they were announced, for no more than there are connections for soon."""
@@ -196,8 +198,7 @@ class LookupOperator:
         for request in self._requests.answered():
             answer = request.answer.result()
             self._counts["fetch_ms"] = max(self._counts["fetch_ms"], round(answer.seconds * 1000))
-            values = part_of(answer, np.arange(len(request.hashes)))
-            self._cache.add(request.rows, values, request.stamp, _milliseconds(answer.asked))
+            self._cache.add(request.rows, whole(answer), request.stamp, _milliseconds(answer.asked))
 
     def _show_ready(self) -> None:
         """Let those go out that wait for nothing any more, in their order."""
@@ -206,7 +207,7 @@ class LookupOperator:
 
     def _show(self, piece: _Piece) -> None:
         """Wait for what a piece has asked for, and let it go out."""
-        parts = [piece.known] + [(which, part_of(one.answer.result(), at)) for which, one, at in piece.asked]
+        parts = [piece.known] + [(which, part_of(self._fetcher.wait(one.answer), at)) for which, one, at in piece.asked]
         values = put_together(parts, piece.keys.num_rows)
         self._counts["failed_keys"] += int(np.count_nonzero(values.states == FAILED))
         check(self.spec, values, piece.keys)

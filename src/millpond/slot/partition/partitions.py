@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import traceback
@@ -98,6 +99,7 @@ class PartitionServer:
         Raises:
             MillpondError: with query, operator, partition and version filled in.
         """
+        _follow(run.paths)
         try:
             partition = self._partition(run.task, run.partition)
             batch = latest_batch(run.task) if run.batch is None else run.batch
@@ -247,3 +249,11 @@ class PartitionServer:
                     self._readers,
                 )
             return self._means
+
+
+def _follow(paths: Sequence[str]) -> None:
+    """Find modules where Spark's workers find them; files may have been added since the slot began."""
+    new = [path for path in paths if path not in sys.path]
+    if new:
+        sys.path += new
+        importlib.invalidate_caches()

@@ -107,8 +107,7 @@ class HintSender:
                 connection.send_batch(keys)
         except (OSError, MillpondError):
             lost, self._connections[slot] = self._connections[slot], None
-            if lost is not None:
-                lost.close()
+            self._hang_up(lost)
 
     def close(self) -> None:
         """Hang up."""

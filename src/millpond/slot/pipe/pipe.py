@@ -17,7 +17,7 @@ from millpond.slot.batch.figures import figure_rows, with_figures
 from millpond.slot.batch.rows import first_hash
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import SlotFinder
-from millpond.slot.pipe.worker import promptly, settle
+from millpond.slot.pipe.worker import added_paths, promptly, settle
 from millpond.slot.process.protocol import Call, Connection, Done, Kind, PeerGone, PeerSilent, Run
 from millpond.spec.types import parse_type
 
@@ -131,6 +131,7 @@ class Pipe:
             None if number is None else int(number),
             context.taskAttemptId() if context else 0,
             unsure=self.coverage is not None,  # a function of the user has the batch, and may have threads
+            paths=added_paths() if context else [],
         )
         finder = SlotFinder(self.task)
         connection, process = finder.find(partition % self.task.slots)

@@ -29,6 +29,14 @@ def settle() -> None:
     _frozen.update(sys.modules)
 
 
+def added_paths() -> list[str]:
+    """Where Python finds what the application was given (`addPyFile`), as Spark has told this worker."""
+    from pyspark.core.files import SparkFiles
+
+    root = SparkFiles._root_directory
+    return [] if root is None else [path for path in sys.path if path == root or path.startswith(f"{root}{os.sep}")]
+
+
 def promptly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches that Spark sends this worker, without a pause of 40 ms in each task.
 

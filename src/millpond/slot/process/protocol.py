@@ -72,6 +72,7 @@ class Run(msgspec.Struct, tag=True):
         batch: the batch id, or None where Spark does not tell; then the offset log and the marker's time decide.
         attempt: Spark's task attempt id, unique in an application.
         unsure: whether the id may be another batch's: a thread of the user's keeps what it once inherited.
+        paths: where modules that the application was given (`addPyFile`) lie on this host.
     """
 
     task: PipeTask
@@ -79,6 +80,7 @@ class Run(msgspec.Struct, tag=True):
     batch: int | None
     attempt: int
     unsure: bool = False
+    paths: list[str] = []
 
 
 class Done(msgspec.Struct, tag=True):
