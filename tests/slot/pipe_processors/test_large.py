@@ -244,3 +244,19 @@ def test_elements_and_entries_expire() -> None:
     large.run(lambda self, key: (self.list.appendValue(("new",)), fill(1)(self, key)), now=291)
     told = large.run(lambda self, key: (list(self.list.get()), list(self.map.keys())), now=295)
     assert told == [([("new",)], [("0",)])]
+
+
+def test_entries_of_an_earlier_run_live_as_long_as_it_said() -> None:
+    """Also those that come into buckets when a run with a shorter time to live adds others."""
+    before, after = Large(ttl=1000), Large(ttl=10)
+    before.run(fill(60))
+    for name in ("state", "heads", "parts", "expiries"):
+        setattr(after.slot, name, getattr(before.slot, name))
+    after.run(fill(60, 60), now=1)
+    keys = lambda self, key: [int(one) for (one,) in self.map.keys()]  # noqa: E731
+    assert sorted(after.run(keys, now=10)[0]) == [*range(120)]
+    assert sorted(after.run(keys, now=11)[0]) == [*range(60)]
+    after.run(lambda self, key: [self.map.removeKey((str(n),)) for n in range(50)] and None, now=12)  # no buckets now
+    after.run(fill(60, 60), now=13)
+    assert sorted(after.run(keys, now=999)[0]) == [*range(50, 60)]
+    assert after.run(keys, now=1000) == [[]]
