@@ -253,7 +253,10 @@ def test_entries_of_an_earlier_run_live_as_long_as_it_said() -> None:
     for name in ("state", "heads", "parts", "expiries"):
         setattr(after.slot, name, getattr(before.slot, name))
     after.run(fill(60, 60), now=1)
-    keys = lambda self, key: [int(one) for (one,) in self.map.keys()]  # noqa: E731
+
+    def keys(self: Any, key: str) -> list[int]:
+        return [int(one) for (one,) in list(self.map.keys())]
+
     assert sorted(after.run(keys, now=10)[0]) == [*range(120)]
     assert sorted(after.run(keys, now=11)[0]) == [*range(60)]
     after.run(lambda self, key: [self.map.removeKey((str(n),)) for n in range(50)] and None, now=12)  # no buckets now
