@@ -28,7 +28,7 @@ from millpond.spec.operators import EventTime
 from tests.chaos.programs import COLUMNS, SHOWN, Model, Operation, Programs, binary
 from tests.operators.called import Called
 from tests.operators.rig import Rig, as_rows, normal, record_batch
-from tests.slot.pipe_processors.mini_slot import user_processor
+from tests.slot.pipe_processors.mini_slot import few_at_a_time, user_processor
 
 EXAMPLES = int(os.environ.get("MILLPOND_SCHEDULES", "25"))
 TIMES = [0, 1, 8, 9, 20, 21, 60]
@@ -122,23 +122,6 @@ def user(mode: TimeMode, column: str, pandas: bool, due: list[Operation], lives:
 @pytest.fixture(autouse=True)
 def few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor_input, "KEYS", 3)
-
-
-def few_at_a_time(patch: pytest.MonkeyPatch, at_once: int) -> None:
-    """Let keys have parts beside their rows as soon as they have two elements or entries; ask for two parts at a time.
-
-    Args:
-        patch: undoes it. at_once: bytes of a variable that are read at once; more is read piece by piece.
-    """
-    processors = "millpond.slot.pipe.processors.state"
-    for module, name in (("buckets", "MOST"), ("maps", "MOST"), ("lists", "_MOST")):
-        patch.setattr(f"{processors}.{module}.{name}", 1)
-    for module in ("parts", "maps"):
-        patch.setattr(f"{processors}.{module}.AT_ONCE", at_once)
-    for module, name in (("lists", "_LONGEST"), ("parts", "_TOGETHER"), ("parts", "_PARTS")):
-        patch.setattr(f"{processors}.{module}.{name}", 2)
-    patch.setattr(f"{processors}.parts._OFTEN", 1)
-    patch.setattr("millpond.operators.processors.parts._TOGETHER", 2)
 
 
 @pytest.mark.parametrize("at_once", [None, 0, 200], ids=["whole", "piece by piece", "parts"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.slot.pipe_processors.asynchronous.lacking import Far, make_far
 from tests.slot.pipe_processors.asynchronous.twins import COLUMNS, SHOWN, Async, Single, Sync, waits
-from tests.slot.pipe_processors.mini_slot import MiniSlot, user_processor
+from tests.slot.pipe_processors.mini_slot import MiniSlot, few_at_a_time, user_processor
 
 number, name = st.integers(0, 5), st.sampled_from(["value", "list", "map"])
 word = st.sampled_from("xyz")
@@ -48,19 +48,20 @@ batches = st.lists(
     limit=st.integers(1, 9),
     together=st.integers(1, 9),
     piece=st.sampled_from([1, 3, 10_000]),
+    behind=st.sampled_from([1, 5, 40_000]),
     ttl=st.sampled_from([0, 15]),
     kind=st.sampled_from([Async, Single]),
 )
 def test_any_program(
-    program: Any, seed: int, share: float, limit: int, together: int, piece: int, ttl: int, kind: Any
+    program: Any, seed: int, share: float, limit: int, together: int, piece: int, behind: int, ttl: int, kind: Any
 ) -> None:
     shape: Any = {"columns": COLUMNS, "shown": SHOWN, "mode": "processing"}
-    numbers = itertools.count()
-    tables = [[(key, next(numbers), repr(do)) for key, do in batch] for batch in program]
+    tables = _numbered(program)
     due = program[0][0][1] if program[0] else [("get",)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("millpond.slot.pipe.processors.rows.TOGETHER", piece)
         patch.setattr("millpond.slot.pipe.processors.rows.RowResults.look", piece)
+        patch.setattr("millpond.slot.pipe.processors.asynchronous.controller._BEHIND", behind)
         sync = MiniSlot(user_processor(Sync(ttl, due), **shape), together=together)
         synchronous = [sync.batch(rows, processing=number * 10) for number, rows in enumerate(tables)]
         far = make_far(patch, Far(random.Random(seed), share, whole=False))
@@ -80,6 +81,47 @@ def test_any_program(
         for table in slot.types:
             assert _listed(slot, table) == _listed(sync, table)
         assert slot.expiries == sync.expiries
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=200, deadline=None)
+@given(
+    program=batches,
+    at_once=st.sampled_from([0, 200, 1 << 20]),
+    limit=st.integers(1, 9),
+    together=st.integers(1, 9),
+    ttl=st.sampled_from([0, 15]),
+    kind=st.sampled_from([Async, Single]),
+)
+def test_any_program_over_parts(program: Any, at_once: int, limit: int, together: int, ttl: int, kind: Any) -> None:
+    """What is lacking lies in parts; in the end, and again when some has expired, all keys tell what they have."""
+    shape: Any = {"columns": COLUMNS, "shown": SHOWN, "mode": "processing"}
+    everything = [
+        ("get",),
+        ("list",),
+        ("entries",),
+        ("timers",),
+        *(("exists", one) for one in ("value", "list", "map")),
+    ]
+    asked = [(key, everything) for key in "abcdefgh"]
+    tables = _numbered([*program, asked, asked])
+    due = program[0][0][1] if program[0] else [("get",)]
+    with pytest.MonkeyPatch.context() as patch:
+        few_at_a_time(patch, at_once)
+        sync = MiniSlot(user_processor(Sync(ttl, due), **shape), together=together)
+        slot = MiniSlot(user_processor(kind(ttl, due), in_flight=limit, **shape), together=together)
+        waits.most = 0
+        for number, rows in enumerate(tables):
+            waits.log.clear()
+            assert slot.batch(rows, processing=number * 10) == sync.batch(rows, processing=number * 10)
+            assert not waits.under_way
+        assert waits.most <= limit
+
+
+def _numbered(program: Any) -> list[list[tuple[str, int, str]]]:
+    """Rows of each batch: with numbers, and operations as text."""
+    numbers = itertools.count()
+    return [[(key, next(numbers), repr(do)) for key, do in batch] for batch in program]
 
 
 def _listed(slot: MiniSlot, table: str) -> dict[Any, pa.Array]:
