@@ -23,7 +23,7 @@ MAP, LIST = "parts.m", "parts.l"
 class Large:
     """A processor with a map and a list that does what it is told for each key."""
 
-    def __init__(self, ttl: int = 0, together: int = 1000) -> None:
+    def __init__(self, ttl: int = 0, together: int = 1000, close: Callable[[Any], Any] = lambda processor: None) -> None:
         def init(self: Any, handle: Any) -> None:
             self.map = handle.getMapState("m", "k string", "a bigint", ttl)
             self.list = handle.getListState("l", "a string", ttl)
@@ -33,7 +33,7 @@ class Large:
             yield from ()
 
         mode: Any = "processing" if ttl else "none"
-        self.slot = MiniSlot(user_processor(Scripted(init=init, rows=rows), mode=mode), together)
+        self.slot = MiniSlot(user_processor(Scripted(init=init, rows=rows, close=close), mode=mode), together)
 
     def run(self, step: Callable[[Any, str], Any], *keys: str, now: int = 0) -> list[Any]:
         """Call a step for some keys; what it returned, and in `asks` how often there were asks."""
@@ -228,6 +228,19 @@ def test_a_list_is_not_read_when_its_call_is_over() -> None:
 
     with pytest.raises(PySparkRuntimeError, match="getting list state"):
         large.run(step, "a", "b")
+
+
+def test_a_list_is_not_read_when_all_calls_are_over() -> None:
+    kept: list[Iterator[Any]] = []
+    large = Large(close=lambda processor: [list(one) for one in kept])
+    large.run(lambda self, key: self.list.put([("x" * 500,)] * 5000))
+
+    def step(self: Any, key: str) -> None:
+        kept.append(self.list.get())
+        next(kept[0])
+
+    with pytest.raises(PySparkRuntimeError, match="getting list state"):
+        large.run(step)
 
 
 def test_elements_and_entries_expire() -> None:

@@ -256,7 +256,7 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
     # changes ------------------------------------------------------------------------------------------------
 
     def changes(self) -> Changes:
-        """What the call has changed; the call is over."""
+        """See `Held`."""
         at, cells = sorted(self._changed), self._cells
         self._settle([one for one in at if type(cells[one]) is Buckets])
         small = [one for one in at if type(cells[one]) is _Entries]
