@@ -23,7 +23,9 @@ MAP, LIST = "parts.m", "parts.l"
 class Large:
     """A processor with a map and a list that does what it is told for each key."""
 
-    def __init__(self, ttl: int = 0, together: int = 1000, close: Callable[[Any], Any] = lambda processor: None) -> None:
+    def __init__(
+        self, ttl: int = 0, together: int = 1000, close: Callable[[Any], Any] = lambda processor: None
+    ) -> None:
         def init(self: Any, handle: Any) -> None:
             self.map = handle.getMapState("m", "k string", "a bigint", ttl)
             self.list = handle.getListState("l", "a string", ttl)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpond.slot.pipe.processors.asynchronous.controller import Controller
 from tests.slot.pipe_processors.asynchronous.lacking import Far, make_far
 from tests.slot.pipe_processors.asynchronous.twins import COLUMNS, SHOWN, Async, Single, Sync, waits
 from tests.slot.pipe_processors.mini_slot import MiniSlot, few_at_a_time, user_processor
@@ -65,17 +66,13 @@ def test_any_program(
         sync = MiniSlot(user_processor(Sync(ttl, due), **shape), together=together)
         synchronous = [sync.batch(rows, processing=number * 10) for number, rows in enumerate(tables)]
         far = make_far(patch, Far(random.Random(seed), share, whole=False))
+        _shuffled(patch, seed)
         slot = MiniSlot(user_processor(kind(ttl, due), in_flight=limit, **shape), together=together)
         waits.most = 0
         for number, (rows, expected) in enumerate(zip(tables, synchronous, strict=True)):
             waits.log.clear()
             assert slot.batch(rows, processing=number * 10) == expected
-            assert not waits.under_way
-            for key in {key for key, *_ in rows}:  # in the order in which they came, then the timers
-                mine = [at for other, at in waits.log if other == key]
-                came = [at for other, at, _ in rows if other == key]
-                assert mine[: len(came)] == came
-                assert mine[len(came) :] == sorted(mine[len(came) :], reverse=True)
+            _check_turns(rows)
         assert waits.most <= limit
         assert share or not far.fetches
         for table in slot.types:
@@ -87,13 +84,16 @@ def test_any_program(
 @settings(max_examples=200, deadline=None)
 @given(
     program=batches,
+    seed=st.integers(0, 1000),
     at_once=st.sampled_from([0, 200, 1 << 20]),
     limit=st.integers(1, 9),
     together=st.integers(1, 9),
     ttl=st.sampled_from([0, 15]),
     kind=st.sampled_from([Async, Single]),
 )
-def test_any_program_over_parts(program: Any, at_once: int, limit: int, together: int, ttl: int, kind: Any) -> None:
+def test_any_program_over_parts(
+    program: Any, seed: int, at_once: int, limit: int, together: int, ttl: int, kind: Any
+) -> None:
     """What is lacking lies in parts; in the end, and again when some has expired, all keys tell what they have."""
     shape: Any = {"columns": COLUMNS, "shown": SHOWN, "mode": "processing"}
     everything = [
@@ -108,14 +108,36 @@ def test_any_program_over_parts(program: Any, at_once: int, limit: int, together
     due = program[0][0][1] if program[0] else [("get",)]
     with pytest.MonkeyPatch.context() as patch:
         few_at_a_time(patch, at_once)
+        _shuffled(patch, seed)
         sync = MiniSlot(user_processor(Sync(ttl, due), **shape), together=together)
         slot = MiniSlot(user_processor(kind(ttl, due), in_flight=limit, **shape), together=together)
         waits.most = 0
         for number, rows in enumerate(tables):
             waits.log.clear()
             assert slot.batch(rows, processing=number * 10) == sync.batch(rows, processing=number * 10)
-            assert not waits.under_way
+            _check_turns(rows)
         assert waits.most <= limit
+
+
+def _shuffled(patch: pytest.MonkeyPatch, seed: int) -> None:
+    """Let those that have been answered go on in any order."""
+    rng, fetch = random.Random(seed), Controller._fetch
+
+    def fetched(controller: Controller) -> None:
+        fetch(controller)
+        rng.shuffle(controller._ready)
+
+    patch.setattr(Controller, "_fetch", fetched)
+
+
+def _check_turns(rows: list[tuple[str, int, str]]) -> None:
+    """All keys are through; the records of each began in the order in which they came, then came its timers."""
+    assert not waits.under_way
+    for key in {key for key, *_ in rows}:
+        mine = [at for other, at in waits.log if other == key]
+        came = [at for other, at, _ in rows if other == key]
+        assert mine[: len(came)] == came
+        assert mine[len(came) :] == sorted(mine[len(came) :], reverse=True)
 
 
 def _numbered(program: Any) -> list[list[tuple[str, int, str]]]:
