@@ -511,7 +511,7 @@ def test_few_rows_wait_for_those_of_a_slow_key(far: Far, monkeypatch: pytest.Mon
                 Counting.said.append(key[0])
                 yield Row(k=key[0], n=1)
 
-    monkeypatch.setattr("millpond.slot.pipe.processors.asynchronous.controller._BEHIND", 100)
+    monkeypatch.setattr("millpond.slot.pipe.processors.awaiting._BEHIND", 100)
     keys = [f"a{n}" for n in range(60)]
     shown = slot(Slow(), in_flight=20, together=60).batch([(key, 1) for key in keys])
     assert [row["k"] for row in shown] == [key for key in keys for _ in range(30)]

@@ -49,12 +49,12 @@ batches = st.lists(
     limit=st.integers(1, 9),
     together=st.integers(1, 9),
     piece=st.sampled_from([1, 3, 10_000]),
-    behind=st.sampled_from([1, 5, 40_000]),
+    room=st.sampled_from([1, 5, 40_000]),
     ttl=st.sampled_from([0, 15]),
     kind=st.sampled_from([Async, Single]),
 )
 def test_any_program(
-    program: Any, seed: int, share: float, limit: int, together: int, piece: int, behind: int, ttl: int, kind: Any
+    program: Any, seed: int, share: float, limit: int, together: int, piece: int, room: int, ttl: int, kind: Any
 ) -> None:
     shape: Any = {"columns": COLUMNS, "shown": SHOWN, "mode": "processing"}
     tables = _numbered(program)
@@ -62,7 +62,7 @@ def test_any_program(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("millpond.slot.pipe.processors.rows.TOGETHER", piece)
         patch.setattr("millpond.slot.pipe.processors.rows.RowResults.look", piece)
-        patch.setattr("millpond.slot.pipe.processors.asynchronous.controller._BEHIND", behind)
+        patch.setattr("millpond.slot.pipe.processors.awaiting._BEHIND", room)
         sync = MiniSlot(user_processor(Sync(ttl, due), **shape), together=together)
         synchronous = [sync.batch(rows, processing=number * 10) for number, rows in enumerate(tables)]
         far = make_far(patch, Far(random.Random(seed), share, whole=False))

@@ -18,14 +18,10 @@ from typing import Any, Protocol, Self
 from millpond.errors import UsageError
 from millpond.slot.pipe.processors.asynchronous.foreign import NO_LOOP, refusal, without_loop
 from millpond.slot.pipe.processors.asynchronous.reads import Request, Wanted
-from millpond.slot.pipe.processors.rows import TOGETHER
 from millpond.slot.pipe.processors.state.variables import Held, Place
 
 _CLOSINGS = 100
 """How often a coroutine is told to end that goes on waiting."""
-
-_BEHIND = 4 * TOGETHER
-"""Rows that wait for those of earlier keys, about, until only the first key is worked on."""
 
 
 class Results(Protocol):
@@ -105,12 +101,14 @@ class Controller:
     Args:
         place: where the processor is, for its state. focus: is told which key is worked on.
         limit: how many keys may wait at a time.
+        room: how many rows may wait for those of earlier keys, about; then only the first key is worked on.
     """
 
-    def __init__(self, place: Place, focus: Focus, limit: int) -> None:
+    def __init__(self, place: Place, focus: Focus, limit: int, room: int) -> None:
         self._place = place
         self._focus = focus
         self._limit = limit
+        self._room = room
         self._tasks: Iterator[Task] = iter(())
         self._left: list[AsyncGenerator[Any, None]] = []  # of the worker that runs
         self._reset()
@@ -154,7 +152,7 @@ class Controller:
 
     def _next(self, results: Results, yields: bool) -> _Worker | None:
         """Who runs next: who was answered, else a new worker, else who waits, answered now; or the first one only."""
-        if self._behind >= _BEHIND:
+        if self._behind >= self._room:
             first = self._workers[0]
             if first not in self._ready:
                 self._fetch()
