@@ -207,6 +207,23 @@ def test_calls_are_cut_by_bytes_of_state() -> None:
     rig.close()
 
 
+def test_a_state_of_one_key_that_is_too_large_for_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Variable("text", "value", "struct<s:string>")
+    rig = Rig(shape(text))
+    fake = Fake(lambda phase, key, rows, held: held.update({text.table: {"s": "x" * rows[0]["v"]}}) or [], {})
+    call(rig, fake, rows_of(("a", 10), ("b", 5000)))
+
+    def called(phase: Phase, times: Any, tables: Any, take: Any, answer: Any) -> Any:
+        assert phase == "end" or tables["keys"].num_rows
+        return fake(phase, times, tables, take, answer)
+
+    monkeypatch.setattr("millpond.operators.columns.decode.LIMIT", 1000)
+    rig.operator.caller = called  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"rows of \('b',\).* more than 2 GiB"):
+        rig.batch(record_batch(rig.spec, rows_of(("a", 1), ("b", 1)), ["k"]))
+    rig.close()
+
+
 def test_timers_fire_in_order_and_those_set_meanwhile_wait() -> None:
     rig = Rig(shape(COUNT, time_mode="event", time=EventTime(2), marked=True))
     fired: list[tuple[Any, int]] = []

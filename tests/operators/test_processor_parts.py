@@ -1,16 +1,19 @@
 """Parts of variables beside the rows of their keys: written, asked for, and gone when no head speaks of them."""
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from millpond.operators.processors.calls import Ask, Phase
 from millpond.operators.protocol import Times
+from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import HEAD, ProcessorSpec, Variable
 from millpond.spec.types import parse_type
 from tests.operators.called import Called
@@ -243,3 +246,53 @@ def test_calls_are_cut_by_the_bytes_of_parts(monkeypatch: pytest.MonkeyPatch) ->
     assert max(count for phase, count in lists.calls if phase == "rows") == 900
     assert max(count for phase, count in lists.calls if phase == "timers") < 50
     lists.rig.close()
+
+
+@pytest.mark.parametrize("ttl", [0, 1000])
+def test_parts_of_an_earlier_type(ttl: int) -> None:
+    """They are read as of the type that is now, as they were written or among others that were added."""
+    told: list[Any] = []
+
+    def user(value: str, step: Callable[[Any, Any], Any], before: ProcessorSpec | None) -> UserProcessor:
+        def init(processor: Any, handle: Any) -> None:
+            processor.list, processor.map = (
+                handle.getListState("l", value, ttl),
+                handle.getMapState("m", "n int", value, ttl),
+            )
+
+        def rows(processor: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+            told.append(step(processor.list, processor.map))
+            yield from ()
+
+        mode: Any = "processing" if ttl else "none"
+        made = user_processor(Scripted(init=init, rows=rows), mode=mode)
+        variables = tuple(msgspec.structs.replace(one, evolves=True) for one in made.spec.variables)
+        shape = msgspec.structs.replace(made.spec, variables=variables)
+        return dataclasses.replace(made, spec=shape if before is None else shape.keeping(before))
+
+    def write(start: int, stop: int, *beside: Any) -> Callable[[Any, Any], Any]:
+        return lambda list_, map_: (
+            list_.appendList([(n, *beside) for n in range(start, stop)]),
+            [map_.updateValue((n,), (n, *beside)) for n in range(start, stop)],
+        )
+
+    def read(list_: Any, map_: Any) -> Any:
+        return list(list_.get()), sorted(map_.iterator()), map_.getValue((5,)), map_.getValue((1205,))
+
+    first = user("a int", write(0, 1000), None)
+    rig = Rig(first.spec)
+    for one in (
+        first,
+        user("a bigint, b string", read, first.spec),
+        user("a bigint, b string", write(1000, 1300, "x"), first.spec),
+        user("a bigint, b string", read, first.spec),
+    ):
+        rig.spec = one.spec
+        rig.restart()
+        rig.operator.caller = Called(one)  # type: ignore[attr-defined]
+        rig.batch(record_batch(rig.spec, [{"k": "a", "v": 0}], ["k"]))
+    old = [(n, None) for n in range(1000)]
+    new = [(n, "x") for n in range(1000, 1300)]
+    assert told[1] == (old, [((n,), one) for n, one in enumerate(old)], (5, None), None)
+    assert told[3] == (old + new, [((n,), one) for n, one in enumerate(old + new)], (5, None), (1205, "x"))
+    rig.close()

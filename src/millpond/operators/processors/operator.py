@@ -198,7 +198,12 @@ class ProcessorOperator:
             some = group.cut(at, min(at + self._together[phase], len(group.counts)))
             try:
                 keys, tables = self._tables(phase, some)
-            except OversizeError:
+            except OversizeError as error:
+                if len(some.counts) == 1:
+                    raise UsageError(
+                        f"The state for {_told(phase, self._keys(phase, some))} takes more than 2 GiB.",
+                        action="Keep less of it for each key, or share it out among several variables.",
+                    ) from error
                 self._together[phase] = len(some.counts) // 2
                 continue
             self._fetched = 0
@@ -220,11 +225,8 @@ class ProcessorOperator:
     def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
         """The keys as the variables' tables take them, and what a call about them is sent."""
         keys = {name: one.keys(group.hashes, group.keys) for name, one in self._asked_for.items()}
-        names = [field.name for field in self.spec.key_fields]
-        arranged = self._arranged.get(phase)
-        told = arranged.firsts(group) if arranged else group.keys
-        tables = {KEYS: pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])}
-        if arranged:
+        tables = {KEYS: self._keys(phase, group)}
+        if arranged := self._arranged.get(phase):
             tables[ROWS] = arranged.rows(group)
         else:
             tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
@@ -234,6 +236,13 @@ class ProcessorOperator:
                 columns = [_joined(group, *columns)]
             tables[name] = pa.RecordBatch.from_arrays(columns, names=["value", "head"][: len(columns)])
         return keys, tables
+
+    def _keys(self, phase: Phase, group: Group) -> pa.RecordBatch:
+        """The table of keys that a call is sent."""
+        names = [field.name for field in self.spec.key_fields]
+        arranged = self._arranged.get(phase)
+        told = arranged.firsts(group) if arranged else group.keys
+        return pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])
 
     def _write(
         self,
