@@ -284,6 +284,32 @@ def test_what_has_expired_is_evicted_part_by_part() -> None:
     rig.close()
 
 
+def test_what_is_due_at_once_may_be_more_than_a_column_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.operators.columns.decode.LIMIT", 50_000)
+    monkeypatch.setattr("millpond.operators.processors.stored._MOST", 10_000)
+    rig = Rig(shape(SEEN, time_mode="processing"))
+
+    def handle(phase: str, key: Any, things: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:
+        if phase == "timers":
+            held[TIMERS] = None
+            return [(key, len(things))]
+        held[SEEN.table] = [{"value": {"s": key * 2000}, "expiry": expiry} for expiry in (10, 20)]
+        held[TIMERS] = [*range(10, 10 + things[0]["v"])]
+        return []
+
+    fake = Fake(handle, {TIMERS: min, SEEN.table: lambda parts: min(part["expiry"] for part in parts)})
+    rows = rows_of(*((chr(65 + n), 100 + n) for n in range(100)))
+    call(rig, fake, rows, Times(0, 0, 5))
+    assert sorted(call(rig, fake, [], Times(0, 0, 500))) == [(row["k"], row["v"]) for row in rows]
+    assert state(rig, SEEN.table) == {}
+    call(rig, fake, rows, Times(0, 0, 5))
+    call(rig, fake, [], Times(0, 0, 15))
+    assert {key: [one["expiry"] for one in parts] for key, parts in state(rig, SEEN.table).items()} == {
+        row["k"]: [20] for row in rows
+    }
+    rig.close()
+
+
 def test_a_processor_needs_somebody_to_call_it() -> None:
     rig = Rig(shape(COUNT))
     with pytest.raises(UsageError, match="Nobody is there"):
