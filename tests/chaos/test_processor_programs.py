@@ -9,24 +9,26 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.operators.kinds.registry import read_rows
+from millpond.operators.kinds.registry import read_rows, read_whole
 from millpond.operators.processors import input as processor_input
 from millpond.operators.protocol import Times
 from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import TIMERS, TimeMode
+from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import EventTime
-from tests.chaos.programs import COLUMNS, SHOWN, Model, Operation, Programs
+from tests.chaos.programs import COLUMNS, SHOWN, Model, Operation, Programs, binary
 from tests.operators.called import Called
 from tests.operators.rig import Rig, as_rows, normal, record_batch
-from tests.slot.pipe_processors.mini_slot import user_processor
+from tests.slot.pipe_processors.mini_slot import few_at_a_time, user_processor
 
 EXAMPLES = int(os.environ.get("MILLPOND_SCHEDULES", "25"))
 TIMES = [0, 1, 8, 9, 20, 21, 60]
@@ -122,10 +124,19 @@ def few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor_input, "KEYS", 3)
 
 
+@pytest.mark.parametrize("at_once", [None, 0, 200], ids=["whole", "piece by piece", "parts"])
 @pytest.mark.parametrize("mode", ["none", "event", "processing"])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), bits=st.sampled_from([64, 64, 2, 0]))
-def test_programs_do_as_the_model_says(mode: TimeMode, data: st.DataObject, bits: int) -> None:
+def test_programs_do_as_the_model_says(mode: TimeMode, at_once: int | None, data: st.DataObject, bits: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if at_once is not None:
+            few_at_a_time(patch, at_once)
+        run(mode, data, bits)
+
+
+def run(mode: TimeMode, data: st.DataObject, bits: int) -> None:
+    """Run any program, and compare all that it tells and leaves with the model."""
     column, pandas, due, batches = data.draw(programs(mode))
     made = user(mode, column, pandas, due, batches[0].lives)
     rig, model = Rig(made.spec), Model()
@@ -180,12 +191,21 @@ def state(rig: Rig, name: str, lives: tuple[int, ...]) -> dict[Any, Any]:
     """What the operator's table has of a variable, or of timers."""
     found: dict[Any, Any] = {}
     table = name if name == TIMERS else f"variable.{name}"
-    for rows in rig.operator.tables[table].scan():  # type: ignore[attr-defined]
-        for batch in read_rows(rig.spec, table, rows):
-            keys, values = (column.to_pylist() for column in batch.columns)
-            for key, value in zip(keys, values, strict=True):
-                found[told_apart(key)] = plain(name, value, name != TIMERS and bool(lives["vlm".index(name)]))
+    tables = rig.operator.tables
+    for batch in scanned(rig.spec, tables, table, f"parts.{name}"):
+        keys, values = (column.to_pylist() for column in batch.columns)
+        for key, value in zip(keys, values, strict=True):
+            found[told_apart(key)] = plain(name, value, name != TIMERS and bool(lives["vlm".index(name)]))
     return found
+
+
+def scanned(spec: OperatorSpec, tables: Any, table: str, beside: str) -> Iterator[pa.RecordBatch]:
+    """A table's rows as a user reads them, with the parts that are beside them."""
+    if beside in tables:
+        yield from read_whole(spec, table, tables[table].scan(), tables[beside].scan())
+        return
+    for rows in tables[table].scan():
+        yield from read_rows(spec, table, rows)
 
 
 def plain(name: str, value: Any, lives: bool) -> Any:
@@ -195,7 +215,7 @@ def plain(name: str, value: Any, lives: bool) -> Any:
     if name == "l":
         return [(one["value"] if lives else one)["n"] for one in value]
     if name == "m":
-        return [(one["key"]["n"], one["value"]["x"]) for one in value]
+        return sorted(((one["key"]["n"], one["value"]["x"]) for one in value), key=lambda entry: binary(entry[0]))
     return value
 
 

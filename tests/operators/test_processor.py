@@ -207,6 +207,23 @@ def test_calls_are_cut_by_bytes_of_state() -> None:
     rig.close()
 
 
+def test_a_state_of_one_key_that_is_too_large_for_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Variable("text", "value", "struct<s:string>")
+    rig = Rig(shape(text))
+    fake = Fake(lambda phase, key, rows, held: held.update({text.table: {"s": "x" * rows[0]["v"]}}) or [], {})
+    call(rig, fake, rows_of(("a", 10), ("b", 5000)))
+
+    def called(phase: Phase, times: Any, tables: Any, take: Any, answer: Any) -> Any:
+        assert phase == "end" or tables["keys"].num_rows
+        return fake(phase, times, tables, take, answer)
+
+    monkeypatch.setattr("millpond.operators.columns.decode.LIMIT", 1000)
+    rig.operator.caller = called  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"rows of \('b',\).* more than 2 GiB"):
+        rig.batch(record_batch(rig.spec, rows_of(("a", 1), ("b", 1)), ["k"]))
+    rig.close()
+
+
 def test_timers_fire_in_order_and_those_set_meanwhile_wait() -> None:
     rig = Rig(shape(COUNT, time_mode="event", time=EventTime(2), marked=True))
     fired: list[tuple[Any, int]] = []
@@ -264,6 +281,32 @@ def test_what_has_expired_is_evicted_part_by_part() -> None:
     call(rig, fake, [], Times(0, 0, 30))
     assert state(rig, SEEN.table) == {}
     assert fake.phases[-1] == "end"
+    rig.close()
+
+
+def test_what_is_due_at_once_may_be_more_than_a_column_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.operators.columns.decode.LIMIT", 50_000)
+    monkeypatch.setattr("millpond.operators.processors.stored._MOST", 10_000)
+    rig = Rig(shape(SEEN, time_mode="processing"))
+
+    def handle(phase: str, key: Any, things: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:
+        if phase == "timers":
+            held[TIMERS] = None
+            return [(key, len(things))]
+        held[SEEN.table] = [{"value": {"s": key * 2000}, "expiry": expiry} for expiry in (10, 20)]
+        held[TIMERS] = [*range(10, 10 + things[0]["v"])]
+        return []
+
+    fake = Fake(handle, {TIMERS: min, SEEN.table: lambda parts: min(part["expiry"] for part in parts)})
+    rows = rows_of(*((chr(65 + n), 100 + n) for n in range(100)))
+    call(rig, fake, rows, Times(0, 0, 5))
+    assert sorted(call(rig, fake, [], Times(0, 0, 500))) == [(row["k"], row["v"]) for row in rows]
+    assert state(rig, SEEN.table) == {}
+    call(rig, fake, rows, Times(0, 0, 5))
+    call(rig, fake, [], Times(0, 0, 15))
+    assert {key: [one["expiry"] for one in parts] for key, parts in state(rig, SEEN.table).items()} == {
+        row["k"]: [20] for row in rows
+    }
     rig.close()
 
 

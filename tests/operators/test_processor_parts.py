@@ -1,19 +1,24 @@
 """Parts of variables beside the rows of their keys: written, asked for, and gone when no head speaks of them."""
 
+import dataclasses
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from millpond.operators.processors.calls import Ask, Phase
 from millpond.operators.protocol import Times
+from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import HEAD, ProcessorSpec, Variable
 from millpond.spec.types import parse_type
+from tests.operators.called import Called
 from tests.operators.rig import Rig, fields, record_batch
+from tests.slot.pipe_processors.mini_slot import Scripted, user_processor
 from tests.stores.shelf import Shelf
 
 PLAIN = Variable("seen", "list", "struct<s:string>")
@@ -169,4 +174,125 @@ def test_a_variable_without_parts_has_no_table_for_them() -> None:
     parted.chosen.random = lambda: 0.0  # type: ignore[method-assign]
     run(rig, parted, ["a", "b"], 64)
     assert list(rig.operator.tables) == [PLAIN.table]
+    rig.close()
+
+
+class Lists:
+    """A processor with a list of texts, called as beside a pipe: `step(list, key)` is done for each key.
+
+    A timer tells the list.
+
+    Args:
+        timed: whether each key that has rows has a timer that is due at once.
+    """
+
+    def __init__(self, *, timed: bool = False) -> None:
+        def init(processor: Any, handle: Any) -> None:
+            processor.texts = handle.getListState("seen", "s string")
+
+        def rows(processor: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+            self.told.append(self.step(processor.texts, key[0]))
+            if timed:
+                processor.handle.registerTimer(0)
+            yield from ()
+
+        def timer(processor: Any, key: Any, times: Any, due: Any) -> Iterator[Any]:
+            self.told.append(list(processor.texts.get()))
+            yield from ()
+
+        mode: Any = "processing" if timed else "none"
+        self.user = user_processor(Scripted(init=init, rows=rows, timer=timer), mode=mode)
+        self.rig = Rig(self.user.spec)
+        self.calls: list[tuple[Phase, int]] = []
+
+    def run(self, step: Callable[[Any, str], Any], *keys: str) -> list[Any]:
+        """Run a batch with these keys; what was told, and in `calls` the calls, and how many keys each was about."""
+        self.step, self.told, called = step, list[Any](), Called(self.user)
+
+        def counted(phase: Phase, times: Any, tables: Any, take: Any, answer: Ask) -> Any:
+            self.calls += [(phase, tables["keys"].num_rows)] if tables else []
+            return called(phase, times, tables, take, answer)
+
+        self.calls.clear()
+        self.rig.operator.caller = counted  # type: ignore[attr-defined]
+        self.rig.batch(record_batch(self.rig.spec, [{"k": key, "v": 0} for key in keys], ["k"]))
+        return self.told
+
+
+def test_parts_that_are_much_larger_than_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.operators.processors.stored._MOST", 64 << 10)
+    monkeypatch.setattr("millpond.slot.pipe.processors.state.lists._MOST", 1)
+    lists = Lists()
+    wanted = [(str(n),) for n in range(100)] + [("x" * 40_000,), ("y" * 40_000,)]
+    for start in range(0, len(wanted), 2):
+        lists.run(lambda texts, key: texts.appendList(wanted[start : start + 2]), "a")  # noqa: B023
+    assert lists.run(lambda texts, key: list(texts.get()), "a") == [wanted]
+    lists.rig.close()
+
+
+def test_calls_are_cut_by_the_bytes_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call asks for is in the worker's memory until the call is over: few keys come where they have much of it.
+
+    Calls for rows, which ask for nothing, are no measure of those for timers, which do.
+    """
+    monkeypatch.setattr("millpond.operators.processors.operator._STATE", 1 << 20)
+    lists = Lists(timed=True)
+    keys = [str(n) for n in range(900)]
+    long = [(f"{n}" * 30,) for n in range(300)]
+    lists.run(lambda texts, key: texts.put(long), *keys)
+    for _ in range(2):
+        told = lists.run(lambda texts, key: texts.exists(), *keys)
+    assert told == [True] * 900 + [long] * 900
+    assert max(count for phase, count in lists.calls if phase == "rows") == 900
+    assert max(count for phase, count in lists.calls if phase == "timers") < 50
+    lists.rig.close()
+
+
+@pytest.mark.parametrize("ttl", [0, 1000])
+def test_parts_of_an_earlier_type(ttl: int) -> None:
+    """They are read as of the type that is now, as they were written or among others that were added."""
+    told: list[Any] = []
+
+    def user(value: str, step: Callable[[Any, Any], Any], before: ProcessorSpec | None) -> UserProcessor:
+        def init(processor: Any, handle: Any) -> None:
+            processor.list, processor.map = (
+                handle.getListState("l", value, ttl),
+                handle.getMapState("m", "n int", value, ttl),
+            )
+
+        def rows(processor: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+            told.append(step(processor.list, processor.map))
+            yield from ()
+
+        mode: Any = "processing" if ttl else "none"
+        made = user_processor(Scripted(init=init, rows=rows), mode=mode)
+        variables = tuple(msgspec.structs.replace(one, evolves=True) for one in made.spec.variables)
+        shape = msgspec.structs.replace(made.spec, variables=variables)
+        return dataclasses.replace(made, spec=shape if before is None else shape.keeping(before))
+
+    def write(start: int, stop: int, *beside: Any) -> Callable[[Any, Any], Any]:
+        return lambda list_, map_: (
+            list_.appendList([(n, *beside) for n in range(start, stop)]),
+            [map_.updateValue((n,), (n, *beside)) for n in range(start, stop)],
+        )
+
+    def read(list_: Any, map_: Any) -> Any:
+        return list(list_.get()), sorted(map_.iterator()), map_.getValue((5,)), map_.getValue((1205,))
+
+    first = user("a int", write(0, 1000), None)
+    rig = Rig(first.spec)
+    for one in (
+        first,
+        user("a bigint, b string", read, first.spec),
+        user("a bigint, b string", write(1000, 1300, "x"), first.spec),
+        user("a bigint, b string", read, first.spec),
+    ):
+        rig.spec = one.spec
+        rig.restart()
+        rig.operator.caller = Called(one)  # type: ignore[attr-defined]
+        rig.batch(record_batch(rig.spec, [{"k": "a", "v": 0}], ["k"]))
+    old = [(n, None) for n in range(1000)]
+    new = [(n, "x") for n in range(1000, 1300)]
+    assert told[1] == (old, [((n,), one) for n, one in enumerate(old)], (5, None), None)
+    assert told[3] == (old + new, [((n,), one) for n, one in enumerate(old + new)], (5, None), (1205, "x"))
     rig.close()

@@ -62,6 +62,19 @@ def test_a_failed_batch_changes_nothing() -> None:
     assert one.test("a", [{"n": 2, "do": "v.get()"}]) == [Row(k="a", n=2, said="(0,)")]
 
 
+def test_large_lists_and_maps_outlast_a_batch_that_fails_and_an_initial_state() -> None:
+    variables = {"l": ("List", "n int"), "m": ("Map", "n int", "n int")}
+    fill = "[(l.appendValue((n,)), m.updateValue((n,), (n,))) for n in range(500)]"
+    talk = Talk(Strict(variables, first=fill))
+    talk(fill)
+    with pytest.raises(ZeroDivisionError):
+        talk("1/0")
+    begun = Talk(Strict(variables, first=fill), initialState=[("a", 1)], initialStateStructType="k string, n int")
+    for one in (talk.tester, begun.tester):
+        assert one.peekListState("l", "a") == [(n,) for n in range(500)]
+        assert one.peekMapState("m", "a") == {(n,): (n,) for n in range(500)}
+
+
 def test_a_processor_is_new_in_each_batch() -> None:
     talk = Talk(Script({}))
     assert talk("setattr(handle, 'mine', 1)", "handle.mine") == ["None", "1"]

@@ -100,7 +100,7 @@ class Batches:
             self._drop()
             self._spec = spec
         if self._operator is None:
-            self._operator = open_operator(spec, cast(MakeTable, self._tables.open))
+            self._operator = open_operator(spec, cast(MakeTable, self._tables.open), self._tables.names)
         return self._operator
 
     def _drop(self) -> None:

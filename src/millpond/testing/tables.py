@@ -36,6 +36,11 @@ class MemoryTables:
         self.version = 0
         finalize(self, self._beside.shutdown, wait=False)
 
+    @property
+    def names(self) -> list[str]:
+        """The tables of which something has been sealed."""
+        return list(self._sealed)
+
     def open(self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
         """Open a table (see `operators.protocol.MakeTable`), with what has been sealed of it.
 

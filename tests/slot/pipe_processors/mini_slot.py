@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
@@ -53,6 +54,23 @@ class Scripted(StatefulProcessor):
 
     def close(self) -> None:
         self._run("close")
+
+
+def few_at_a_time(patch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Let keys have parts beside their rows as soon as they have two elements or entries; ask for two parts at a time.
+
+    Args:
+        patch: undoes it. at_once: bytes of a variable that are read at once; more is read piece by piece.
+    """
+    processors = "millpond.slot.pipe.processors.state"
+    for module, name in (("buckets", "MOST"), ("maps", "MOST"), ("lists", "_MOST")):
+        patch.setattr(f"{processors}.{module}.{name}", 1)
+    for module in ("parts", "maps"):
+        patch.setattr(f"{processors}.{module}.AT_ONCE", at_once)
+    for module, name in (("lists", "_LONGEST"), ("parts", "_TOGETHER"), ("parts", "_PARTS")):
+        patch.setattr(f"{processors}.{module}.{name}", 2)
+    patch.setattr(f"{processors}.parts._OFTEN", 1)
+    patch.setattr("millpond.operators.processors.parts._TOGETHER", 2)
 
 
 def struct(ddl: str) -> StructType:

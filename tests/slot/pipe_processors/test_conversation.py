@@ -6,6 +6,7 @@ import pickle
 import socket
 import threading
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -201,9 +202,23 @@ def test_parts_that_were_not_sent_are_asked_for(task: PipeTask) -> None:
     assert got == [[70, None]]
 
 
-def test_a_slot_that_fails_to_answer_is_not_the_users_fault(task: PipeTask) -> None:
+@pytest.mark.parametrize("does", ["nothing", "goes on", "asks again", "raises"])
+def test_a_slot_that_fails_to_answer_is_not_the_users_fault(task: PipeTask, does: str) -> None:
+    """Whatever the user's code makes of it."""
+
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Any:
-        self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [0]}))
+        def ask() -> None:
+            self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [0]}))
+
+        try:
+            ask()
+        except Exception:
+            if does == "nothing":
+                raise
+            if does == "asks again":
+                ask()
+            if does == "raises":
+                raise LookupError from None
         return []
 
     def slot(connection: Connection) -> None:
@@ -217,6 +232,30 @@ def test_a_slot_that_fails_to_answer_is_not_the_users_fault(task: PipeTask) -> N
     with pytest.raises(StateDamagedError) as caught:
         converse(task, slot, init=counting, rows=rows)
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_an_answer_that_was_not_waited_for_is_no_answer_to_another_question(task: PipeTask) -> None:
+    """As where a signal's handler raises, and the user's code catches that."""
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Any:
+        connection = self.count._place.ask._connection
+        interrupted = unittest.mock.patch.object(connection, "receive", side_effect=TimeoutError)
+        with interrupted, pytest.raises(TimeoutError):
+            self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [0]}))
+        self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [1]}))
+        return []
+
+    def slot(connection: Connection) -> None:
+        sent = tables("a")
+        connection.send(Call("rows", 0, 0, list(sent)))
+        send_tables(connection, sent)
+        connection.expect(Fetch)
+        receive_table(connection)
+        send_tables(connection, {"parts.count": pa.record_batch({"value": [0]})})
+        connection.receive()
+
+    with pytest.raises(TimeoutError):
+        converse(task, slot, init=counting, rows=rows)
 
 
 def test_a_slot_that_goes_away_while_the_user_is_at_work(task: PipeTask) -> None:

@@ -23,7 +23,9 @@ MAP, LIST = "parts.m", "parts.l"
 class Large:
     """A processor with a map and a list that does what it is told for each key."""
 
-    def __init__(self, ttl: int = 0, together: int = 1000) -> None:
+    def __init__(
+        self, ttl: int = 0, together: int = 1000, close: Callable[[Any], Any] = lambda processor: None
+    ) -> None:
         def init(self: Any, handle: Any) -> None:
             self.map = handle.getMapState("m", "k string", "a bigint", ttl)
             self.list = handle.getListState("l", "a string", ttl)
@@ -33,7 +35,7 @@ class Large:
             yield from ()
 
         mode: Any = "processing" if ttl else "none"
-        self.slot = MiniSlot(user_processor(Scripted(init=init, rows=rows), mode=mode), together)
+        self.slot = MiniSlot(user_processor(Scripted(init=init, rows=rows, close=close), mode=mode), together)
 
     def run(self, step: Callable[[Any, str], Any], *keys: str, now: int = 0) -> list[Any]:
         """Call a step for some keys; what it returned, and in `asks` how often there were asks."""
@@ -230,6 +232,19 @@ def test_a_list_is_not_read_when_its_call_is_over() -> None:
         large.run(step, "a", "b")
 
 
+def test_a_list_is_not_read_when_all_calls_are_over() -> None:
+    kept: list[Iterator[Any]] = []
+    large = Large(close=lambda processor: [list(one) for one in kept])
+    large.run(lambda self, key: self.list.put([("x" * 500,)] * 5000))
+
+    def step(self: Any, key: str) -> None:
+        kept.append(self.list.get())
+        next(kept[0])
+
+    with pytest.raises(PySparkRuntimeError, match="getting list state"):
+        large.run(step)
+
+
 def test_elements_and_entries_expire() -> None:
     large = Large(ttl=100)
     for now in range(0, 200, 10):
@@ -244,3 +259,22 @@ def test_elements_and_entries_expire() -> None:
     large.run(lambda self, key: (self.list.appendValue(("new",)), fill(1)(self, key)), now=291)
     told = large.run(lambda self, key: (list(self.list.get()), list(self.map.keys())), now=295)
     assert told == [([("new",)], [("0",)])]
+
+
+def test_entries_of_an_earlier_run_live_as_long_as_it_said() -> None:
+    """Also those that come into buckets when a run with a shorter time to live adds others."""
+    before, after = Large(ttl=1000), Large(ttl=10)
+    before.run(fill(60))
+    for name in ("state", "heads", "parts", "expiries"):
+        setattr(after.slot, name, getattr(before.slot, name))
+    after.run(fill(60, 60), now=1)
+
+    def keys(self: Any, key: str) -> list[int]:
+        return [int(one) for (one,) in list(self.map.keys())]
+
+    assert sorted(after.run(keys, now=10)[0]) == [*range(120)]
+    assert sorted(after.run(keys, now=11)[0]) == [*range(60)]
+    after.run(lambda self, key: [self.map.removeKey((str(n),)) for n in range(50)] and None, now=12)  # no buckets now
+    after.run(fill(60, 60), now=13)
+    assert sorted(after.run(keys, now=999)[0]) == [*range(50, 60)]
+    assert after.run(keys, now=1000) == [[]]

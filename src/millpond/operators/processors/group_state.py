@@ -103,7 +103,6 @@ class GroupStateOperator(ProcessorOperator):
             if left.any():
                 kept = group.rows[-1].filter(pa.array(left))
                 self._keep(Rows(words[left], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
-        self._learn(group, keys, sent, answered)
 
     def _keep(self, keys: Rows, states: pa.Array, timeouts: pa.Array) -> None:
         """Write what keys have from now on: nothing, where they have neither a state nor a timeout."""

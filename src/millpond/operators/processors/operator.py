@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _TIME = Field("time", "bigint")
 _NAMED = 5  # keys that are named where a call is lost
-_STATE = 16 << 20  # bytes of state that a call is sent, or changes, roughly
+_STATE = 16 << 20  # bytes of state that a call is sent, with the parts that it asks for, or changes, roughly
 _SLOWLY = 512  # keys of the first call, of which nothing is known
 _FASTER = 8  # times as many keys has the next call, at most
 
@@ -75,7 +75,8 @@ class ProcessorOperator:
         self._arranged = {"rows": Arranged(spec.columns, spec.keys)}
         if spec.initial is not None:
             self._arranged["initial"] = Arranged(spec.initial.columns, spec.initial.keys)
-        self._together = _SLOWLY
+        self._together: dict[Phase, int] = dict.fromkeys(("initial", "rows", "timers"), _SLOWLY)
+        self._fetched = 0
         self._times = Times()
         self._input: Input | None = None
         self._shown = Spool(None, memory)
@@ -194,28 +195,38 @@ class ProcessorOperator:
         """Call the user's code for some keys, and write what it changed: for so many at a time as state allows."""
         at = 0
         while at < len(group.counts):
-            some = group.cut(at, min(at + self._together, len(group.counts)))
+            some = group.cut(at, min(at + self._together[phase], len(group.counts)))
             try:
                 keys, tables = self._tables(phase, some)
-            except OversizeError:
-                self._together = len(some.counts) // 2
+            except OversizeError as error:
+                if len(some.counts) == 1:
+                    raise UsageError(
+                        f"The state for {_told(phase, self._keys(phase, some))} takes more than 2 GiB.",
+                        action="Keep less of it for each key, or share it out among several variables.",
+                    ) from error
+                self._together[phase] = len(some.counts) // 2
                 continue
+            self._fetched = 0
             try:
-                answered = self._ask(phase, tables, partial(self._parts.read, some))
+                answered = self._ask(phase, tables, partial(self._part, some))
             except OSError:
                 self.lost = _told(phase, tables[KEYS])
                 raise
             self._write(some, keys, tables, answered)
+            self._learn(phase, len(some.counts), [tables[name] for name in keys], answered.values())
             at += len(some.counts)
+
+    def _part(self, group: Group, table: str, asked: pa.RecordBatch) -> pa.Array:
+        """Parts of some keys of a call (see `Parts.read`), which the user's code has in memory until it is over."""
+        found = self._parts.read(group, table, asked)
+        self._fetched += found.nbytes
+        return found
 
     def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
         """The keys as the variables' tables take them, and what a call about them is sent."""
         keys = {name: one.keys(group.hashes, group.keys) for name, one in self._asked_for.items()}
-        names = [field.name for field in self.spec.key_fields]
-        arranged = self._arranged.get(phase)
-        told = arranged.firsts(group) if arranged else group.keys
-        tables = {KEYS: pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])}
-        if arranged:
+        tables = {KEYS: self._keys(phase, group)}
+        if arranged := self._arranged.get(phase):
             tables[ROWS] = arranged.rows(group)
         else:
             tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
@@ -225,6 +236,13 @@ class ProcessorOperator:
                 columns = [_joined(group, *columns)]
             tables[name] = pa.RecordBatch.from_arrays(columns, names=["value", "head"][: len(columns)])
         return keys, tables
+
+    def _keys(self, phase: Phase, group: Group) -> pa.RecordBatch:
+        """The table of keys that a call is sent."""
+        names = [field.name for field in self.spec.key_fields]
+        arranged = self._arranged.get(phase)
+        told = arranged.firsts(group) if arranged else group.keys
+        return pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])
 
     def _write(
         self,
@@ -242,19 +260,19 @@ class ProcessorOperator:
             rows = Rows(words[changed.column("at").to_numpy()], heap)
             heads = self._parts.follow(name, group, sent[name], changed)
             self._asked_for[name].write(rows, changed.column("value"), changed.column("expiry"), heads)
-        self._learn(group, keys, sent, answered)
 
     def _learn(
-        self,
-        group: Group,
-        keys: Iterable[str],
-        sent: dict[str, pa.RecordBatch],
-        answered: dict[str, pa.RecordBatch],
+        self, phase: Phase, keys: int, sent: Iterable[pa.RecordBatch], answered: Iterable[pa.RecordBatch]
     ) -> None:
-        """See from a call of how many keys the next one should be; `keys`: names of the tables of state."""
-        size = max(sum(sent[name].nbytes for name in keys), sum(one.nbytes for one in answered.values()))
-        count = len(group.counts)
-        self._together = max(1, min(MOST_KEYS, _STATE * count // max(1, size), _FASTER * self._together))
+        """See from a call of how many keys the next one of its phase should be.
+
+        Args:
+            phase: of the call. keys: how many it was about. sent: their state. answered: what changed.
+        """
+        told = self._fetched + sum(one.nbytes for one in sent)
+        size = max(told, sum(one.nbytes for one in answered))
+        most = min(MOST_KEYS, _STATE * keys // max(1, size), _FASTER * self._together[phase])
+        self._together[phase] = max(1, most)
 
     def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: Ask) -> dict[str, pa.RecordBatch]:
         if self.caller is None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from millpond.conf import KEY_GROUP_BITS
 from millpond.kernels.event_time.slices import spread
 from millpond.layout import Ints, Rows
+from millpond.operators.columns.decode import OversizeError
 from millpond.operators.processors.input import Group
 from millpond.operators.processors.stored import Stored
 from millpond.operators.processors.tables import parts
@@ -65,7 +66,7 @@ class Parts:
         if name not in self._stored:
             return pa.nulls(asked.num_rows, self._variables[name].type.arrow)
         one = self._stored[name]
-        return one.read(_keys(one, group, *(asked.column(at).to_numpy() for at in ("at", "part"))))[0]
+        return _read(one, _keys(one, group, *(asked.column(at).to_numpy() for at in ("at", "part"))))
 
     def write(self, name: str, group: Group, changed: pa.RecordBatch) -> None:
         """Write parts that have changed."""
@@ -114,6 +115,16 @@ class Parts:
         """Give all memory back."""
         for one in self._stored.values():
             one.close()
+
+
+def _read(stored: Stored, keys: Rows) -> pa.Array:
+    """Parts, a few at a time where they are much larger than most."""
+    try:
+        return stored.read(keys)[0]
+    except OversizeError:
+        middle = keys.count // 2
+        halves = Rows(keys.words[:middle], keys.heap), Rows(keys.words[middle:], keys.heap)
+        return pa.concat_arrays([_read(stored, half) for half in halves])
 
 
 def _keys(stored: Stored, group: Group, at: Ints, numbers: Ints) -> Rows:

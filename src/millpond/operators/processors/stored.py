@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _HEAD = parse_type(HEAD)
-_MOST = 64 << 20  # bytes of a table of a call, unless they are of one key
+_MOST = 64 << 20  # bytes of a table of a call, and of what is due and taken out together, unless they are of one key
 
 
 class Due(NamedTuple):
@@ -148,9 +148,8 @@ class Stored:
 
     def take_due(self, limit: int) -> Iterator[Due]:
         """Take out the timers that are due at a time in milliseconds; use a piece before the next."""
-        assert self._expiry is not None
         keyed = self.variable.keyed
-        for rows in self._expiry.due(limit):
+        for rows in self._due(limit):
             held = self.table.copy(rows)
             times = nested_column(held, self._at, ALL, self.variable.type)
             due, left = _split(times, pc.less_equal(times.values, limit))
@@ -159,9 +158,8 @@ class Stored:
 
     def take_out(self, limit: int) -> Iterator[tuple[Ints, list[pa.Array], pa.Array]]:
         """Take out what is due at a time in milliseconds: hashes, columns of keys, what they have; use it at once."""
-        assert self._expiry is not None
         keyed = self.variable.keyed
-        for rows in self._expiry.due(limit):
+        for rows in self._due(limit):
             held = self.table.copy(rows)
             yield (
                 ints(held, 0),
@@ -170,11 +168,18 @@ class Stored:
             )
             self.table.remove(rows)
 
+    def _due(self, limit: int) -> Iterator[NDArray[np.int64]]:
+        """Rows of which something is due, by their ids; remove it before the next ones."""
+        assert self._expiry is not None
+        for rows in self._expiry.due(limit):
+            before = np.cumsum((self.table.words[rows, self._at] & LENGTH).astype(np.int64))
+            yield from np.split(rows, np.flatnonzero(np.diff(before // _MOST)) + 1)
+
     def evict(self, now: int) -> None:
         """Remove what has expired by a time in milliseconds."""
         if self._expiry is None:
             return
-        for rows in self._expiry.due(now):
+        for rows in self._due(now):
             if self.variable.type.name != "array":
                 self.table.remove(rows)
                 continue

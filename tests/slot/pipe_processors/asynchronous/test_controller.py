@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import random
 from collections.abc import AsyncIterator
@@ -497,3 +498,42 @@ def test_an_initial_state_gives_nothing_out() -> None:
 
     with pytest.raises(UsageError, match="async def"):
         check_asynchronous(Plain(), pandas=False)
+
+
+def test_few_rows_wait_for_those_of_a_slow_key(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a key waits again and again, the others give out what there is room for, and then wait for it, too."""
+
+    class Slow(Counting):
+        async def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> AsyncIterator[Row]:
+            for number in range(50 if key[0] == "a0" else 1):
+                await self.seen.getValue((str(number),))
+            for _ in range(30):
+                Counting.said.append(key[0])
+                yield Row(k=key[0], n=1)
+
+    monkeypatch.setattr("millpond.slot.pipe.processors.awaiting._BEHIND", 100)
+    keys = [f"a{n}" for n in range(60)]
+    shown = slot(Slow(), in_flight=20, together=60).batch([(key, 1) for key in keys])
+    assert [row["k"] for row in shown] == [key for key in keys for _ in range(30)]
+    assert 100 <= Counting.said.index("a0") < 100 + 30
+
+
+def _logged(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    return wrapped
+
+
+def test_functions_may_be_decorated() -> None:
+    class Decorated(Counting):
+        handleInputRows = _logged(Counting.handleInputRows)
+
+        @_logged  # type: ignore[untyped-decorator]
+        async def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+            await self.count.update((initialState.v,))
+
+    assert check_asynchronous(Decorated(), pandas=False)
+    one = slot(Decorated(), initial="k string, v bigint")
+    assert [row["n"] for row in one.batch(ROWS, initial=[("a", 7)])] == [8, 12, 2, 3]

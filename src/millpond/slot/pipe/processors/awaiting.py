@@ -15,6 +15,9 @@ from millpond.slot.pipe.processors.asynchronous.controller import Controller, Ta
 from millpond.slot.pipe.processors.asynchronous.variables import AwaitedHandle
 from millpond.slot.pipe.processors.handle import Handle
 from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys
+from millpond.slot.pipe.processors.rows import TOGETHER
+
+_BEHIND = 4 * TOGETHER  # rows that wait for those of earlier keys
 
 
 class AwaitingRunning(Running):
@@ -30,7 +33,7 @@ class AwaitingRunning(Running):
         self._single = row_by_row(self._processor)
 
     def _shown(self, handle: Handle) -> Any:
-        self._controller = Controller(handle.place, self, self._in_flight)
+        self._controller = Controller(handle.place, self, self._in_flight, _BEHIND)
         return AwaitedHandle(handle)
 
     def _with_initial(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 
 from millpond.slot.pipe.processors.processor import Running
@@ -11,6 +13,8 @@ from millpond.slot.process.protocol import Call, Called, Connection, Fetch
 
 class Asking:
     """Asks a slot for parts of variables while it waits for the answer to a call.
+
+    What went wrong once goes wrong ever after: an answer that still comes would be taken for that to another question.
 
     Args:
         connection: to the slot.
@@ -25,6 +29,7 @@ class Asking:
 
     def __call__(self, table: str, asked: pa.RecordBatch) -> pa.Array:
         """Parts of the variable that has this table (see `operators.processors.calls.Ask`)."""
+        self.check()
         try:
             self._connection.send(Fetch(table))
             send_tables(self._connection, {table: asked})
@@ -32,6 +37,11 @@ class Asking:
         except BaseException as error:
             self.failed = error
             raise
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self.failed is not None:
+            raise self.failed
 
 
 def answer(connection: Connection, call: Call, running: Running, place: str) -> None:
@@ -41,13 +51,15 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
 
     Args:
         connection: to the slot, which has sent the call.
-        call: what is to be called. running: what is called.
+        call: what is to be called. running: what is called; it asks by an `Asking`.
         place: where this is, for the note on what the user's code raises.
     """
+    asking = running.ask
+    assert isinstance(asking, Asking)
     tables = receive_tables(connection, call.tables)
     output = running.call(call, tables)
     announced = False
-    while (batch := _next(output, running, place)) is not None:
+    while (batch := _next(output, running, asking, place)) is not None:
         if not announced:
             connection.send_schema(batch.schema)
             announced = True
@@ -57,13 +69,18 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
     send_tables(connection, changes)
 
 
-def _next(output: object, running: Running, place: str) -> pa.RecordBatch | None:
-    """The next batch of the output. What the user's code raises, `SystemExit` too, gets a note, and ends the task."""
+def _next(output: Iterator[pa.RecordBatch], running: Running, asking: Asking, place: str) -> pa.RecordBatch | None:
+    """The next batch of the output. What the user's code raises, `SystemExit` too, gets a note, and ends the task.
+
+    What has gone wrong with a question comes before that: the user's code may have made anything of it, or nothing.
+    """
     try:
-        return next(output, None)  # type: ignore[call-overload]
+        batch = next(output, None)
+        asking.check()
+        return batch
     except BaseException as error:
-        if error is getattr(running.ask, "failed", None):
-            raise
+        if asking.failed is not None:
+            raise asking.failed from None
         key = "" if running.key is None else f", key {running.key!r}"
         error.add_note(
             f"This processor was called by Millpond for {place}{key}. "

@@ -197,9 +197,14 @@ class FrameResults:
         return False
 
     @property
+    def size(self) -> int:
+        """How many rows there are, or frames, if these are more."""
+        return max(self._rows, len(self.given))
+
+    @property
     def enough(self) -> bool:
-        """Whether there are enough rows for now."""
-        return self._rows >= TOGETHER or len(self.given) >= TOGETHER
+        """Whether there are enough rows, or frames, for now."""
+        return self.size >= TOGETHER
 
     def taken(self, blame: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
         """All rows so far. What is wrong with them is raised after `blame` was told the key."""

@@ -162,6 +162,7 @@ class Handle(CheckedHandle):
             changes = made[held.variable.table]
             if changes.parts is not None:
                 changed[held.variable.parts] = changes.parts
+            held.end()
         return changed
 
     def _held(self, kind: str, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:

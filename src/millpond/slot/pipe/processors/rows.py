@@ -153,6 +153,11 @@ class RowResults:
         return after - before >= TOGETHER
 
     @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return len(self.given)
+
+    @property
     def enough(self) -> bool:
         """Whether there are enough rows for now."""
         return len(self.given) >= TOGETHER

@@ -76,8 +76,8 @@ def row_by_row(processor: StatefulProcessor) -> bool:
 
 
 def yields(function: Callable[..., Any]) -> bool:
-    """Whether a function that is `async def` can give rows out."""
-    return inspect.isasyncgenfunction(function)
+    """Whether a function that is `async def`, or a decorated one, can give rows out."""
+    return inspect.isasyncgenfunction(_undecorated(function))
 
 
 def check_asynchronous(processor: StatefulProcessor, *, pandas: bool) -> bool:
@@ -109,7 +109,7 @@ def check_asynchronous(processor: StatefulProcessor, *, pandas: bool) -> bool:
     for one in (_ROW if single else _ROWS, _TIMER, _INITIAL):
         if not _asynchronous(getattr(processor, one)):
             raise UsageError(f"{one} of the asynchronous processor {name} is not.", action="Define it with async def.")
-    if yields(inspect.unwrap(processor.handleInitialState)):
+    if yields(processor.handleInitialState):
         raise UsageError(f"{_INITIAL} of {name} yields, and there is nobody to take it.", action="Let it give nothing.")
     for one in ("init", "close"):
         if _asynchronous(getattr(processor, one)):
@@ -118,5 +118,12 @@ def check_asynchronous(processor: StatefulProcessor, *, pandas: bool) -> bool:
 
 
 def _asynchronous(function: Any) -> bool:
-    function = inspect.unwrap(function)
+    function = _undecorated(function)
     return inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function)
+
+
+def _undecorated(function: Any) -> Any:
+    """What a call runs: the function itself if it is asynchronous, else the one that it wraps."""
+    return inspect.unwrap(
+        function, stop=lambda one: inspect.isasyncgenfunction(one) or inspect.iscoroutinefunction(one)
+    )

@@ -37,6 +37,10 @@ class Results(Protocol):
     look: int
 
     @property
+    def size(self) -> int:
+        """How many rows there are, or things, if these are more."""
+
+    @property
     def enough(self) -> bool:
         """Whether there are enough for now."""
 
@@ -72,17 +76,18 @@ class _Worker:
     """A coroutine that takes key after key, and where it is.
 
     Attributes:
-        coroutine: gives requests. results: of its keys.
+        coroutine: gives requests. results: of its keys. size: of these, when it was last seen.
         at, key: the key for which it waits. wanted: what for.
         left: generators of the user's that were not used up.
         state: `full`: it waits for room; `done`: it takes no more keys.
     """
 
-    __slots__ = ("at", "coroutine", "key", "left", "results", "state", "wanted")
+    __slots__ = ("at", "coroutine", "key", "left", "results", "size", "state", "wanted")
 
     def __init__(self, results: Results) -> None:
         self.coroutine: Coroutine[Any, None, bool]
         self.results = results
+        self.size = 0
         self.at: int | None = None
         self.key: Any = None
         self.wanted: list[Wanted] = []
@@ -96,12 +101,14 @@ class Controller:
     Args:
         place: where the processor is, for its state. focus: is told which key is worked on.
         limit: how many keys may wait at a time.
+        room: how many rows may wait for those of earlier keys, about; then only the first key is worked on.
     """
 
-    def __init__(self, place: Place, focus: Focus, limit: int) -> None:
+    def __init__(self, place: Place, focus: Focus, limit: int, room: int) -> None:
         self._place = place
         self._focus = focus
         self._limit = limit
+        self._room = room
         self._tasks: Iterator[Task] = iter(())
         self._left: list[AsyncGenerator[Any, None]] = []  # of the worker that runs
         self._reset()
@@ -112,6 +119,7 @@ class Controller:
         self._waiting: list[_Worker] = []
         self._wanted = 0
         self._full = 0
+        self._behind = 0
         self._ended = False
 
     def run(self, tasks: Iterable[Task], results: Results, *, yields: bool) -> Iterator[None]:
@@ -133,6 +141,8 @@ class Controller:
             try:
                 while (worker := self._next(results, yields)) is not None:
                     self._step(worker)
+                    self._behind += worker.results.size - worker.size
+                    worker.size = worker.results.size
                     while self._workers and self._workers[0].state:
                         self._in_order(results)
                         if results.enough:
@@ -141,7 +151,13 @@ class Controller:
                 self._close()
 
     def _next(self, results: Results, yields: bool) -> _Worker | None:
-        """Who runs next: who was answered, else a new worker, else who waits, answered now."""
+        """Who runs next: who was answered, else a new worker, else who waits, answered now; or the first one only."""
+        if self._behind >= self._room:
+            first = self._workers[0]
+            if first not in self._ready:
+                self._fetch()
+            self._ready.remove(first)
+            return first
         if not self._ready:
             waiting = len(self._waiting) + self._full
             if not self._ended and waiting < self._limit and self._wanted < self._limit and not self._full:
@@ -185,6 +201,8 @@ class Controller:
         """Take the rows of the first keys, which are through, or have given out many."""
         first = self._workers[0]
         results.join(first.results)
+        self._behind -= first.size
+        first.size = 0
         if first.state == "done":
             self._workers.popleft()
         else:

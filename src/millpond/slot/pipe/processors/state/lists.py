@@ -151,7 +151,7 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
         return _Elements(columns[0], columns[-1] if self._lives else [], head)
 
     def changes(self) -> Changes:
-        """What the call has changed; the call is over."""
+        """See `Held`."""
         at = sorted(self._changed)
         cells = [self._cells[one] for one in at]
         counts = [len(cell.values) for cell in cells]

@@ -256,7 +256,7 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
     # changes ------------------------------------------------------------------------------------------------
 
     def changes(self) -> Changes:
-        """What the call has changed; the call is over."""
+        """See `Held`."""
         at, cells = sorted(self._changed), self._cells
         self._settle([one for one in at if type(cells[one]) is Buckets])
         small = [one for one in at if type(cells[one]) is _Entries]
@@ -291,7 +291,8 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         """Give a map of so many bytes, if that is known, buckets; there are none yet."""
         entries = self._cells[at]
         stop = enough(1, len(entries), size)
-        cell = self._cells[at] = Buckets(Head(0, stop, len(entries), 0, 0))
+        latest = max(expiry for _, _, expiry in entries.values()) if self._lives else NEVER  # may be an earlier run's
+        cell = self._cells[at] = Buckets(Head(0, stop, len(entries), 0, latest))
         cell.loaded = {number: _Entries() for number in range(stop)}
         for told, entry in entries.items():
             cell.loaded[self._number(entry[0], cell)][told] = entry

@@ -72,7 +72,7 @@ class HeldParts(Held):
         self._large: list[int] = []  # these keys
         self._asked: dict[Any, int] = {}  # how often something was asked for
 
-    def begin(self, sent: pa.Array, heads: pa.StructArray | None = None) -> None:
+    def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
         """A call begins: this is what its keys have, and what parts beside that, if any."""
         super().begin(sent, heads)
         self._cells = {}

@@ -86,10 +86,14 @@ class Held:
         self._form.require(value)
         self._kept = self._form.kept
 
-    def begin(self, sent: pa.Array, heads: pa.StructArray | None = None) -> None:
+    def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
         """A call begins: this is what its keys have, and what parts beside that, if any."""
         self._sent = sent
         self._changed = set()
+
+    def end(self) -> None:
+        """The call is over, and what its keys have is nobody's any more."""
+        self.begin(None)
 
     def lacks(self, at: int, key: Any | None) -> bool:
         """Whether something was neither sent with the call nor fetched since.
@@ -110,7 +114,7 @@ class Held:
 
     @abstractmethod
     def changes(self) -> Changes:
-        """What the call has changed; the call is over."""
+        """What the call has changed, asked for once, before it is over."""
 
     def _at(self, doing: str) -> int:
         at: int | None = self._place.at
@@ -135,7 +139,7 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
         self._hold(variable, place, now)
         self._values: Any = None  # the values of all keys of the call; None until it is used in it
 
-    def begin(self, sent: pa.Array, heads: pa.StructArray | None = None) -> None:
+    def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
         """A call begins: this is what its keys have."""
         super().begin(sent)
         self._values = None
@@ -193,7 +197,7 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
         ]
 
     def changes(self) -> Changes:
-        """What the call has changed; the call is over."""
+        """See `Held`."""
         at = sorted(self._changed)
         values = [self._values[one] for one in at]
         array = built(values, self._form.arrow)
