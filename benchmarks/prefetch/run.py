@@ -123,7 +123,9 @@ def query(spark: SparkSession, config: Config, source: Path) -> DataFrame:
     if not config.rate:
         reader = reader.option("maxFilesPerTrigger", 10)
     events = reader.parquet(str(source))
-    kinds = [events.where(f"event_type = {at}").select(f"{name}.*") for at, name in enumerate(("person", "auction", "bid"))]
+    kinds = [
+        events.where(f"event_type = {at}").select(f"{name}.*") for at, name in enumerate(("person", "auction", "bid"))
+    ]
     persons, auctions, bids = kinds
     return QUERIES[config.query](Streams(bids, auctions, persons))
 
@@ -222,7 +224,25 @@ def summary(
     if os.environ.get("TRACE"):
         for one in measured:
             m = one.get("observedMetrics", {}).get("millpond", {})
-            print(one["batchId"], one["durationMs"], {k: m.get(k) for k in ("input_rows","cache_misses","prefetched_keys","prefetched_used","dropped_hints","prefetch_ms","slack_ms","lookahead","gets","remote_blocks")})
+            print(
+                one["batchId"],
+                one["durationMs"],
+                {
+                    k: m.get(k)
+                    for k in (
+                        "input_rows",
+                        "cache_misses",
+                        "prefetched_keys",
+                        "prefetched_used",
+                        "dropped_hints",
+                        "prefetch_ms",
+                        "slack_ms",
+                        "lookahead",
+                        "gets",
+                        "remote_blocks",
+                    )
+                },
+            )
     for one in measured:
         for name, value in one.get("observedMetrics", {}).get("millpond", {}).items():
             if isinstance(value, int | float):
@@ -238,7 +258,9 @@ def summary(
         kept_up=speed >= 0.97 * config.rate,
         cpu=round(cores, 2),
         figures=figures,
-        trace=[(ended(one), one["durationMs"]["triggerExecution"], files[one["batchId"]] * ARRIVING) for one in measured],
+        trace=[
+            (ended(one), one["durationMs"]["triggerExecution"], files[one["batchId"]] * ARRIVING) for one in measured
+        ],
     )
 
 

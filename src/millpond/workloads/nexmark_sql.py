@@ -164,7 +164,8 @@ class AuctionColumns(Columns):
     @property
     def expires(self) -> str:
         """When bidding ends."""
-        horizon = f"({self._milliseconds(f'(n + {self._config.in_flight_auctions * EPOCH // AUCTIONS})')} - {self._milliseconds()})"
+        open_ = self._config.in_flight_auctions * EPOCH // AUCTIONS
+        horizon = f"({self._milliseconds(f'(n + {open_})')} - {self._milliseconds()})"
         lasts = f"{self._draw(Draw.EXPIRES)} % greatest(2 * {horizon}, 1L)"
         return f"timestamp_millis({self._milliseconds()} + 1 + {lasts})"
 
