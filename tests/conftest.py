@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -28,6 +29,14 @@ def _committers_end() -> Iterator[None]:
         if thread.name == "millpond-committer":
             thread.join(10)
             assert not thread.is_alive(), "a committer was not closed"
+
+
+@pytest.fixture(scope="module")
+def own_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Slots that no other tests have: how much memory they have, an application's first query says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("slots")))
+        yield
 
 
 @pytest.fixture(scope="session")

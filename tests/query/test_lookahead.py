@@ -4,7 +4,11 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,9 +21,11 @@ from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.lookahead import announced
-from millpond.query.lookahead.runner import lookaheads
+from millpond.query.lookahead.runner import _Runner, lookaheads
 from millpond.query.lookahead.sources import Files, upcoming
+from millpond.query.starting import start
 from millpond.slot.batch.task import PipeTask
+from millpond.slot.pipe import client
 
 KEYS = 300_000
 ROWS = 60_000
@@ -103,8 +109,9 @@ def test_keys_are_announced_a_batch_before_the_source_gives_them(
 
     def ask() -> None:
         while not over.wait(0.02):
-            for file in Path(tempfile.gettempdir()).glob("millpond-*/*/hints/*/*"):
-                file.write_text("source")
+            for file in Path(tempfile.gettempdir()).glob("millpond-*/*/hints/*/*-exchange"):
+                with suppress(FileNotFoundError):
+                    file.rename(file.with_name(f"{file.name.partition('-')[0]}-source"))
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -119,6 +126,56 @@ def test_keys_are_announced_a_batch_before_the_source_gives_them(
     used = sum(one["prefetched_used"] for one in shown.figures.values())
     assert read > 0
     assert used > 0.9 * read
+
+
+def test_whatever_opens_state_knows_who_may_announce_keys(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """State that a restart opened ahead asked a source that nobody looks at, and the exchange for nothing."""
+    opened: list[PipeTask] = []
+    open_ahead = client.open_ahead
+
+    def noted(tasks: list[PipeTask], *others: Any) -> None:
+        opened.extend(tasks)
+        open_ahead(tasks, *others)
+
+    monkeypatch.setattr(start, "open_ahead", noted)
+    rates = session.readStream.format("rate").load().groupBy("value").count()
+    for _ in range(2):
+        writer = millpond.writeStream(rates).outputMode("update").format("noop")
+        query = writer.option("checkpointLocation", str(tmp_path)).trigger(once=True).start()
+        query.awaitTermination()
+    assert [task.lookaheads for task in opened] == [("exchange",)]
+
+
+class Looking:
+    """What looks ahead, with a query that plans a batch whenever it is asked, for so many of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: set[int], batches: int) -> None:
+        self.looked: list[int] = []
+        self._fails, self._batches, self._batch = fails, batches, -1
+        runner = object.__new__(_Runner)
+        runner._query, runner._ledger, runner._tasks, runner._seen = self, self, [SimpleNamespace()], -1
+        monkeypatch.setattr(runner, "_asked", lambda task: True)
+        monkeypatch.setattr(runner, "_look", self._look)
+        runner.run()
+
+    def awaitTermination(self, seconds: float) -> bool:
+        self._batch += 1
+        return self._batch >= self._batches
+
+    def last(self, log: str) -> int:
+        return self._batch
+
+    def _look(self, batch: int, asked: Sequence[PipeTask]) -> None:
+        self.looked.append(batch)
+        if batch in self._fails:
+            raise FileNotFoundError(batch)
+
+
+def test_a_file_that_is_gone_costs_the_hints_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Looking(monkeypatch, {1, 2, 5, 6}, 9).looked == list(range(9))
+    assert Looking(monkeypatch, {2, 3, 4}, 9).looked == [0, 1, 2, 3, 4]  # nobody looks in vain for ever
 
 
 def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:

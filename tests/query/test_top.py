@@ -197,6 +197,29 @@ def test_who_compacts() -> None:
     assert "compactions" not in shown(progress_of(local))
 
 
+def test_what_came_of_hints() -> None:
+    def told(number: int, lookahead: int, read: int, used: int, dropped: int, ms: int, **slack: int) -> BatchProgress:
+        figures = {
+            "lookahead": lookahead,
+            "prefetched_keys": read,
+            "prefetched_used": used,
+            "dropped_hints": dropped,
+            "prefetch_ms": ms,
+        } | slack
+        return BatchProgress(number, 1.0, (OperatorProgress("dedup"), OperatorProgress("count", prefetched=figures)))
+
+    def cells(*batches: BatchProgress) -> list[str]:
+        (line,) = [line for line in shown(progress_of(*batches)).splitlines() if "1: count" in line][1:]
+        return [cell.strip() for cell in line.strip("│").split("│")]
+
+    off, exchange = told(5, 0, 0, 0, 0, 0), told(6, 1, 1000, 900, 50, 30, slack_ms=200)
+    assert cells(off) == ["1: count", "off", "0", "–", "0", "–", "–"]
+    both = told(7, 3, 3000, 3000, 0, 20, slack_ms=1500)
+    assert cells(off, exchange, both) == ["1: count", "source, exchange", "4,000", "97.5%", "50", "30 ms", "200 ms"]
+    assert "prefetching in 3 batches" in shown(progress_of(off, exchange, both))
+    assert "prefetching" not in shown(progress_of(batch(5, 2.0, 1000)))
+
+
 def test_a_frame_of_a_query_in_trouble_and_of_one_that_has_just_begun() -> None:
     assert "no durable version yet" in shown(progress_of(committed=-1))
     said = shown(progress_of(batch(5, None, 10)), CommitHealth(["the store is full"], 4))

@@ -193,7 +193,7 @@ def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
 
     monkeypatch.setattr(Fetched, "_read", slowly)
     _, table, _ = held(server)
-    asked = np.arange(700)
+    asked = np.arange(250)
     hint(server, large, 1, asked)
     assert begun.wait(10)
     (fetched,) = table._runs.fetched

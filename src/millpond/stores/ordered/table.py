@@ -103,6 +103,7 @@ class OrderedTable:
                 drop_matched,
                 elsewhere,
             )
+        self._sought = self._told = 0  # keys: in files, since the last batch was sealed; until then
         self._ahead = None if readers is None else BlocksAhead(readers, budget.total // _AHEAD_SHARE)
         self.parts: list[Part] = list(parts)
         self.fresh: list[Part] = []
@@ -183,6 +184,9 @@ class OrderedTable:
         self.expired = self.until
         self.parts += self.fresh
         self.fresh, self._newly, self._delta = [], [], []
+        # Rows of a batch may meet after its figures were told, when its output is read: the next one tells of these.
+        self._sought = sum(part.sought for part in self.parts) - self._told
+        self._told = 0
         for part in self.parts:
             part.sought = 0
         self._numbered = 0
@@ -296,6 +300,7 @@ class OrderedTable:
         delta = TableDelta(count, pieces)
         self._sealed = True
         self._version += 1
+        self._told = sum(part.sought for part in (*self.parts, *self.fresh))
         if self._ahead is not None:
             self._ahead.over()
         if self._files is not None:
@@ -423,7 +428,7 @@ class OrderedTable:
             "keys": sum(part.count - round(part.count * part.expired_share(self.until)) for part in parts),
             "bytes": sum(part.bytes for part in parts),
             "cache_hits": 0,
-            "cache_misses": sum(part.sought for part in filed),
+            "cache_misses": self._sought + sum(part.sought for part in filed),
             **ahead.stats(),
             "hot_rows": sum(part.count for part in hot),
             "hot_bytes": self.memory,

@@ -24,6 +24,8 @@ from millpond.stores.runs.run import Query, Run, memory_run
 _log = logging.getLogger(__name__)
 
 _ABSENT, _THERE, _UNSURE = range(3)
+_PER_HASH = 8 + 2
+"""Bytes for a hash itself, what is known of it, and whether it was asked for."""
 
 
 class Fetched:
@@ -38,7 +40,7 @@ class Fetched:
     Attributes:
         first: the newest of the runs. memory: bytes that are held, or expected to be.
         used: how many of the hashes were asked for. seconds: how long it took to read them.
-        row_bytes: of what was found; 0 if nothing was.
+        row_bytes: memory for each hash of which something was found; 0 if nothing was.
     """
 
     def __init__(self, runs: Sequence[Run], layout: RowLayout, hashes: Words, needed: int, expected: int = 0) -> None:
@@ -63,7 +65,7 @@ class Fetched:
     @property
     def memory(self) -> int:
         """Bytes that it holds; until it is read, those that it probably will."""
-        held = self.hashes.nbytes + 2 * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
+        held = _PER_HASH * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
         return held if self.done else max(held, self._expected)
 
     @property
@@ -111,7 +113,7 @@ class Fetched:
         shape = shape_of(self._layout)
         rows = Rows(*gather_rows(found_at[there], query.sought.found_heap[there], shape.width, shape.blobs))
         self._rows = memory_run(rows, self._layout, filtered=False)
-        self.row_bytes = self._rows.memory / max(1, len(there))
+        self.row_bytes = _PER_HASH + self._rows.memory / len(there) if len(there) else 0.0
         state = np.full(len(self.hashes), _ABSENT, np.uint8)
         state[there] = _THERE
         state[found_at == DELETED] = _UNSURE  # of which key is not known

@@ -43,12 +43,14 @@ class Prefetches(NamedTuple):
         }
 
 
-_FIRST = 1024
+_FIRST = 256
 """Keys that are read before it is known how large their rows are."""
 _GROWTH = 8
 """How many times as many keys as the last read the next one may have: what is known of its rows' size is theirs."""
 _SHRINKING = 0.75
 """Of the size of rows, what is believed after a read of smaller ones."""
+_MARGIN = 0.8
+"""Of the memory that is left, what a read should take: rows may be larger than those before."""
 _NONE: Words = np.empty(0, np.uint64)
 
 
@@ -142,7 +144,7 @@ class Prefetcher:
             hashes = self._waiting.pop(needed)
             for fetched in self._runs.fetched:
                 hashes = hashes[~fetched.holds(hashes)]
-            some = hashes[: min(self._room(), self._most)]
+            some = hashes[: min(int(_MARGIN * self._room()), self._most)]
             if not len(some):
                 self._dropped += len(hashes)
                 continue
