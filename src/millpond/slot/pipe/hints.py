@@ -7,18 +7,20 @@ as the process, knows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import TaskContext
 
 from millpond.errors import MillpondError
-from millpond.layout import Words
+from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.pipe.client import SlotFinder
+from millpond.slot.pipe.worker import promptly, settle
 from millpond.slot.prefetch.switch import wanted
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Connection, Hints
@@ -44,7 +46,7 @@ class HintSender:
     def __init__(self, task: PipeTask, batch: int, lookahead: Lookahead, slots: Mapping[int, str]) -> None:
         self._task = task
         self._batch = batch
-        self._lookahead: Lookahead = lookahead
+        self._lookahead = lookahead
         self._slots = slots
         self._marked: set[int] = set()
         self._connections: dict[int, Connection | None] = {}
@@ -64,22 +66,43 @@ class HintSender:
         if slot not in self._slots:
             return
         if self._slots[slot] == self._lookahead:
-            hashes = rows.column(0).to_numpy().view(np.uint64)
-            rare = self._sketch.rare(np.unique(hashes))
-            if len(rare):
-                self._announce(slot, partition, self._keys(rows, hashes, rare))
-        elif partition not in self._marked:
+            self._send(slot, partition, rows.select([0, *(1 + column for column in self._task.spec.announced)]))
+        else:
+            self._mark(slot, partition)
+
+    def spread(self, keys: pa.RecordBatch) -> None:
+        """Announce keys of any partitions: the column of hashes, then what the operator asks for beside them."""
+        hashes = keys.column(0).to_numpy().view(np.uint64)
+        order = np.argsort(hashes)
+        keys = keys.take(pa.array(order))
+        lows = [self._task.hash_range(partition)[0] for partition in range(self._task.partitions)]
+        cuts = [*np.searchsorted(hashes[order], np.array(lows, np.uint64)).tolist(), len(hashes)]
+        for partition, (start, stop) in enumerate(pairwise(cuts)):
+            slot = partition % self._task.slots
+            if start == stop or slot not in self._slots:
+                continue
+            if self._slots[slot] == self._lookahead:
+                self._send(slot, partition, keys.slice(start, stop - start))
+            else:
+                self._mark(slot, partition)
+
+    def _send(self, slot: int, partition: int, keys: pa.RecordBatch) -> None:
+        hashes = keys.column(0).to_numpy().view(np.uint64)
+        unique, firsts = np.unique(hashes, return_index=True)
+        rare = self._sketch.rare(unique)
+        if not len(rare):
+            return
+        if keys.num_columns == 1:
+            some = pa.RecordBatch.from_arrays([pa.array(rare)], schema=SCHEMA)
+        else:
+            some = keys.take(pa.array(firsts[np.searchsorted(unique, rare)]))
+        self._announce(slot, partition, some)
+
+    def _mark(self, slot: int, partition: int) -> None:
+        """Show a slot that wants hints of another lookahead how early those of this one would be."""
+        if partition not in self._marked:
             self._marked.add(partition)
             self._announce(slot, partition, pa.RecordBatch.from_pylist([], schema=SCHEMA))
-
-    def _keys(self, rows: pa.RecordBatch, hashes: Words, rare: Words) -> pa.RecordBatch:
-        """The hashes, and with them what the operator asks for of the rows' columns."""
-        columns = self._task.spec.announced
-        if not columns:
-            return pa.RecordBatch.from_arrays([pa.array(rare)], schema=SCHEMA)
-        unique, firsts = np.unique(hashes, return_index=True)
-        at = pa.array(firsts[np.searchsorted(unique, rare)])
-        return rows.select([0, *(1 + column for column in columns)]).take(at)
 
     def _announce(self, slot: int, partition: int, keys: pa.RecordBatch) -> None:
         try:
@@ -120,14 +143,59 @@ class KeysAhead:
             return
         try:
             for batch in batches:
-                hashes = batch.column(0).to_numpy().view(np.uint64)
-                order = np.argsort(hashes)
-                rows = batch.take(pa.array(order))
-                lows = [self.task.hash_range(partition)[0] for partition in range(self.task.partitions)]
-                cuts = [*np.searchsorted(hashes[order], np.array(lows, np.uint64)).tolist(), len(hashes)]
-                for partition, (start, stop) in enumerate(pairwise(cuts)):
-                    if start < stop:
-                        hints.send(partition, rows.slice(start, stop - start))
+                hints.spread(batch)
         finally:
             hints.close()
         yield from ()
+
+
+class KeysPassing:
+    """A function of columns that Spark calls with batches of them (`arrow_udf`): announces keys, gives true for each.
+
+    What it gives for a batch lets the batch's rows go on: they do so once their keys are announced.
+
+    Args:
+        announced: operators, each with the name of the lookahead, and how many columns there are for it: the hash, then
+            what it asks for beside that.
+    """
+
+    def __init__(self, announced: Sequence[tuple[PipeTask, Lookahead, int]]) -> None:
+        self.announced = announced
+
+    def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Announce all keys of the batch that the task works on."""
+        senders: list[HintSender | None] | None = None
+        try:
+            for columns in promptly(batches):
+                arrays = columns if isinstance(columns, tuple) else (columns,)
+                if senders is None:
+                    senders = self._senders()
+                start = 0
+                for hints, (_, _, width) in zip(senders, self.announced, strict=True):
+                    some, start = arrays[start : start + width], start + width
+                    if hints is not None:
+                        hints.spread(_keys(some))
+                yield pa.repeat(pa.scalar(True), len(arrays[0]))
+        finally:
+            for hints in senders or ():
+                if hints is not None:
+                    hints.close()
+
+    def _senders(self) -> list[HintSender | None]:
+        context: Any = TaskContext.get()
+        if context:
+            settle()
+        number = context.getLocalProperty("streaming.sql.batchId") if context else None
+        try:
+            task = self.announced[0][0]
+            batch = latest_batch(task) if number is None else int(number)
+            directory = SlotDirectory.of(task)
+            return [HintSender.of(directory, one, batch, name) for one, name, _ in self.announced]
+        except (OSError, MillpondError):
+            return [None] * len(self.announced)
+
+
+def _keys(columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    """Columns of hashes and what goes with them, of which hashes can be null where there was an error."""
+    keys = pa.RecordBatch.from_arrays(list(columns), names=[f"_{at}" for at in range(len(columns))])
+    return keys.filter(columns[0].is_valid()) if columns[0].null_count else keys
