@@ -84,22 +84,26 @@ def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Found:
     if spec is None:
         return _none(decided.children, "it is none of Millpond's operators")
     if not (spec.keyed or spec.announced) or decided.node.kind in MAPS:
-        return _none(decided.children, "event time says where its state is, which is in memory")
+        return _none(decided.children, "its state is read as a whole, not key by key")
     reading = operator.reading
+    below = decided.children
     if isinstance(reading, JoinReading):
         sides = zip(decided.node.children, joined_sides(catalyst, reading), strict=True)
         plans = [
             catalyst.analyzed(catalyst.dataframe(catalyst.project(aliases, child)).select(F.expr(columns[-1])))
             for child, (aliases, columns) in sides
         ]
-    elif isinstance(reading, Reading) and reading.assigned is None:
-        hashed = prepared(catalyst, decided.node.children[0], reading.raw, reading.columns, reading.hash)
+    else:
+        assert isinstance(reading, Reading)
+        if reading.assigned is not None and reading.assigned.expanded:  # the operator finds the windows of a row
+            while below[0].node.kind != "Expand":
+                below = below[0].children
+            below = below[0].children
+        hashed = prepared(catalyst, below[0].node, reading.raw, reading.columns, reading.hash)
         announced = [spec.input_fields[at].name for at in spec.announced]
         plans = [catalyst.analyzed(hashed.select("__hash", *(F.col(f"`{name}`") for name in announced)))]
-    else:
-        return _none(decided.children, "event time says where its state is, which is in memory")
     branches = []
-    for child, plan in zip(decided.children, plans, strict=True):
+    for child, plan in zip(below, plans, strict=True):
         columns = _flat(catalyst, plan, child.node)
         if any(_references(column) for column in columns):
             branches.append(_below(catalyst, child, columns))

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark import TaskContext
 
 from millpond.errors import MillpondError
+from millpond.layout import Words
 from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.pipe.client import SlotFinder
@@ -27,6 +29,8 @@ from millpond.slot.process.protocol import Connection, Hints
 
 if TYPE_CHECKING:
     from millpond.kernels.hints.sketch import Sketch
+
+_NO_NUMBER = -(1 << 63)
 
 SCHEMA = pa.schema([("hash", pa.uint64())])
 
@@ -88,14 +92,14 @@ class HintSender:
 
     def _send(self, slot: int, partition: int, keys: pa.RecordBatch) -> None:
         hashes = keys.column(0).to_numpy().view(np.uint64)
-        unique, firsts = np.unique(hashes, return_index=True)
-        rare = self._sketch.rare(unique)
+        rare = self._sketch.rare(np.unique(hashes))
         if not len(rare):
             return
         if keys.num_columns == 1:
             some = pa.RecordBatch.from_arrays([pa.array(rare)], schema=SCHEMA)
         else:
-            some = keys.take(pa.array(firsts[np.searchsorted(unique, rare)]))
+            firsts = _different(keys, hashes)
+            some = keys.take(pa.array(firsts[np.isin(hashes[firsts], rare)]))
         self._announce(slot, partition, some)
 
     def _mark(self, slot: int, partition: int) -> None:
@@ -193,6 +197,18 @@ class KeysPassing:
             return [HintSender.of(directory, one, batch, name) for one, name, _ in self.announced]
         except (OSError, MillpondError):
             return [None] * len(self.announced)
+
+
+def _different(keys: pa.RecordBatch, hashes: Words) -> NDArray[np.int64]:
+    """The positions of different keys; where a number, as a time, goes with a hash, it makes a difference."""
+    if keys.num_columns == 2 and pa.types.is_int64(keys.schema.field(1).type):
+        numbers = keys.column(1).fill_null(_NO_NUMBER).to_numpy()
+        order: NDArray[np.int64] = np.lexsort((numbers, hashes))
+        changes = (np.diff(hashes[order]) != 0) | (np.diff(numbers[order]) != 0)
+        firsts: NDArray[np.int64] = order[np.concatenate([[True], changes])]
+    else:
+        firsts = np.unique(hashes, return_index=True)[1]
+    return firsts
 
 
 def _keys(columns: Sequence[pa.Array]) -> pa.RecordBatch:

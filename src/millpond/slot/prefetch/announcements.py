@@ -82,12 +82,11 @@ class Announcements:
         for needed, parts in kept.items():
             if needed < version:
                 continue
-            if isinstance(operator, Announced):
+            keys = [some for _, some in parts if some is not None]
+            if keys and isinstance(operator, KeysAnnounced):
+                operator.announce_keys(pa.concat_batches(keys), needed)
+            elif isinstance(operator, Announced):
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
-            elif isinstance(operator, KeysAnnounced):
-                keys = [some for _, some in parts if some is not None]
-                if keys:
-                    operator.announce_keys(pa.concat_batches(keys), needed)
 
     def learn(self, figures: Mapping[str, float]) -> None:
         """See from a batch's figures whether hints are wanted for the next ones, and whose."""

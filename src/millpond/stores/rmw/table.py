@@ -233,10 +233,7 @@ class RmwTable:
             self._memory.spilled.clear()
         self._hot.forget_touched()
         self._changed = None
-        if self._sought:
-            self._missing = self._missed / self._sought
-            self._distinct = min(1.0, self._sealed_keys / self._sought) if self._updated == self._sought else 1.0
-        self._sought = self._missed = self._updated = 0
+        self._conclude()
         self.widen()
         if self._eviction_buffer is not None and self._flusher is not None and self._compactor is not None:
             self._eviction_buffer.adopt()
@@ -386,8 +383,22 @@ class RmwTable:
         return waiting or (self._compactor is not None and self._compactor.running)
 
     def rest(self, resting: bool) -> None:
-        """Say whether no rows are expected for now: then others come first for memory."""
+        """Say whether no rows are expected for now: then others come first for memory, and there is nothing to report.
+
+        What rests has no part in the batch's figures, though no batch may begin with it for a while.
+        """
         self._account.rest(resting)
+        if resting:
+            self._conclude()
+            if self._prefetcher is not None:
+                self._prefetcher.latest = Prefetches()
+
+    def _conclude(self) -> None:
+        """See from the last batch what to expect of the next."""
+        if self._sought:
+            self._missing = self._missed / self._sought
+            self._distinct = min(1.0, self._sealed_keys / self._sought) if self._updated == self._sought else 1.0
+        self._sought = self._missed = self._updated = 0
 
     @property
     def crowded(self) -> bool:
