@@ -23,7 +23,7 @@ from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.windows import Needed, needed_columns
 from millpond.plan.changelog.between import unstable_between
 from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating, updating
-from millpond.plan.lookahead.keys import with_stages
+from millpond.plan.lookahead.keys import lost, with_stages
 from millpond.plan.lookahead.stages import encoded, unmarked
 from millpond.plan.lookups import read_lookup
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
@@ -95,8 +95,9 @@ def decide(
     plan = encoded(catalyst, marked)
     staged = settled_(_decided(catalyst, analyzed, plan, mode, pattern, map_groups, stages=True))
     if [(one.title, one.spec) for one in staged.operators()] != [(one.title, one.spec) for one in decision.operators]:
-        return decision  # a stage would stand in the way of a rule of Spark's
-    return replace(decision, staged=staged, stages=with_stages(catalyst, staged))
+        return replace(decision, stages=lost(plan, (), "they would keep a rule of Spark's from its conditions"))
+    stages = with_stages(catalyst, staged)
+    return replace(decision, staged=staged, stages=stages + lost(plan, stages, "nothing reads what they name"))
 
 
 def _decided(

@@ -64,6 +64,19 @@ def with_stages(catalyst: Catalyst, root: Decided) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
+def lost(plan: Node, stages: Sequence[Stage], why: str) -> tuple[Stage, ...]:
+    """The stages of a plan that are not among some, for a reason."""
+    left = [stage.columns for stage in stages]
+    found = []
+    for node in plan.walk():
+        columns = columns_of(node)
+        if columns in left:
+            left.remove(columns)
+        elif columns is not None:
+            found.append(Stage(node, columns, reasons={"the query": why}))
+    return tuple(found)
+
+
 def _told(stage: Stage, operator: Operator, announces: Announces) -> Stage:
     assert operator.index is not None
     return replace(stage, announces={**stage.announces, operator.index: announces})
@@ -105,10 +118,8 @@ def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Found:
     branches = []
     for child, plan in zip(below, plans, strict=True):
         columns = _flat(catalyst, plan, child.node)
-        if any(_references(column) for column in columns):
-            branches.append(_below(catalyst, child, columns))
-        else:
-            branches.append(_none([child], "all its rows have one key"))
+        alike = not any(True for column in columns for _ in _references(column))
+        branches.append(_none([child], "all its rows have one key") if alike else _below(catalyst, child, columns))
     return _merged(branches)
 
 
