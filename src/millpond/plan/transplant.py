@@ -15,20 +15,20 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructF
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
+from millpond.plan.catalyst.conditions import without_replaceables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.changelog.changes import filtered
-from millpond.plan.lookahead.stages import announcing, columns_of, plain_columns, title
+from millpond.plan.lookahead.stages import columns_of, plain_columns, title
 from millpond.plan.lookups import LookupReading
-from millpond.plan.projection import prepared
-from millpond.plan.reading.aggregate import Derived, Reading, rewrite
+from millpond.plan.reading.aggregate import Derived, Reading, prepared, rewrite
 from millpond.plan.reading.decision import Decided, Decision, Operator, Stage
 from millpond.plan.reading.functions import piped_type
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
 from millpond.plan.reading.map_groups import MAPS
 from millpond.plan.reading.processor import EMITTED_TIME, ProcessorReading
-from millpond.plan.workers import ArrowFunction, map_in_arrow, named
+from millpond.plan.workers import ArrowColumns, ArrowFunction, arrow_column, map_in_arrow, named
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.hints import KeysPassing
 from millpond.slot.pipe.pipe import Pipe
@@ -294,6 +294,23 @@ class _Surgeon:
 
 def _runs_here(decided: Decided) -> bool:
     return decided.operator is not None and decided.operator.spec is not None
+
+
+def announcing(
+    catalyst: Catalyst, below: Node, columns: Sequence[Expression], function: ArrowColumns, name: str
+) -> Node:
+    """The same rows, which are let through once a function has seen columns that are computed of them.
+
+    Args:
+        catalyst: of the session. below: gives the rows. columns: over its columns; that one of them cannot be computed
+            for a row, which may not get any further, is no error.
+        function: gives true for each row. name: what Spark's own `explain()` calls it.
+    """
+    safe = [catalyst.without_errors(without_replaceables(catalyst, one)) for one in columns]
+    named = [catalyst.alias(one, f"__ahead{at}") for at, one in enumerate(safe)]
+    frame = catalyst.dataframe(catalyst.project([*below.output, *named], below))
+    seen = arrow_column(frame, function, "boolean", [f"__ahead{at}" for at in range(len(columns))], name)
+    return catalyst.project(below.output, catalyst.analyzed(frame.withColumn("__ahead", seen).where("__ahead")))
 
 
 def partition_of(partitions: int) -> str:

@@ -12,8 +12,7 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import readable, subquery
 from millpond.plan.lookahead.stages import columns_of, title
-from millpond.plan.projection import prepared
-from millpond.plan.reading.aggregate import Reading, rewrite
+from millpond.plan.reading.aggregate import Reading, prepared, rewrite
 from millpond.plan.reading.decision import Announces, Decided, Operator, Stage
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides

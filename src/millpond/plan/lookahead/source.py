@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
-from millpond.plan.projection import prepared
-from millpond.plan.reading.aggregate import Reading
+from millpond.plan.reading.aggregate import Reading, prepared
 from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides

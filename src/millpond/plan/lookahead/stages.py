@@ -14,10 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.errors import UsageError
-from millpond.plan.catalyst.conditions import without_replaceables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.workers import ArrowColumns, arrow_column
 
 _MARK = "millpond.lookahead"
 
@@ -77,23 +75,6 @@ def plain_columns(node: Node) -> list[Expression]:
 def title(columns: Sequence[str]) -> str:
     """A stage in a word."""
     return f"lookahead({', '.join(columns)})"
-
-
-def announcing(
-    catalyst: Catalyst, below: Node, columns: Sequence[Expression], function: ArrowColumns, name: str
-) -> Node:
-    """The same rows, which are let through once a function has seen columns that are computed of them.
-
-    Args:
-        catalyst: of the session. below: gives the rows. columns: over its columns; that one of them cannot be computed
-            for a row, which may not get any further, is no error.
-        function: gives true for each row. name: what Spark's own `explain()` calls it.
-    """
-    safe = [catalyst.without_errors(without_replaceables(catalyst, one)) for one in columns]
-    named = [catalyst.alias(one, f"__ahead{at}") for at, one in enumerate(safe)]
-    frame = catalyst.dataframe(catalyst.project([*below.output, *named], below))
-    seen = arrow_column(frame, function, "boolean", [f"__ahead{at}" for at in range(len(columns))], name)
-    return catalyst.project(below.output, catalyst.analyzed(frame.withColumn("__ahead", seen).where("__ahead")))
 
 
 def _said(node: Node) -> list[str] | None:
