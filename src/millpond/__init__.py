@@ -23,6 +23,7 @@ __all__ = [
     "gather",
     "import_checkpoint",
     "install",
+    "lookahead",
     "read_state",
     "writeStream",
 ]
@@ -113,6 +114,29 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
         return explaining.as_dict(decision, runs_nowhere(df, decision))
     print(explaining.as_text(decision, runs_nowhere(df, decision)))
     return None
+
+
+def lookahead(df: DataFrame, *columns: str) -> DataFrame:
+    """Announce keys to stateful operators as rows pass this place of the plan, before what follows works on them.
+
+    Rows and columns are the same, and Spark alone does nothing. Under `writeStream` this is one more lookahead
+    (Keyed Prefetching §IV-A) of the operators that its rows get to, if what they are keyed by is among the columns, or
+    computed from them by expressions of Spark. Its hints are used when keys are missing from memory, and those of later
+    lookaheads come too late; `millpond.explain` says whose keys it may announce.
+
+    Args:
+        df: a stream or a batch DataFrame.
+        columns: names of the columns that make up the keys.
+
+    Raises:
+        UsageError: no column is named, or one that there is not, or of which there are two; the session is a Spark
+            Connect session, or of a version of Spark that was never tested.
+    """
+    from millpond.plan.lookahead.stages import staged
+    from millpond.query.starting.checks import check_session
+
+    check_session(df)
+    return staged(df, columns)
 
 
 def read_state(

@@ -60,8 +60,8 @@ or their batch was over. The greatest counts of `prefetch_ms`, how long the long
 how long before its first row the first hint for a batch came, if one came. `lookahead` says who was asked to announce
 the keys of the batch: see `LOOKAHEADS`."""
 
-LOOKAHEADS = ("off", "exchange", "source", "source, exchange")
-"""What the figure `lookahead` stands for."""
+LOOKAHEADS = ("off", "exchange", "source, exchange", "stage, exchange")
+"""What the figure `lookahead` stands for; a stage is one of the user's plan (`millpond.lookahead`)."""
 
 PROCESSORS = ("called_keys", "due_timers")
 """Figures added up likewise, of processors of the user: keys with rows that one was called for; due timers."""

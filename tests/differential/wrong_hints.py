@@ -20,15 +20,15 @@ from millpond.slot.process.lifecycle import SlotDirectory
 class WrongHints(HintSender):
     """Sends wrong hints, whether any are wanted or not."""
 
-    def __init__(self, task: PipeTask, batch: int, lookahead: Lookahead) -> None:
-        super().__init__(task, batch, lookahead, dict.fromkeys(range(task.partitions), (lookahead,)))
+    def __init__(self, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> None:
+        super().__init__(directory, task, batch, lookahead, dict.fromkeys(range(task.partitions), (lookahead,)))
         self._right = batch
         self._random = Random(batch)
 
     @classmethod
     def of(cls, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> HintSender | None:
         """Always a sender, where there are hints at all."""
-        return cls(task, batch, lookahead) if lookahead in task.lookaheads else None
+        return cls(directory, task, batch, lookahead) if lookahead in task.lookaheads else None
 
     def send(self, partition: int, rows: pa.RecordBatch) -> None:
         """Announce anything but the keys of these rows, or these in a wrong way."""
@@ -58,5 +58,5 @@ class WrongExchangeWrite(ExchangeWrite):
 def switch_at_random(slots: Path, random: Random) -> None:
     """Let partitions that ask for hints ask for those of another lookahead, or of both."""
     for file in slots.glob("millpond-*/*/hints/*/*"):
-        partition = file.name.partition("-")[0]
-        file.rename(file.with_name(f"{partition}-{random.choice(('exchange', 'source', 'exchange-source'))}"))
+        partition = file.name.partition(",")[0]
+        file.rename(file.with_name(f"{partition},{random.choice(('exchange', 'source', 'exchange,source'))}"))

@@ -20,7 +20,7 @@ import millpond
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
-from millpond.plan.lookahead import announced
+from millpond.plan.lookahead.source import announced
 from millpond.query.lookahead.runner import _Runner, lookaheads
 from millpond.query.lookahead.sources import Files, upcoming
 from millpond.query.starting import start
@@ -109,9 +109,9 @@ def test_keys_are_announced_a_batch_before_the_source_gives_them(
 
     def ask() -> None:
         while not over.wait(0.02):
-            for file in Path(tempfile.gettempdir()).glob("millpond-*/*/hints/*/*-exchange"):
+            for file in Path(tempfile.gettempdir()).glob("millpond-*/*/hints/*/*,exchange"):
                 with suppress(FileNotFoundError):
-                    file.rename(file.with_name(f"{file.name.partition('-')[0]}-source"))
+                    file.rename(file.with_name(f"{file.name.partition(',')[0]},source"))
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -149,13 +149,13 @@ def test_whatever_opens_state_knows_who_may_announce_keys(
 
 
 class Looking:
-    """What looks ahead, with a query that plans a batch whenever it is asked, for so many of them."""
+    """What looks ahead, so many times, some of which fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: set[int], batches: int) -> None:
         self.looked: list[int] = []
         self._fails, self._batches, self._batch = fails, batches, -1
         runner = object.__new__(_Runner)
-        runner._query, runner._ledger, runner._tasks, runner._seen = self, self, [SimpleNamespace()], -1
+        runner._query, runner._tasks = self, [SimpleNamespace()]
         monkeypatch.setattr(runner, "_asked", lambda task: True)
         monkeypatch.setattr(runner, "_look", self._look)
         runner.run()
@@ -164,16 +164,13 @@ class Looking:
         self._batch += 1
         return self._batch >= self._batches
 
-    def last(self, log: str) -> int:
-        return self._batch
-
-    def _look(self, batch: int, asked: Sequence[PipeTask]) -> None:
-        self.looked.append(batch)
-        if batch in self._fails:
-            raise FileNotFoundError(batch)
+    def _look(self, asked: Sequence[PipeTask]) -> None:
+        self.looked.append(self._batch)
+        if self._batch in self._fails:
+            raise FileNotFoundError(self._batch)
 
 
-def test_a_file_that_is_gone_costs_the_hints_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_gone_costs_the_hints_of_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Looking(monkeypatch, {1, 2, 5, 6}, 9).looked == list(range(9))
     assert Looking(monkeypatch, {2, 3, 4}, 9).looked == [0, 1, 2, 3, 4]  # nobody looks in vain for ever
 
@@ -201,6 +198,39 @@ def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:
     rows = ahead.after(spark, '{"logOffset":0}')
     assert rows is not None
     assert sorted(row.k for row in rows.collect()) == list(range(20, 40))
+    arrive(6)
+    assert ahead.after(spark, '{"logOffset":0}') is None  # the next batch has been told of
+
+
+def test_files_are_told_of_as_they_come(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "coming"
+    folder.mkdir()
+
+    def arrive(number: int) -> None:
+        pq.write_table(pa.table({"k": [number]}), folder / f"part-{number}.parquet")
+
+    stream = spark.readStream.schema("k bigint").parquet(str(folder))
+    node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
+    ahead = upcoming(node, open_filesystem(str(tmp_path / "checkpoint")))
+    assert ahead is not None
+    for numbers in ([1], [2, 3], [], [4]):
+        for number in numbers:
+            arrive(number)
+        rows = ahead.after(spark, "{}")
+        assert [] if rows is None else sorted(row.k for row in rows.collect()) == numbers
+        assert (rows is None) == (not numbers)
+
+
+def test_numbers_are_told_of_once(spark: SparkSession) -> None:
+    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind.startswith("StreamingRelation"))
+    ahead = upcoming(node, open_filesystem("/tmp"))
+    assert ahead is not None
+    rows = ahead.after(spark, '{"offset":5,"timestamp":0}')
+    assert rows is not None
+    assert sorted(row.value for row in rows.collect()) == list(range(5, 10))
+    assert ahead.after(spark, '{"offset":5,"timestamp":0}') is None
+    assert ahead.after(spark, '{"offset":10,"timestamp":0}') is not None
 
 
 @pytest.mark.parametrize("option", ["latestFirst", "maxBytesPerTrigger", "cleanSource"])

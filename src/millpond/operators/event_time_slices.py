@@ -82,6 +82,7 @@ class SlicedState(Generic[P]):
         self._given: dict[TimeSlice, int] = {}  # how many rows each part was given in this batch
         self._given_before: dict[TimeSlice, int] = {}  # in the last batch that had any
         self._ranges: dict[TimeSlice, HashRange] = {}  # what tables are narrowed to
+        self._announced: set[TimeSlice] = set()  # parts that expect rows, since the last batch began
         self._late = self._closed = 0
 
     @property
@@ -107,6 +108,10 @@ class SlicedState(Generic[P]):
         for one in live:  # a file that no manifest names soon after it was written is taken for garbage
             if any(table.in_flight or table.crowded for table in self._parts[one].tables.values()):
                 self.open(one)
+        for one in self._announced:  # what was read ahead for nothing goes when the batch ends
+            if one in self._parts:
+                self.open(one)
+        self._announced.clear()
         for number in range(min(_TENDED, len(live))):  # by turns, so that all give memory back, and begin to write
             self.open(live[(self._version * _TENDED + number) % len(live)])
 
@@ -155,6 +160,16 @@ class SlicedState(Generic[P]):
                 part.table.narrow(self._narrowed)  # what no rows come to stays as it is
             self._given[one] += len(times) if rows is None else len(rows)
             yield part, batch if rows is None else batch.take(pa.array(rows))
+
+    def announced(self, times: NDArray[np.int64]) -> Iterator[tuple[P, NDArray[np.int64]]]:
+        """The parts that rows with some times will ask for something, with the positions of their times.
+
+        Late rows will ask for nothing, nor will those of which there is no part yet.
+        """
+        on_time = np.flatnonzero(self.on_time(times))
+        for one, rows in self._assigner.known(times[on_time]):
+            self._announced.add(one)
+            yield self._parts[one], on_time[rows]
 
     @property
     def live(self) -> Mapping[TimeSlice, P]:

@@ -23,6 +23,8 @@ from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.windows import Needed, needed_columns
 from millpond.plan.changelog.between import unstable_between
 from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating, updating
+from millpond.plan.lookahead.keys import lost, with_stages
+from millpond.plan.lookahead.stages import encoded, unmarked
 from millpond.plan.lookups import read_lookup
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
@@ -77,22 +79,51 @@ def decide(
             be called with all rows of closed windows, which cannot be.
     """
     catalyst = Catalyst(df.sparkSession)
-    plan = analyzed = catalyst.analyzed(df)
-    shared = any(node.kind == "WithCTE" for node in plan.walk())
+    marked = catalyst.analyzed(df)
+    analyzed = unmarked(catalyst, marked)
+    mode = output_mode.lower()
+    shared = any(node.kind == "WithCTE" for node in analyzed.walk())
+    root = _decided(catalyst, analyzed, analyzed, mode, pattern, map_groups, shared=shared)
+    every = changes == "all" and mode == "update" and _changes(root, analyzed)
+
+    def settled_(root: Decided) -> Decided:
+        return numbered(emitting(root) if every else root)
+
+    decision = Decision(settled_(root), mode, analyzed, every)
+    if marked is analyzed or shared or not decision.ours:
+        return decision
+    plan = encoded(catalyst, marked)
+    staged = settled_(_decided(catalyst, analyzed, plan, mode, pattern, map_groups, stages=True))
+    if [(one.title, one.spec) for one in staged.operators()] != [(one.title, one.spec) for one in decision.operators]:
+        return replace(decision, stages=lost(plan, (), "they would keep a rule of Spark's from its conditions"))
+    stages = with_stages(catalyst, staged)
+    return replace(decision, staged=staged, stages=stages + lost(plan, stages, "nothing reads what they name"))
+
+
+def _decided(
+    catalyst: Catalyst,
+    analyzed: Node,
+    plan: Node,
+    mode: str,
+    pattern: Pattern,
+    map_groups: str,
+    *,
+    shared: bool = False,
+    stages: bool = False,
+) -> Decided:
+    """Decide about the operators of a plan: the analysed one, or the same with stages."""
     joins = any(_joins_streams(node) for node in plan.walk()) and not shared
     windows = any(node.kind == "Window" and node.streaming for node in plan.walk()) and not shared
-    filters = any(_filters_state(node) for node in plan.walk()) and not shared
+    # No condition passes what a stage becomes: each has to stand where Spark would have it already.
+    filters = stages or (any(_filters_state(node) for node in plan.walk()) and not shared)
     if joins or windows or filters:
         plan = with_plain_conditions(catalyst, plan)
     if joins or filters:
         plan = with_settled_conditions(catalyst, plan, pruned=joins)
     plan = without_repeated_groupings(catalyst, plan)
     needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
-    mode = output_mode.lower()
     decider = _Decider(catalyst, analyzed, plan, mode, map_groups, needed, shared=shared)
-    root = settled(decider.visit(plan), mode, pattern)
-    every = changes == "all" and mode == "update" and _changes(root, analyzed)
-    return Decision(numbered(emitting(root) if every else root), mode, analyzed, every)
+    return settled(decider.visit(plan), mode, pattern)
 
 
 def _changes(root: Decided, analyzed: Node) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millpond.plan.lookahead import announced
+from millpond.plan.lookahead.source import announced
+from millpond.plan.lookahead.stages import title
 from millpond.plan.reading.aggregate import Reading
 from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.processor import ProcessorReading
@@ -22,8 +23,9 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
     Returns:
         `output_mode`; `operators`, bottom up, each with `title`, `engine` (`millpond`, `spark`, `none`) and either
         `index`, `store`, `why`, `keys`, `functions`, `lookaheads` (who may announce its keys) or `reason` (`code`,
-        `text`); `commit_mode` and `commit_reason`, the mode that the query gets unless `spark.millpond.commit.mode`
-        says otherwise.
+        `text`); `stages`, those made by `millpond.lookahead`, each with `columns`, `operators` (the indexes of those
+        whose keys it may announce) and `reasons` (why not those of others, by title); `commit_mode` and
+        `commit_reason`, the mode that the query gets unless `spark.millpond.commit.mode` says otherwise.
     """
     reason = needs_sync(decision) if decision.ours else None
     ahead = announced(decision)
@@ -32,6 +34,14 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
         "operators": [
             _operator(operator, any(operator is one for one in nowhere), ahead.get(operator.index or 0, ()))
             for operator in decision.operators
+        ],
+        "stages": [
+            {
+                "columns": list(stage.columns),
+                "operators": sorted(stage.announces),
+                "reasons": dict(stage.reasons),
+            }
+            for stage in decision.stages
         ],
         "commit_mode": "sync" if reason else "async",
         "commit_reason": reason,
@@ -95,6 +105,10 @@ def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
         lines += (
             [f"      keys may be announced by: {', '.join(operator['lookaheads'])}"] if operator["lookaheads"] else []
         )
+    for stage in data["stages"]:
+        if not stage["operators"]:
+            why = "; ".join(f"{name}: {reason}" for name, reason in stage["reasons"].items()) or "no operator above it"
+            lines.append(f"  {title(stage['columns'])} announces nothing ({why})")
     if any(operator["engine"] == "millpond" for operator in operators):
         why = f" because {data['commit_reason']}" if data["commit_reason"] else ""
         lines.append(f"  commits: {data['commit_mode']}{why}")

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.projection import prepared
+from millpond.plan.reading.aggregate import prepared
 from millpond.plan.reading.processor import InitialReading
 from millpond.plan.transplant import partition_of
 

@@ -15,19 +15,22 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructF
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
+from millpond.plan.catalyst.conditions import without_replaceables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.changelog.changes import filtered
+from millpond.plan.lookahead.stages import columns_of, plain_columns, title
 from millpond.plan.lookups import LookupReading
-from millpond.plan.projection import prepared
-from millpond.plan.reading.aggregate import Derived, Reading, rewrite
-from millpond.plan.reading.decision import Decided, Decision, Operator
+from millpond.plan.reading.aggregate import Derived, Reading, prepared, rewrite
+from millpond.plan.reading.decision import Decided, Decision, Operator, Stage
 from millpond.plan.reading.functions import piped_type
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
 from millpond.plan.reading.map_groups import MAPS
 from millpond.plan.reading.processor import EMITTED_TIME, ProcessorReading
-from millpond.plan.workers import ArrowFunction, map_in_arrow, named
+from millpond.plan.workers import ArrowColumns, ArrowFunction, arrow_column, map_in_arrow, named
+from millpond.slot.batch.task import PipeTask
+from millpond.slot.pipe.hints import KeysPassing
 from millpond.slot.pipe.pipe import Pipe
 from millpond.spec.operators import OP
 
@@ -43,6 +46,7 @@ def transplant(
     pipes: Sequence[ArrowFunction],
     writes: Sequence[ArrowFunction] | None = None,
     figures: tuple[str, ...] = FIGURES,
+    tasks: Sequence[PipeTask] = (),
 ) -> DataFrame:
     """The same query with the decided operators in slots.
 
@@ -53,11 +57,13 @@ def transplant(
         pipes: what runs in Spark's worker for each operator, by its number; picklable.
         writes: the map side of each operator's local exchange; None where rows go through Spark's shuffle.
         figures: what every operator reports.
+        tasks: of each operator, by its number; they say which stages of the query may announce keys.
     """
-    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes, figures)
-    rewritten = surgeon.visit(decision.root)
+    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes, figures, tasks)
+    root = decision.staged if surgeon.stages and decision.staged is not None else decision.root
+    rewritten = surgeon.visit(root)
     if decision.all_changes:
-        return with_kinds(surgeon.catalyst, rewritten, surgeon.kind_of(rewritten), split=filtered(decision.root))
+        return with_kinds(surgeon.catalyst, rewritten, surgeon.kind_of(rewritten), split=filtered(root))
     return surgeon.catalyst.dataframe(rewritten)
 
 
@@ -70,6 +76,7 @@ class _Surgeon:
         pipes: Sequence[ArrowFunction],
         writes: Sequence[ArrowFunction] | None,
         figures: tuple[str, ...],
+        tasks: Sequence[PipeTask],
     ) -> None:
         self.catalyst = catalyst
         self.partitions = partitions
@@ -80,6 +87,8 @@ class _Surgeon:
         self.ticking = next((one.index for one in decision.ours if one.ticks), None)
         self.watching = next((one.index for one in decision.ours if one.closes), None)
         self.output_mode = decision.output_mode
+        self.tasks = tasks
+        self.stages = {id(stage.node): stage for stage in decision.stages if self._announced_by(stage)}
         self._kinds: set[int] = set()  # identities of the columns that say what kind of change a row is
 
     def visit(self, decided: Decided) -> Node:
@@ -89,6 +98,8 @@ class _Surgeon:
             below = self.visit(processor.children[0])
             return self._replace(processor.node, processor.operator, below, decided.node)
         children = [self.visit(child) for child in decided.children]
+        if columns_of(decided.node) is not None:
+            return self._passing(decided.node, children[0])
         operator = decided.operator
         if operator is not None and operator.spec is not None:
             if isinstance(operator.reading, JoinReading):
@@ -102,6 +113,23 @@ class _Surgeon:
             return self.catalyst.project([*node.list("projectList"), kind], children[0])
         limits = node.kind == "GlobalLimit" and self.complete and operator is None
         return self.catalyst.stateless_limit(node) if limits else node
+
+    def _announced_by(self, stage: Stage) -> list[tuple[PipeTask, str, Sequence[Expression]]]:
+        """What a stage announces: of which operator, under which name, and what is computed for it."""
+        known = ((task, stage.announces[task.operator]) for task in self.tasks if task.operator in stage.announces)
+        return [(task, one.name, one.columns) for task, one in known if one.name in task.lookaheads]
+
+    def _passing(self, node: Node, below: Node) -> Node:
+        """A stage: the rows themselves, announced on their way."""
+        kind = self.kind_of(below)
+        rows = self.catalyst.project([*plain_columns(node), *([] if kind is None else [kind])], below)
+        stage = self.stages.get(id(node))
+        if stage is None:
+            return rows
+        announced = self._announced_by(stage)
+        columns = [column for _, _, some in announced for column in some]
+        function = KeysPassing([(task, name, len(some)) for task, name, some in announced])
+        return announcing(self.catalyst, rows, columns, function, f"millpond[{title(stage.columns)}]")
 
     def kind_of(self, node: Node) -> Expression | None:
         """The column by which a node's rows say what kind of change they are."""
@@ -266,6 +294,23 @@ class _Surgeon:
 
 def _runs_here(decided: Decided) -> bool:
     return decided.operator is not None and decided.operator.spec is not None
+
+
+def announcing(
+    catalyst: Catalyst, below: Node, columns: Sequence[Expression], function: ArrowColumns, name: str
+) -> Node:
+    """The same rows, which are let through once a function has seen columns that are computed of them.
+
+    Args:
+        catalyst: of the session. below: gives the rows. columns: over its columns; that one of them cannot be computed
+            for a row, which may not get any further, is no error.
+        function: gives true for each row. name: what Spark's own `explain()` calls it.
+    """
+    safe = [catalyst.without_errors(without_replaceables(catalyst, one)) for one in columns]
+    named = [catalyst.alias(one, f"__ahead{at}") for at, one in enumerate(safe)]
+    frame = catalyst.dataframe(catalyst.project([*below.output, *named], below))
+    seen = arrow_column(frame, function, "boolean", [f"__ahead{at}" for at in range(len(columns))], name)
+    return catalyst.project(below.output, catalyst.analyzed(frame.withColumn("__ahead", seen).where("__ahead")))
 
 
 def partition_of(partitions: int) -> str:

@@ -14,12 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkContext, cloudpickle
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.functions import arrow_udf
 from pyspark.sql.types import StructType
 
 from millpond.slot.batch.rows import last_first
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+ArrowColumns = Callable[[Iterator[Any]], Iterator[pa.Array]]
+"""A function of columns of batches: of arrays, or of tuples of arrays where there are several columns."""
 
 
 def _same_python(one: str, other: str) -> bool:
@@ -88,6 +91,22 @@ def map_in_arrow(
         return df.mapInArrow(portable(function), schema)
 
 
+def arrow_column(df: DataFrame, function: ArrowColumns, type_: str, columns: Sequence[str], name: str) -> Column:
+    """What a function of Millpond makes of columns, each row of which it is sure to see once.
+
+    Args:
+        df: whose rows they are. function: of batches of them. type_: of the result. columns: their names.
+        name: what Spark's own `explain()` shows.
+    """
+    run = portable(function)
+    run.__name__ = name
+    given: Any = pa.Array if len(columns) == 1 else tuple[pa.Array, ...]
+    run.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # Spark goes by them
+    with _this_python(df.sparkSession.sparkContext):
+        result: Column = arrow_udf(run, type_).asNondeterministic()(*columns)  # else it might be left out
+    return result
+
+
 def named(function: ArrowFunction, title: str, last: int) -> ArrowFunction:
     """A pipe, or what goes before it, as a function that brings its last columns (hash, mark) to the front for it.
 
@@ -102,7 +121,7 @@ def named(function: ArrowFunction, title: str, last: int) -> ArrowFunction:
     return run
 
 
-def portable(function: ArrowFunction) -> ArrowFunction:
+def portable(function: Callable[[Iterator[Any]], Iterator[Any]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The same function, picklable, that says what to do where it cannot be loaded.
 
     What it gives raises ImportError in a Python that lacks Millpond, or what Millpond needs.
@@ -110,7 +129,7 @@ def portable(function: ArrowFunction) -> ArrowFunction:
     pickled = cloudpickle.dumps(function)
 
     # Spark sends nested functions as code: this one may name nothing of Millpond's.
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pickle
         import platform
         import sys

@@ -178,7 +178,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             figures: tuple[str, ...] = FIGURES if on_disk(tasks[0].location) else FIGURES + REMOTE
             figures += AHEAD if tasks[0].lookaheads else ()
             figures += COMPACTIONS if settings.compaction == "remote" else ()
-            return transplant(self._df, decision, tasks[0].partitions, pipes, writes, figures)
+            return transplant(self._df, decision, tasks[0].partitions, pipes, writes, figures, tasks)
 
         def begin(frame: DataFrame) -> StreamingQuery:
             writer = DataStreamWriter(frame)

@@ -166,7 +166,10 @@ class Spec(msgspec.Struct, frozen=True):
 
     @property
     def announced(self) -> tuple[int, ...]:
-        """Positions of the columns that come with the hash where keys are announced ahead of their rows."""
+        """Positions of the columns that come with the hash where keys are announced ahead of their rows.
+
+        What is keyed neither by its hash nor has any cannot be announced.
+        """
         return ()
 
     @property

@@ -59,6 +59,14 @@ class SliceAssigner:
         for number in np.flatnonzero(np.diff(starts)).tolist():
             yield live[number], order[starts[number] : starts[number + 1]]
 
+    def known(self, times: NDArray[np.int64]) -> Iterator[tuple[TimeSlice, NDArray[np.int64]]]:
+        """The slices that there are of some rows, each with its rows' positions."""
+        at = np.empty(len(times), np.int32)
+        if len(times):
+            assign(times, self._lows, self._lasts, at)
+        for number in np.unique(at[at >= 0]).tolist():
+            yield self.live[number], np.flatnonzero(at == number)
+
     def _add(self, times: NDArray[np.int64]) -> None:
         """Add slices for some times, in order, none of which has one."""
         added = [TimeSlice(NEVER, NEVER)] if times[-1] == NEVER else []

@@ -77,6 +77,18 @@ class WindowedAggregate:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
         return self._parts.passes(rows)
 
+    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        """Let groups be read that are in slices of their event time, where late rows are not (see `KeysAnnounced`)."""
+        times = times_of(keys.column(1), self._type)
+        copies = 1 if self._windows is None or self._shared else self._windows.overlap
+        for number in range(copies):
+            begins = times if self._windows is None else times - number * self._windows.slide
+            hashes = hashes_of(keys)
+            if self._sliding:
+                hashes = spread_by(hashes, begins)
+            for part, rows in self._parts.announced(begins):
+                part.announce(hashes[rows].view(np.uint64), needed)
+
     def narrow(self, range_: HashRange) -> None:
         """Until the next call, or the next batch, all rows will have hashes of this range."""
         self._parts.narrow(range_)

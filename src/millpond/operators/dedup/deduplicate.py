@@ -117,6 +117,14 @@ class DeduplicateOperator:
         if isinstance(self._parts, UnslicedState):
             self._parts.part.announce(hashes, needed)
 
+    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        """Let the state of some keys with event time be read (see `KeysAnnounced`)."""
+        if isinstance(self._parts, SlicedState) and self.spec.time is not None:
+            times = times_of(keys.column(1), parse_type(self.spec.columns[self.spec.time.column].type))
+            hashes = hashes_of(keys).view(np.uint64)
+            for seen, rows in self._parts.announced(times):
+                seen.announce(hashes[rows], needed)
+
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch of so many rows."""
         return self._parts.passes(rows)

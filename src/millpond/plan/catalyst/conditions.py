@@ -109,11 +109,11 @@ def with_plain_conditions(catalyst: Catalyst, plan: Node) -> Node:
     java = plan.java
     if plan.kind == "Filter":
         old = Expression(java.condition())
-        new = _simplified(catalyst, _without_replaceables(catalyst, old), plan, _SIMPLIFYING_FILTERS)
+        new = _simplified(catalyst, without_replaceables(catalyst, old), plan, _SIMPLIFYING_FILTERS)
         return plan if new is old else Node(java.copy(new.java, java.child()))
     if plan.kind == "Join" and java.condition().isDefined():
         old = Expression(java.condition().get())
-        new = _simplified(catalyst, _without_replaceables(catalyst, old), plan, _SIMPLIFYING)
+        new = _simplified(catalyst, without_replaceables(catalyst, old), plan, _SIMPLIFYING)
         condition = catalyst._class("scala.Option").apply(new.java)
         return (
             plan if new is old else Node(java.copy(java.left(), java.right(), java.joinType(), condition, java.hint()))
@@ -133,17 +133,18 @@ def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Se
     return condition if found.java.fastEquals(condition.java) else found
 
 
-def _without_replaceables(catalyst: Catalyst, expression: Expression) -> Expression:
+def without_replaceables(catalyst: Catalyst, expression: Expression) -> Expression:
+    """An expression with what Spark replaces at run time (`BETWEEN`) replaced."""
     if expression.kind == "With":
         if not expression.deterministic:  # it is named in order to be computed once
             return expression
         known = [(java.id(), Expression(java.child())) for java in items(expression.java.defs())]
         body = _inlined(catalyst, Expression(expression.java.child()), known)
-        return _without_replaceables(catalyst, body)
+        return without_replaceables(catalyst, body)
     replacement = expression.expression("replacement")
     if replacement is not None:
-        return _without_replaceables(catalyst, replacement)
-    operands = [_without_replaceables(catalyst, operand) for operand in expression.children]
+        return without_replaceables(catalyst, replacement)
+    operands = [without_replaceables(catalyst, operand) for operand in expression.children]
     if all(new is old for new, old in zip(operands, expression.children, strict=True)):
         return expression
     return catalyst.with_operands(expression, operands)

@@ -109,6 +109,23 @@ class Catalyst:
         alias = self._class(f"{_EXPRESSIONS}.Alias")
         return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
 
+    def tagged(self, column: Expression, name: str, value: str) -> Expression:
+        """A column under its own name and identity, with something more in its metadata."""
+        builder = self._class("org.apache.spark.sql.types.MetadataBuilder")().withMetadata(column.java.metadata())
+        metadata = builder.putString(name, value).build()
+        return self._alias(column, column.name, column.java.exprId(), column.java.qualifier(), metadata)
+
+    def without_errors(self, expression: Expression) -> Expression:
+        """`expression`, with null for each part of it that would end the query with an error.
+
+        Each part by itself: what occurs twice Spark computes once, beforehand, outside of whatever catches its errors.
+        """
+        if not expression.children or (expression.foldable and expression.succeeds):
+            return expression
+        if not any(operand.kind == "LambdaFunction" for operand in expression.children):
+            expression = self.with_operands(expression, [self.without_errors(one) for one in expression.children])
+        return Expression(self._class(f"{_EXPRESSIONS}.TryEval")(expression.java))
+
     def null(self, like: Expression) -> Expression:
         """A null of the type of `like`, declared as that is."""
         java = self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType())

@@ -173,6 +173,15 @@ class Expression(_Tree):
             return None
 
     @property
+    def succeeds(self) -> bool:
+        """Whether a constant expression has a value before the query runs."""
+        try:
+            self.java.eval(None)
+        except (Py4JJavaError, PySparkException):
+            return False
+        return True
+
+    @property
     def interval(self) -> Interval | None:
         """The length of a constant interval of time."""
         if not self.type.startswith("interval") or "year" in self.type or "month" in self.type:

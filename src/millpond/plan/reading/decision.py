@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from millpond.plan.catalyst.lookups import NODE, lookup_title
-from millpond.plan.catalyst.nodes import Node
+from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import Reading, calls_user
 from millpond.plan.reading.join import JoinReading, join_title
@@ -89,6 +90,37 @@ class Decided:
         return Decided(self.node, children, operator)
 
 
+class Announces(NamedTuple):
+    """How a stage tells the keys of an operator.
+
+    Attributes:
+        place: its place among those that can, in the order of the plan; stages of several branches may share one.
+        name: under which it does.
+        columns: the hash of a key and what else the operator asks for, over the columns of the rows that pass.
+    """
+
+    place: int
+    name: str
+    columns: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A `millpond.lookahead` of the query.
+
+    Attributes:
+        node: where it stands, in the plan that has stages.
+        columns: what it names.
+        announces: the operators whose keys it can tell, by index, and how.
+        reasons: why it cannot tell the keys of others that its rows get to, by their titles.
+    """
+
+    node: Node
+    columns: tuple[str, ...]
+    announces: Mapping[int, Announces] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Decision:
     """What was decided about one query.
@@ -98,6 +130,8 @@ class Decision:
         output_mode: `append`, `update` or `complete`.
         analyzed: the plan as the user wrote it.
         all_changes: whether the query shows rows that are gone too, and a column `_op`.
+        staged: the decided plan with the stages that announce keys in it; None if there are none.
+        stages: those of the query, bottom up.
         operators: the query's stateful operators, bottom up, left to right.
     """
 
@@ -105,6 +139,8 @@ class Decision:
     output_mode: str
     analyzed: Node
     all_changes: bool = False
+    staged: Decided | None = None
+    stages: tuple[Stage, ...] = ()
     operators: tuple[Operator, ...] = field(init=False)
 
     def __post_init__(self) -> None:

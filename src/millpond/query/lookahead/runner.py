@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem, on_disk
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.lookahead import announced, fed_by_source, key_hashes, source_of
+from millpond.plan.lookahead.source import announced, fed_by_source, key_hashes, source_of
 from millpond.plan.reading.decision import Decision
 from millpond.plan.workers import map_in_arrow
 from millpond.query.ledger.ledger import Ledger
@@ -41,13 +41,13 @@ def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]
     """Who may announce keys of each operator, in the order of the plan.
 
     Args:
-        decision: about the query. task: any of its pipe tasks; its `lookaheads` say who may at all. The source
+        decision: about the query. task: any of its pipe tasks; without `lookaheads` nobody may. The source
             only if the offset log is on a disk: who looks for planned batches lists it again and again, which a store
             charges for.
     """
-    known = announced(decision)
-    allowed = [one for one in task.lookaheads if one != "source" or on_disk(task.offsets)]
-    return [tuple(one for one in allowed if one in known.get(at, ())) for at in range(len(decision.specs))]
+    known = announced(decision) if task.lookaheads else {}
+    left_out = () if on_disk(task.offsets) else ("source",)
+    return [tuple(one for one in known.get(at, ()) if one not in left_out) for at in range(len(decision.specs))]
 
 
 def look_ahead(

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructField, StructType
 
 from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.nodes import Node
-from millpond.plan.lookahead import foreseen
+from millpond.plan.lookahead.source import foreseen
 
 
 class Upcoming(Protocol):

@@ -10,9 +10,10 @@ import msgspec
 from millpond.conf import KEY_GROUP_BITS
 from millpond.spec.kinds.union import OperatorSpec
 
-Lookahead = Literal["source", "exchange"]
-"""Who announces keys (Keyed Prefetching §IV-A), in the order of the plan: whoever looks at what the source will read a
-batch later; the map side of the operator's exchange."""
+Lookahead = str
+"""Who announces keys (Keyed Prefetching §IV-A), in the order of the plan: `source`, whoever looks at what the source
+will read a batch later; stages of the user's plan, by their names; `exchange`, the map side of the operator's
+exchange."""
 
 
 class SlotSettings(msgspec.Struct, frozen=True):

@@ -7,23 +7,29 @@ as the process, knows them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark import TaskContext
 
 from millpond.errors import MillpondError
 from millpond.layout import Words
+from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.task import Lookahead, PipeTask
+from millpond.slot.pipe.worker import promptly, settle
 from millpond.slot.prefetch.switch import MOST, wanted
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.protocol import Connection, Hints
 
 if TYPE_CHECKING:
     from millpond.kernels.hints.sketch import Sketch
+
+_NO_NUMBER = -(1 << 63)
 
 SCHEMA = pa.schema([("hash", pa.uint64())])
 
@@ -54,7 +60,7 @@ class HintSender:
         self._directory = directory
         self._task = task
         self._batch = batch
-        self._lookahead: Lookahead = lookahead
+        self._lookahead = lookahead
         self._asked = asked
         self._sent: dict[int, int] = {}  # keys, by partition
         self._connections: dict[int, Connection | None] = {}
@@ -70,32 +76,43 @@ class HintSender:
 
     def send(self, partition: int, rows: pa.RecordBatch) -> None:
         """Announce the keys of some rows of a partition: the column `__hash`, then those of the spec."""
-        asked, sent = self._asked.get(partition), self._sent.get(partition)
-        if asked is None:
+        if partition in self._asked:
+            self._send(partition, rows.select([0, *(1 + column for column in self._task.spec.announced)]))
+
+    def spread(self, keys: pa.RecordBatch) -> None:
+        """Announce keys of any partitions: the column of hashes, then what the operator asks for beside them."""
+        hashes = keys.column(0).to_numpy().view(np.uint64)
+        order = np.argsort(hashes)
+        keys = keys.take(pa.array(order))
+        lows = [self._task.hash_range(partition)[0] for partition in range(self._task.partitions)]
+        cuts = [*np.searchsorted(hashes[order], np.array(lows, np.uint64)).tolist(), len(hashes)]
+        for partition, (start, stop) in enumerate(pairwise(cuts)):
+            if start < stop and partition in self._asked:
+                self._send(partition, keys.slice(start, stop - start))
+
+    def _send(self, partition: int, keys: pa.RecordBatch) -> None:
+        sent = self._sent.get(partition)
+        if self._lookahead not in self._asked[partition]:
+            if sent is None:
+                self._sent[partition] = 0
+                self._announce(partition, pa.RecordBatch.from_pylist([], schema=SCHEMA))
             return
+        if sent is not None and sent >= MOST:
+            return  # no more would be looked at
+        hashes = keys.column(0).to_numpy().view(np.uint64)
+        rare = self._sketch.rare(*np.unique(hashes, return_counts=True))
+        if not len(rare):
+            return
+        if keys.num_columns == 1:
+            some = pa.RecordBatch.from_arrays([pa.array(rare)], schema=SCHEMA)
+        else:
+            firsts = _different(keys, hashes)
+            some = keys.take(pa.array(firsts[np.isin(hashes[firsts], rare)]))
+        self._sent[partition] = (sent or 0) + some.num_rows
+        self._announce(partition, some)
+
+    def _announce(self, partition: int, keys: pa.RecordBatch) -> None:
         slot = partition % self._task.slots
-        if self._lookahead in asked:
-            if sent is not None and sent >= MOST:
-                return  # no more would be looked at
-            hashes = rows.column(0).to_numpy().view(np.uint64)
-            rare = self._sketch.rare(*np.unique(hashes, return_counts=True))
-            if len(rare):
-                self._sent[partition] = (sent or 0) + len(rare)
-                self._announce(slot, partition, self._keys(rows, hashes, rare))
-        elif sent is None:
-            self._sent[partition] = 0
-            self._announce(slot, partition, pa.RecordBatch.from_pylist([], schema=SCHEMA))
-
-    def _keys(self, rows: pa.RecordBatch, hashes: Words, rare: Words) -> pa.RecordBatch:
-        """The hashes, and with them what the operator asks for of the rows' columns."""
-        columns = self._task.spec.announced
-        if not columns:
-            return pa.RecordBatch.from_arrays([pa.array(rare)], schema=SCHEMA)
-        unique, firsts = np.unique(hashes, return_index=True)
-        at = pa.array(firsts[np.searchsorted(unique, rare)])
-        return rows.select([0, *(1 + column for column in columns)]).take(at)
-
-    def _announce(self, slot: int, partition: int, keys: pa.RecordBatch) -> None:
         try:
             if slot not in self._connections:
                 self._connections[slot] = None
@@ -142,14 +159,71 @@ class KeysAhead:
             for batch in batches:
                 if not wanted(directory.path, self.task):
                     break  # nobody asks any more: the query has ended, say
-                hashes = batch.column(0).to_numpy().view(np.uint64)
-                order = np.argsort(hashes)
-                rows = batch.take(pa.array(order))
-                lows = [self.task.hash_range(partition)[0] for partition in range(self.task.partitions)]
-                cuts = [*np.searchsorted(hashes[order], np.array(lows, np.uint64)).tolist(), len(hashes)]
-                for partition, (start, stop) in enumerate(pairwise(cuts)):
-                    if start < stop:
-                        hints.send(partition, rows.slice(start, stop - start))
+                hints.spread(batch)
         finally:
             hints.close()
         yield from ()
+
+
+class KeysPassing:
+    """A function of columns that Spark calls with batches of them (`arrow_udf`): announces keys, gives true for each.
+
+    What it gives for a batch lets the batch's rows go on: they do so once their keys are announced.
+
+    Args:
+        announced: operators, each with the name of the lookahead, and how many columns there are for it: the hash, then
+            what it asks for beside that.
+    """
+
+    def __init__(self, announced: Sequence[tuple[PipeTask, Lookahead, int]]) -> None:
+        self.announced = announced
+
+    def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Announce all keys of the batch that the task works on."""
+        senders: list[HintSender | None] | None = None
+        try:
+            for columns in promptly(batches):
+                arrays = columns if isinstance(columns, tuple) else (columns,)
+                if senders is None:
+                    senders = self._senders()
+                start = 0
+                for hints, (_, _, width) in zip(senders, self.announced, strict=True):
+                    some, start = arrays[start : start + width], start + width
+                    if hints is not None:
+                        hints.spread(_keys(some))
+                yield pa.repeat(pa.scalar(True), len(arrays[0]))
+        finally:
+            for hints in senders or ():
+                if hints is not None:
+                    hints.close()
+
+    def _senders(self) -> list[HintSender | None]:
+        context: Any = TaskContext.get()
+        if context:
+            settle()
+        number = context.getLocalProperty("streaming.sql.batchId") if context else None
+        try:
+            task = self.announced[0][0]
+            batch = latest_batch(task) if number is None else int(number)
+            directory = SlotDirectory.of(task)
+            return [HintSender.of(directory, one, batch, name) for one, name, _ in self.announced]
+        except (OSError, MillpondError):
+            return [None] * len(self.announced)
+
+
+def _different(keys: pa.RecordBatch, hashes: Words) -> NDArray[np.int64]:
+    """The positions of different keys; where a number, as a time, goes with a hash, it makes a difference."""
+    if keys.num_columns == 2 and pa.types.is_int64(keys.schema.field(1).type):
+        numbers = keys.column(1).fill_null(_NO_NUMBER).to_numpy()
+        order: NDArray[np.int64] = np.lexsort((numbers, hashes))
+        changes = (np.diff(hashes[order]) != 0) | (np.diff(numbers[order]) != 0)
+        firsts: NDArray[np.int64] = order[np.concatenate([[True], changes])]
+    else:
+        firsts = np.unique(hashes, return_index=True)[1]
+    return firsts
+
+
+def _keys(columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    """Columns of hashes and what goes with them, of which hashes can be null where there was an error."""
+    keys = pa.RecordBatch.from_arrays(list(columns), names=[f"_{at}" for at in range(len(columns))])
+    return keys.filter(columns[0].is_valid()) if columns[0].null_count else keys

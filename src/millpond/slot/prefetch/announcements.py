@@ -134,12 +134,11 @@ class Announcements:
                 hints.kept = []
             self._held = 0
         for needed, parts in taken:
-            if parts and isinstance(operator, Announced):
+            keys = [some for _, some in parts if some is not None]
+            if keys and isinstance(operator, KeysAnnounced):
+                operator.announce_keys(pa.concat_batches(keys), needed)
+            elif parts and isinstance(operator, Announced):
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
-            elif isinstance(operator, KeysAnnounced):
-                keys = [some for _, some in parts if some is not None]
-                if keys:
-                    operator.announce_keys(pa.concat_batches(keys), needed)
 
     def figures(self) -> dict[str, float]:
         """Of the batch that runs: `dropped_hints`, since they were last asked for; `lookahead`, who was asked to send
@@ -147,7 +146,8 @@ class Announcements:
         """
         with self._lock:
             dropped, self._dropped = self._dropped, 0
-        asked = LOOKAHEADS.index(", ".join(self._asked) or "off")
+        names = [one if one in ("source", "exchange") else "stage" for one in self._asked]
+        asked = LOOKAHEADS.index(", ".join(names) or "off")
         figures = {"dropped_hints": float(dropped), LOOKAHEAD: float(asked)}
         slack = [self._measured[one] for one in self._asked if one in self._measured]
         return figures | ({SLACK: max(slack) * 1000} if slack else {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from millpond.slot.batch.task import Lookahead, PipeTask
 
@@ -32,12 +33,12 @@ class HintSwitch:
         self._partition = partition
         self._file: Path | None = None
         with suppress(OSError):
-            for left in self._folder.glob(f"{partition}-*"):
+            for left in self._folder.glob(f"{partition},*"):
                 left.unlink(missing_ok=True)
 
     def set(self, lookaheads: Collection[Lookahead]) -> None:
         """Ask for hints of some lookaheads, or of none any more. What the disk refuses costs the hints."""
-        names = "-".join([str(self._partition), *sorted(lookaheads)])
+        names = ",".join([str(self._partition), *(quote(one, safe="") for one in sorted(lookaheads))])
         file = self._folder / names if lookaheads else None
         if file == self._file:
             return
@@ -65,8 +66,8 @@ def wanted(directory: Path, task: PipeTask) -> dict[int, tuple[str, ...]]:
     found = {}
     with suppress(OSError):
         for file in _folder(directory, task).iterdir():
-            partition, *lookaheads = file.name.split("-")
-            found[int(partition)] = tuple(lookaheads)
+            partition, *lookaheads = file.name.split(",")
+            found[int(partition)] = tuple(map(unquote, lookaheads))
     return found
 
 

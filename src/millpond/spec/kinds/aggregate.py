@@ -114,6 +114,13 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return self.time is None
 
     @property
+    def announced(self) -> tuple[int, ...]:
+        """The event time, if groups by it are updated in place: it says in which slice of the state a group is."""
+        if self.time is None or self.keeps_rows or self.observed:
+            return ()
+        return (self.time.column,)
+
+    @property
     def takes_updates(self) -> bool:
         """No: they would be counted twice."""
         return False

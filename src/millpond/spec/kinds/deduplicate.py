@@ -43,6 +43,11 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
         return self.time is None or self.time.column not in self.keys
 
     @property
+    def announced(self) -> tuple[int, ...]:
+        """The event time, if it is part of the key: it says in which slice of the state the key is."""
+        return () if self.keyed or self.time is None else (self.time.column,)
+
+    @property
     def takes_updates(self) -> bool:
         """Yes: they are deduplicated as the rows that they are."""
         return True

@@ -211,10 +211,6 @@ class RecoverableTable:
         waiting = self._eviction_buffer is not None and bool(self._eviction_buffer.waiting)
         return waiting or (self._compactor is not None and self._compactor.running)
 
-    def rest(self, resting: bool) -> None:
-        """Say whether no rows are expected for now: then others come first for memory."""
-        self._account.rest(resting)
-
     @property
     def crowded(self) -> bool:
         """Whether rows are to leave memory, as `begin` has them do, for others' sake."""

@@ -18,6 +18,7 @@ from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, Bytes, HashRange, Rows, Words
 from millpond.stores.memory.spooled import spooled
 from millpond.stores.protocol import Found, Located, TableDelta
+from millpond.stores.runs.prefetcher import Prefetches
 from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.recovery import RecoverableTable
 from millpond.stores.rmw.scan import merged
@@ -92,10 +93,7 @@ class RmwTable(RecoverableTable):
             self._memory.spilled.clear()
         self._hot.forget_touched()
         self._changed = None
-        if self._sought:
-            self._missing = self._missed / self._sought
-            self._distinct = min(1.0, self._sealed_keys / self._sought) if self._updated == self._sought else 1.0
-        self._sought = self._missed = self._updated = 0
+        self._conclude()
         self.widen()
         if self._eviction_buffer is not None and self._flusher is not None and self._compactor is not None:
             self._eviction_buffer.adopt()
@@ -150,6 +148,24 @@ class RmwTable(RecoverableTable):
             return
         self._locate(keys, stamps, TOUCH_NONE)
         self._memory.expect(len(keys.words))
+
+    def rest(self, resting: bool) -> None:
+        """Say whether no rows are expected for now: then others come first for memory, and there is nothing to report.
+
+        What rests has no part in the batch's figures, though no batch may begin with it for a while.
+        """
+        self._account.rest(resting)
+        if resting:
+            self._conclude()
+            if self._prefetcher is not None:
+                self._prefetcher.latest = Prefetches()
+
+    def _conclude(self) -> None:
+        """See from the last batch what to expect of the next."""
+        if self._sought:
+            self._missing = self._missed / self._sought
+            self._distinct = min(1.0, self._sealed_keys / self._sought) if self._updated == self._sought else 1.0
+        self._sought = self._missed = self._updated = 0
 
     def _locate(self, keys: Rows, stamps: NDArray[np.int64] | int, mode: int) -> Located:
         if not self._hot.expiring:

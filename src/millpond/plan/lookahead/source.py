@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
-from millpond.plan.projection import prepared
-from millpond.plan.reading.aggregate import Reading
+from millpond.plan.reading.aggregate import Reading, prepared
 from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
@@ -54,11 +53,13 @@ def announced(decision: Decision) -> dict[int, tuple[str, ...]]:
     """Who may announce keys of each operator that can be told of them, in the order of the plan, by operator index."""
     source = source_of(decision)
     fed = fed_by_source(decision) if source is not None and foreseen(source) is not None else {}
-    return {
-        one.index: ("source", "exchange") if one.index in fed else ("exchange",)
-        for one in decision.ours
-        if one.index is not None and one.spec is not None and (one.spec.keyed or one.spec.announced)
-    }
+    found = {}
+    for one in decision.ours:
+        if one.index is not None and one.spec is not None and (one.spec.keyed or one.spec.announced):
+            stages = sorted(stage.announces[one.index][:2] for stage in decision.stages if one.index in stage.announces)
+            names = dict.fromkeys(name for _, name in stages)  # stages of two branches may share one
+            found[one.index] = (*(["source"] if one.index in fed else []), *names, "exchange")
+    return found
 
 
 def source_of(decision: Decision) -> Node | None:

@@ -1,0 +1,1 @@
+"""Who announces keys of a query's operators ahead of their rows (Keyed Prefetching §IV-A)."""

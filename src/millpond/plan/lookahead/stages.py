@@ -1,0 +1,102 @@
+"""`millpond.lookahead`: a stage of the user's plan whose rows tell which keys are on their way.
+
+In the plan that Spark alone runs it is a filter by a constant that is true, of which Spark's optimiser leaves nothing.
+Operators are decided without it. In a second copy of the plan it is a projection that nothing but its metadata tells
+from its input: conditions pass it, as they would if it were not there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from millpond.errors import UsageError
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node
+
+_MARK = "millpond.lookahead"
+
+
+def staged(df: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """The DataFrame of a stage; arguments as for `millpond.lookahead`.
+
+    Raises:
+        UsageError: there is no such column, or several.
+    """
+    if not columns:
+        raise UsageError("There is no column to look at.", action="Name the columns of a key: lookahead(df, 'key').")
+    sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    found = []
+    for name in columns:
+        if not isinstance(name, str):
+            raise UsageError(f"{name!r} is no name of a column.", action="Name columns: lookahead(df, 'key').")
+        same = [one for one in df.columns if one == name or (not sensitive and one.lower() == name.lower())]
+        if not same:
+            raise UsageError(f"There is no column {name!r} to look at.", action=f"There are {df.columns}.")
+        if len(same) > 1:
+            raise UsageError(f"Two columns are called {name}.", action="Rename one.")
+        found += [one for one in same if one not in found]
+    return df.where(F.isnotnull(F.lit(f"{_MARK}({json.dumps(found)})")))
+
+
+def unmarked(catalyst: Catalyst, node: Node) -> Node:
+    """The plan without stages; the same object if there are none."""
+    children = [unmarked(catalyst, child) for child in node.children]
+    if _said(node) is not None:
+        return children[0]
+    return _over(catalyst, node, children)
+
+
+def encoded(catalyst: Catalyst, node: Node) -> Node:
+    """The plan with each stage as a projection that `columns_of` knows."""
+    children = [encoded(catalyst, child) for child in node.children]
+    said = _said(node)
+    if said is None:
+        return _over(catalyst, node, children)
+    first = next(column for column in children[0].output if column.name in said)
+    tagged = catalyst.tagged(first, _MARK, json.dumps(said))
+    return catalyst.project([tagged if one is first else one for one in children[0].output], children[0])
+
+
+def columns_of(node: Node) -> tuple[str, ...] | None:
+    """The columns that a stage names; None for all else."""
+    tagged = next((one for one in node.list("projectList") if _tagged(one)), None) if node.kind == "Project" else None
+    return None if tagged is None else tuple(json.loads(tagged.metadata[_MARK]))
+
+
+def plain_columns(node: Node) -> list[Expression]:
+    """What the projection of a stage is made of, as if it were none."""
+    return [one.children[0] if _tagged(one) else one for one in node.list("projectList")]
+
+
+def title(columns: Sequence[str]) -> str:
+    """A stage in a word."""
+    return f"lookahead({', '.join(columns)})"
+
+
+def _said(node: Node) -> list[str] | None:
+    if node.kind != "Filter":
+        return None
+    condition = node.expression("condition")
+    if condition.kind != "IsNotNull" or condition.children[0].kind != "Literal":
+        return None
+    text = str(condition.children[0].known)
+    return json.loads(text[len(_MARK) + 1 : -1]) if text.startswith(f"{_MARK}([") else None
+
+
+def _tagged(one: Expression) -> bool:
+    return (
+        one.kind == "Alias"
+        and _MARK in one.metadata
+        and one.children[0].kind == "AttributeReference"
+        and one.children[0].expr_id == one.expr_id
+    )
+
+
+def _over(catalyst: Catalyst, node: Node, children: Sequence[Node]) -> Node:
+    if all(new is old for new, old in zip(children, node.children, strict=True)):
+        return node
+    return catalyst.with_children(node, children)
