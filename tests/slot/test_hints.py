@@ -115,7 +115,7 @@ def test_each_partition_has_a_switch_of_its_own(tmp_path: Path, large: PipeTask)
         for one in hints:
             one.learn({"cache_misses": 100.0, "cache_hits": 900.0})
         hints[0].learn({"cache_misses": 0.0, "cache_hits": 900.0})
-        assert wanted(tmp_path / "slot", task) == {1: "exchange"}
+        assert wanted(tmp_path / "slot", task) == {1: ("exchange",)}
     finally:
         server.close()
     server = PartitionServer(tmp_path / "slot")

@@ -92,27 +92,30 @@ class Files:
         self._folder = unquote(urlsplit(self._path).path)
         self._most = int(options.get("maxfilespertrigger", "0"))
         self._checkpoint = checkpoint
-        self._known: set[str] = set()  # read by a planned batch, or told of; what else there is, a batch will read
+        self._known: set[str] = set()  # read by a planned batch, or that the next will read: it has been told
         self._logged: set[str] = set()
-        self._listed: set[str] = set()
-        self._told_at = ""
+        self._listed: set[str] = set()  # the names that were there, when it was told of all
+        self._offset = ""
+        self._told: set[str] = set()  # behind that offset, where a batch takes so many
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
         """See `Upcoming`."""
+        if offset != self._offset:
+            self._offset, self._told = offset, set()
+        room = self._most - len(self._told)
         with os.scandir(self._folder) as entries:
             listed = {entry.name for entry in entries}
-        if listed <= self._listed and (not self._most or offset == self._told_at):
+        if listed == self._listed or (self._most and room <= 0):
             return None
         self._catch_up()
         reader = spark.read.format(self._format).schema(self._schema).options(**self._options)
         there = (unquote(urlsplit(one).path) for one in reader.load(self._path).inputFiles())
-        fresh = [place for place in there if place not in self._known]
+        fresh = [place for place in there if place not in self._known and place not in self._told]
         if self._most:
-            if offset == self._told_at:  # they were told of, whatever has come meanwhile
-                return None
-            fresh = heapq.nsmallest(self._most, fresh, key=os.path.getmtime)
-        self._listed, self._told_at = listed, offset
-        if not self._most:
+            fresh = heapq.nsmallest(room, fresh, key=os.path.getmtime)
+            self._told.update(fresh)
+        else:  # a batch takes all
+            self._listed = listed
             self._known.update(fresh)
         return reader.load(fresh) if fresh else None
 

@@ -18,11 +18,11 @@ from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, Bytes, HashRange, Rows, Words
 from millpond.stores.memory.spooled import spooled
 from millpond.stores.protocol import Found, Located, TableDelta
-from millpond.stores.runs.prefetcher import Prefetches
 from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.recovery import RecoverableTable
 from millpond.stores.rmw.scan import merged
 from millpond.stores.rmw.scratch import Scratch
+from millpond.stores.runs.prefetcher import Prefetches
 
 _MOST_ROWS = 1 << 32  # more than any batch has
 _CHUNK = 16384  # rows that are worked on together, at least
