@@ -35,6 +35,12 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
 """What is compared: all state in memory; keys announced; none announced, by which rows leave memory first."""
 
 
+_ONE = 98
+"""Per cent of the bids that are for one auction, before the workload changes."""
+_BID = 180
+"""Bytes of a bid in an Arrow batch."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What to run.
 
@@ -44,6 +50,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         rate: events a second; 0 for as many as it takes, a million at most in a batch.
         warmup, seconds: of events that arrive by the clock, left out and measured.
         latency_ms: of a request to the store. slot_memory: of each of two slots, but for all in memory.
+        hot: from how many times on that a key came lately it is not announced.
+        changed: until the middle, nearly all bids are for the hot auction.
         settings: more of Millpond's.
     """
 
@@ -58,6 +66,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     latency_ms: float
     slot_memory: str
+    hot: int = 8
+    changed: bool = False
     settings: dict[str, str] = {}
 
 
@@ -69,6 +79,7 @@ class Measured(msgspec.Struct, kw_only=True):
         events_per_second: that were taken. kept_up: whether that is as fast as they came.
         cpu: cores in use, on the whole machine.
         figures: sums over the measured batches of what Millpond tells of itself; of `*_bytes`, `*_ms` the largest.
+        hint_share: bytes of hints for each of the bids that went to slots.
         trace: of each measured batch its end, duration in ms, and events.
     """
 
@@ -79,6 +90,7 @@ class Measured(msgspec.Struct, kw_only=True):
     kept_up: bool
     cpu: float
     figures: dict[str, float]
+    hint_share: float
     trace: list[tuple[float, float, int]]
 
 
@@ -94,6 +106,7 @@ def session(config: Config) -> SparkSession:
         "onUnsupported": "error",
         "state.location": store,
         "cache.disk": "0",
+        "prefetch.hot": str(config.hot),
         **VARIANTS[config.variant],
         **config.settings,
     }
@@ -153,8 +166,11 @@ def run(config: Config) -> Measured:
     events = Events(Path(config.events), config.stream, config.loaded)
     warm = round(config.warmup * (config.rate or 100_000) / ARRIVING)
     count = warm + round(config.seconds * (config.rate or 400_000) / ARRIVING)
-    files = [events.arriving(number) for number in range(count)]
-    first = [events.load(number) for number in range(events.first)]
+    before = events
+    if config.changed:
+        before = Events(Path(config.events), msgspec.structs.replace(config.stream, hot_bids=_ONE), config.loaded)
+    files = [(before if number < (warm + count) // 2 else events).arriving(number) for number in range(count)]
+    first = [before.load(number) for number in range(events.first)]
     spark = session(config)
     arrivals = Arrivals(source)
     arrivals.put(first[0])
@@ -221,28 +237,6 @@ def summary(
     events = ARRIVING * sum(files[one["batchId"]] for one in measured[1:])
     speed = events / (ended(measured[-1]) - ended(measured[0]))
     figures: dict[str, float] = {}
-    if os.environ.get("TRACE"):
-        for one in measured:
-            m = one.get("observedMetrics", {}).get("millpond", {})
-            print(
-                one["batchId"],
-                one["durationMs"],
-                {
-                    k: m.get(k)
-                    for k in (
-                        "input_rows",
-                        "cache_misses",
-                        "prefetched_keys",
-                        "prefetched_used",
-                        "dropped_hints",
-                        "prefetch_ms",
-                        "slack_ms",
-                        "lookahead",
-                        "gets",
-                        "remote_blocks",
-                    )
-                },
-            )
     for one in measured:
         for name, value in one.get("observedMetrics", {}).get("millpond", {}).items():
             if isinstance(value, int | float):
@@ -258,6 +252,7 @@ def summary(
         kept_up=speed >= 0.97 * config.rate,
         cpu=round(cores, 2),
         figures=figures,
+        hint_share=round(figures.get("hint_bytes", 0.0) / max(1.0, figures.get("input_rows", 0.0) * _BID), 4),
         trace=[
             (ended(one), one["durationMs"]["triggerExecution"], files[one["batchId"]] * ARRIVING) for one in measured
         ],

@@ -53,6 +53,7 @@ class Settings:
     exchange: Literal["auto", "local", "spark"] = "auto"
     cache_policy: Literal["timestamp", "lru", "clock"] = "timestamp"
     prefetch: Literal["on", "off"] = "on"
+    prefetch_hot: int = 8
     changes: Literal["upsert", "all"] = "upsert"
     store_pattern: Literal["auto", "append", "rmw"] = "auto"
     map_groups: Literal["batch", "window"] = "batch"
@@ -237,6 +238,11 @@ SETTINGS = {
         _one_of("on", "off"),
         "`on`: where state is larger than memory, keys are announced to their slot before their rows reach it, so that "
         "their state is read meanwhile ([prefetching](guides/prefetching.md)); `off`: it is read when they come",
+    ),
+    "prefetch.hot": Setting(
+        "prefetch_hot",
+        _count,
+        "keys that came so many times lately are surely in memory, and are not announced",
     ),
     "store.readBatchRatio": Setting(
         "read_batch_ratio",

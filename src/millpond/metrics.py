@@ -53,12 +53,12 @@ COMPACTIONS = (WAITING, "remote_compactions", "local_compactions", "remote_compa
 at the end of the batch; those that compactors have done, whose results the slots have taken; those that slots have done
 themselves, as no compactor did; bytes of the files that were taken; processor time of compactions in slots."""
 
-AHEAD = ("prefetched_keys", "prefetched_used", "dropped_hints", PREFETCH, SLACK, LOOKAHEAD)
+AHEAD = ("prefetched_keys", "prefetched_used", "dropped_hints", "hint_bytes", PREFETCH, SLACK, LOOKAHEAD)
 """Figures of operators whose keys may be announced before their rows come. Added up: keys that were not in memory and
 were read ahead; how many of them the batch asked for; keys that were announced in vain, as there was no memory for them
-or their batch was over. The greatest counts of `prefetch_ms`, how long the longest read took, the least of `slack_ms`,
-how long before its first row the first hint for a batch came, if one came. `lookahead` says who was asked to announce
-the keys of the batch: see `LOOKAHEADS`."""
+or their batch was over; bytes of all hints that came. The greatest counts of `prefetch_ms`, how long the longest read
+took, the least of `slack_ms`, how long before its first row the first hint for a batch came, if one came. `lookahead`
+says who was asked to announce the keys of the batch: see `LOOKAHEADS`."""
 
 LOOKAHEADS = ("off", "exchange", "source, exchange", "stage, exchange")
 """What the figure `lookahead` stands for; a stage is one of the user's plan (`millpond.lookahead`)."""

@@ -13,8 +13,6 @@ from millpond.layout import Words
 _DEPTH = 4
 _WIDTH = 1 << 14
 """Counters in a row; after as many keys they are halved, so that they hold two of keys that never come again."""
-_HOT = 8
-"""Occurrences since the counters aged, each halving what was before, from which a key is surely hot."""
 
 
 @kernel("int64(uint8[:, ::1], uint64[::1], int64[::1], int64, uint8[::1])")
@@ -43,10 +41,10 @@ class Sketch:
     """How often keys were seen lately, at most.
 
     Args:
-        hot: from how many times on a key counts as hot.
+        hot: from how many times on, each aging halving what was before, a key is surely hot.
     """
 
-    def __init__(self, hot: int = _HOT) -> None:
+    def __init__(self, hot: int = 8) -> None:
         self._hot = hot
         self._counters = np.zeros((_DEPTH, _WIDTH), np.uint8)
         self._counted = 0

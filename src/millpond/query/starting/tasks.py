@@ -69,6 +69,7 @@ def pipe_task(
             read_batch_ratio=settings.read_batch_ratio,
             max_space_amplification=settings.max_space_amplification,
             cache_policy=settings.cache_policy,
+            hot=settings.prefetch_hot,
             compaction=settings.compaction,
             compaction_timeout=settings.compaction_timeout,
         ),

@@ -29,6 +29,7 @@ class SlotSettings(msgspec.Struct, frozen=True):
         compaction: `local` compacts in the slot, `remote` asks workers first.
         compaction_timeout: how long a slot waits for a worker's sign of life before it compacts itself.
         cache_policy: which rows leave memory first (see `RmwTable`).
+        hot: from how many times on that a key came lately it is not announced (see `Sketch`).
         read_batch_ratio, max_space_amplification: of the unaligned append store (see `UnalignedTable`).
         start_timeout: how long a slot may take to answer when it is asked for.
         silence_timeout: how long a slot may give no sign of life before it counts as hung and is killed.
@@ -53,6 +54,7 @@ class SlotSettings(msgspec.Struct, frozen=True):
     commit_timeout: float = 120.0
     exit_timeout: float = 30.0
     cache_policy: Literal["timestamp", "lru", "clock"] = "timestamp"
+    hot: int = 8
     compaction: Literal["local", "remote"] = "local"
     compaction_timeout: float = 60.0
 

@@ -66,7 +66,7 @@ class HintSender:
         self._connections: dict[int, Connection | None] = {}
         from millpond.kernels.hints.sketch import Sketch  # kernels are for those who use them
 
-        self._sketch = _sketches.setdefault((task.key, task.operator, lookahead), Sketch())
+        self._sketch = _sketches.setdefault((task.key, task.operator, lookahead), Sketch(task.settings.hot))
 
     @classmethod
     def of(cls, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> HintSender | None:

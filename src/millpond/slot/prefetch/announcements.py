@@ -69,6 +69,7 @@ class Announcements:
         self._lock = threading.Lock()
         self._batches: dict[int, _Batch] = {}
         self._held = self._dropped = 0  # bytes that wait to be looked at; keys that were not
+        self._bytes = 0  # that came since figures were told
         self._version: int | None = None
         self._chosen: Lookahead | None = self._choices[-1] if self._choices else None
         self._asked: tuple[Lookahead, ...] = ()
@@ -78,6 +79,7 @@ class Announcements:
     def keep(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
         """Keep hints for a batch, as far as there is room; `keys` come for operators that want more than hashes."""
         with self._lock:
+            self._bytes += hashes.nbytes if keys is None else keys.nbytes
             hints = self._hints_for(batch)
             if hints is None:
                 self._dropped += len(hashes)
@@ -141,14 +143,15 @@ class Announcements:
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
 
     def figures(self) -> dict[str, float]:
-        """Of the batch that runs: `dropped_hints`, since they were last asked for; `lookahead`, who was asked to send
-        hints (see `metrics.LOOKAHEADS`); `slack_ms`, how long before its rows their first hint came.
+        """Of the batch that runs: `dropped_hints` and `hint_bytes`, since they were last asked for; `lookahead`, who was
+        asked to send hints (see `metrics.LOOKAHEADS`); `slack_ms`, how long before its rows their first hint came.
         """
         with self._lock:
             dropped, self._dropped = self._dropped, 0
+            told, self._bytes = self._bytes, 0
         names = [one if one in ("source", "exchange") else "stage" for one in self._asked]
         asked = LOOKAHEADS.index(", ".join(names) or "off")
-        figures = {"dropped_hints": float(dropped), LOOKAHEAD: float(asked)}
+        figures = {"dropped_hints": float(dropped), "hint_bytes": float(told), LOOKAHEAD: float(asked)}
         slack = [self._measured[one] for one in self._asked if one in self._measured]
         return figures | ({SLACK: max(slack) * 1000} if slack else {})
 
