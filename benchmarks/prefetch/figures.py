@@ -1,4 +1,4 @@
-"""The figures: which runs each is made of, and how it is drawn (Keyed Prefetching §VI)."""
+"""The figures: which runs each is made of, and how it is drawn."""
 
 from __future__ import annotations
 

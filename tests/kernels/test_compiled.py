@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from millpond.kernels.compiled import kernel
 
 CALL = """
 import numpy as np
@@ -106,3 +109,17 @@ def test_the_others_are_compiled_beside_the_first_query(tmp_path: Path) -> None:
     finish(start(tmp_path / "cache", "-c", COMPILE, str(progress)))
     assert kept(tmp_path / "cache") >= {"bloom.admit", "bloom.build_filter"}
     assert list(tmp_path.iterdir()) == [tmp_path / "cache"]
+
+
+def test_another_thread_that_has_just_compiled_it_is_no_reason_to_fail() -> None:
+    """Arguments that are converted match once nothing more is compiled, which it may be since it was looked."""
+
+    @kernel("uint64(uint64)")
+    def twice(value: int) -> int:
+        return value * np.uint64(2)
+
+    twice.prepare()
+    assert twice._compile_for_args(1) is twice
+    assert twice(1) == 2
+    with pytest.raises(TypeError, match="No matching definition"):
+        twice("text")

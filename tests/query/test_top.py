@@ -214,7 +214,7 @@ def test_what_came_of_hints() -> None:
 
     off, exchange = told(5, 0, 0, 0, 0, 0), told(6, 1, 1000, 900, 50, 30, slack_ms=200)
     assert cells(off) == ["1: count", "off", "0", "–", "0", "–", "–"]
-    both = told(7, 3, 3000, 3000, 0, 20, slack_ms=1500)
+    both = told(7, 2, 3000, 3000, 0, 20, slack_ms=1500)
     assert cells(off, exchange, both) == ["1: count", "source, exchange", "4,000", "97.5%", "50", "30 ms", "200 ms"]
     assert "prefetching in 3 batches" in shown(progress_of(off, exchange, both))
     assert "prefetching" not in shown(progress_of(batch(5, 2.0, 1000)))

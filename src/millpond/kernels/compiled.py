@@ -81,9 +81,9 @@ class Kernel(CPUDispatcher):
             os.close(lock)
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
-        if self.ready or not self.declared:
+        if not self.declared:
             return super()._compile_for_args(*args, **kws)
-        self.prepare()
+        self.prepare()  # or another thread just has, since this one was found to have nothing to call
         return self  # is called next: Numba expects what it is to call
 
     def get_call_template(self, args: Any, kws: Any) -> Any:

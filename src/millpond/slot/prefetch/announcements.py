@@ -143,8 +143,8 @@ class Announcements:
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
 
     def figures(self) -> dict[str, float]:
-        """Of the batch that runs: `dropped_hints` and `hint_bytes`, since they were last asked for; `lookahead`, who was
-        asked to send hints (see `metrics.LOOKAHEADS`); `slack_ms`, how long before its rows their first hint came.
+        """Of the batch that runs: `dropped_hints` and `hint_bytes`, since they were last asked for; `lookahead`, who
+        was asked to send hints (see `metrics.LOOKAHEADS`); `slack_ms`, how long before its rows their first hint came.
         """
         with self._lock:
             dropped, self._dropped = self._dropped, 0
