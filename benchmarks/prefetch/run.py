@@ -234,8 +234,9 @@ def summary(
         ends.get(name, end + 5.0) - at for name, at in arrivals.at.items() if not config.rate or begin <= at <= end
     ]
     files = {one["batchId"]: len(read_by(checkpoint, one["batchId"])) for one in measured}
-    events = ARRIVING * sum(files[one["batchId"]] for one in measured[1:])
-    speed = events / (ended(measured[-1]) - ended(measured[0]))
+    if not measured:
+        raise SystemExit("no batch ended while it was measured: give it more --seconds, or fewer events a second")
+    speed = ARRIVING * sum(files.values()) / (end - begin)
     figures: dict[str, float] = {}
     for one in measured:
         for name, value in one.get("observedMetrics", {}).get("millpond", {}).items():
