@@ -18,10 +18,11 @@ import pyarrow as pa
 from millpond.errors import UsageError
 from millpond.layout import NEVER, HashRange, Rows, Words
 from millpond.operators.columns.decode import OversizeError
+from millpond.operators.columns.encode import Leaf, as_it_is, of_either_zero
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
 from millpond.operators.processors.arranged import Arranged
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Caller, Phase
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Caller, Changed, Phase
 from millpond.operators.processors.input import KEYS as MOST_KEYS
 from millpond.operators.processors.input import Group, Input
 from millpond.operators.processors.parts import Parts
@@ -131,7 +132,16 @@ class ProcessorOperator:
     def _kept(self, phase: Phase) -> Input:
         """What keeps rows until all are there."""
         arranged = self._arranged[phase]
-        return Input(arranged.keys, arranged.others, self._make_table, phase)
+        return Input(arranged.keys, arranged.others, self._make_table, self._compared, phase)
+
+    @staticmethod
+    def _compared(leaf: Leaf) -> Leaf:
+        """What a column of keys becomes, so that those are the same whose rows come with one call.
+
+        As in Spark's worker, where Python compares them. What a call reads and writes is kept under the key of its
+        first row, bit by bit.
+        """
+        return of_either_zero(leaf)
 
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
@@ -175,7 +185,7 @@ class ProcessorOperator:
     def _fire(self) -> None:
         """Call the user's code for the timers that are due now, and not for those that it sets meanwhile."""
         limit = self._times.closed if self.spec.time_mode == "event" else self._times.processing
-        due = Input(self.spec.key_fields, (_TIME,), self._make_table)
+        due = Input(self.spec.key_fields, (_TIME,), self._make_table, as_it_is)
         try:
             names = ["__hash", *(field.name for field in self.spec.key_fields), _TIME.name]
             for some in self._variables[TIMERS].take_due(limit):
@@ -213,8 +223,7 @@ class ProcessorOperator:
         keys = {name: one.keys(group.hashes, group.keys) for name, one in self._asked_for.items()}
         names = [field.name for field in self.spec.key_fields]
         arranged = self._arranged.get(phase)
-        told = arranged.firsts(group) if arranged else group.keys
-        tables = {KEYS: pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])}
+        tables = {KEYS: pa.RecordBatch.from_arrays([*group.keys, pa.array(group.counts)], names=[*names, COUNT])}
         if arranged:
             tables[ROWS] = arranged.rows(group)
         else:
@@ -231,10 +240,10 @@ class ProcessorOperator:
         group: Group,
         keys: dict[str, Rows],
         sent: dict[str, pa.RecordBatch],
-        answered: dict[str, pa.RecordBatch],
+        answered: Changed,
     ) -> None:
         """Write what a call has changed."""
-        for name, changed in answered.items():
+        for name, changed in answered:
             if name in self._parts:
                 self._parts.write(name, group, changed)
                 continue
@@ -249,20 +258,20 @@ class ProcessorOperator:
         group: Group,
         keys: Iterable[str],
         sent: dict[str, pa.RecordBatch],
-        answered: dict[str, pa.RecordBatch],
+        answered: Changed,
     ) -> None:
         """See from a call of how many keys the next one should be; `keys`: names of the tables of state."""
-        size = max(sum(sent[name].nbytes for name in keys), sum(one.nbytes for one in answered.values()))
+        size = max(sum(sent[name].nbytes for name in keys), sum(one.nbytes for _, one in answered))
         count = len(group.counts)
         self._together = max(1, min(MOST_KEYS, _STATE * count // max(1, size), _FASTER * self._together))
 
-    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: Ask) -> dict[str, pa.RecordBatch]:
+    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: Ask) -> Changed:
         if self.caller is None:
             raise UsageError(
                 "Nobody is there to call the processor.", action="Run the query with millpond.writeStream."
             )
         times = (self._times.processing, self._times.closed) if self.spec.timed else (-1, -1)
-        return dict(self.caller(phase, times, tables, self._take, answer))
+        return self.caller(phase, times, tables, self._take, answer)
 
     def _take(self, batch: pa.RecordBatch) -> None:
         """Take rows that the user's code gave out."""

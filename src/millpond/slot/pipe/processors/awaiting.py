@@ -15,6 +15,7 @@ from millpond.slot.pipe.processors.asynchronous.controller import Controller, Ta
 from millpond.slot.pipe.processors.asynchronous.variables import AwaitedHandle
 from millpond.slot.pipe.processors.handle import Handle
 from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys
+from millpond.slot.pipe.processors.rows import calls
 
 
 class AwaitingRunning(Running):
@@ -52,7 +53,10 @@ class AwaitingRunning(Running):
             tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
         else:
             call = self._processor.handleInputRows
-            tasks = ((at, key, (call(key, rows, times),)) for at, (key, rows) in enumerate(groups))
+            tasks = (
+                (at, key, map(call, repeat(key), calls(key, rows), repeat(times)))
+                for at, (key, rows) in enumerate(groups)
+            )
         yield from self._run(call, tasks)
 
     def _with_timers(

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructField, StructType
 
-from millpond.slot.pipe.processors.rows import TOGETHER, Typed
+from millpond.slot.pipe.processors.rows import TOGETHER, Typed, unequal
 
 _ANY = (1 << 31) - 1  # as Spark says that there is no limit
 
@@ -44,7 +44,7 @@ class Frames:
         self._indexes: dict[int, pd.RangeIndex] = {}
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
-        """Each key and its frames."""
+        """Each key and its frames, which have a row each where a key has NaN (see `rows.calls`)."""
         typed = self._typed(batch.columns)
         series = ArrowBatchTransformer.to_pandas(
             typed, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
@@ -56,7 +56,7 @@ class Frames:
         frame = self._whole(series)
         cut = self._chosen(series) if frame is None else self._sliced(frame)
         for key, (start, stop) in zip(told, pairwise(ends), strict=True):
-            yield key, _cuts(cut, range(start, stop, most))
+            yield key, _cuts(cut, range(start, stop, 1 if unequal(key) else most))
 
     lasting = groups
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -32,6 +32,28 @@ class Typed:
             for array, field in zip(arrays, fields, strict=True)
         ]
         return pa.RecordBatch.from_arrays(cast, schema=pa.schema(fields))
+
+
+def unequal(value: Any) -> bool:
+    """Whether a value, or a part of it, is NaN, so that Python takes it for another than one like it."""
+    if isinstance(value, dict):
+        return any(map(unequal, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(unequal, value))
+    return isinstance(value, float) and value != value
+
+
+def calls(key: Any, parts: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """What a processor is called with for a key: once with all its rows, or once for each, if the key has NaN.
+
+    As in Spark, whose worker compares the keys of rows that follow each other in Python.
+
+    Args:
+        parts: the rows of the key, or frames, of one row each if the key has NaN.
+    """
+    if not unequal(key):
+        return iter((iter(parts),))
+    return (iter((part,)) for part in parts)
 
 
 class Rows:
