@@ -52,7 +52,7 @@ def test_what_reads_give(spark: SparkSession, tmp_path: Path, api: str) -> None:
         ("a", "v.get(), l.get(), m.getValue(('k', 1)), m.getValue(('k', 1)).v, m.keys(), m.values(), m.iterator()"),
         ("a", "(it := l.get()), l.appendValue((3,)), list(it)"),
         ("a", "(it := l.get()), next(it), l.appendValue((4,)), l.put([(5,)]), list(it), list(l.get())"),
-        ("a", "[l.appendValue((n + 10,)) for (n,) in l.get()], l.get(), [l.clear() for _ in l.get()], l.get()"),
+        ("a", "[l.appendValue((n + 10,)) for (n,) in l.get()], list(l.get()), [l.clear() for _ in l.get()], l.get()"),
     )
     found = compare(spark, tmp_path, [Turn(over(VARIABLES, api), [table])])
     assert spoken(found, "a") == [

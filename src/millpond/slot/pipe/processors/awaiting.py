@@ -53,8 +53,9 @@ class AwaitingRunning(Running):
             tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
         else:
             call = self._processor.handleInputRows
+            odd = self._input.odd
             tasks = (
-                (at, key, map(call, repeat(key), calls(key, rows), repeat(times)))
+                (at, key, map(call, repeat(key), calls(key, rows) if odd else (rows,), repeat(times)))
                 for at, (key, rows) in enumerate(groups)
             )
         yield from self._run(call, tasks)

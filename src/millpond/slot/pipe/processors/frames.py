@@ -31,7 +31,12 @@ class Frames:
         columns: of the input. keys: positions of those that make up the key.
         values: positions of those that are in a frame.
         conf: Spark's `RunnerConf`.
+
+    Attributes:
+        odd: whether keys may have NaN, which null is in numbers.
     """
+
+    odd = True
 
     def __init__(self, columns: StructType, keys: Sequence[int], values: Sequence[int], conf: Any) -> None:
         self._typed = Typed(columns, conf.timezone)

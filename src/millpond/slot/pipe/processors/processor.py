@@ -185,10 +185,11 @@ class Running:
         keys, counts = counted_keys(tables)
         place, results = handle.place, self._results
         call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
+        odd = self._input.odd
         for at, (key, rows) in enumerate(self._input.groups(keys, counts, tables[ROWS])):
             place.at = at
             self.key = key
-            for some in calls(key, rows):
+            for some in calls(key, rows) if odd else (rows,):
                 given = iter(call(key, some, times))
                 while take(given, key):
                     yield from self._taken()

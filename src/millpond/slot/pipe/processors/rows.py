@@ -61,11 +61,15 @@ class Rows:
 
     Args:
         columns: of the input. keys: positions of those that make up the key. zone: the session's time zone.
+
+    Attributes:
+        odd: whether keys may have NaN.
     """
 
     def __init__(self, columns: StructType, keys: Sequence[int], zone: str | None) -> None:
         self._typed = Typed(columns, zone)
         self._keys = keys
+        self.odd = any(kind in columns[at].dataType.json() for at in keys for kind in ("float", "double"))
         self._row = _maker(Row(*columns.names))
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
