@@ -68,7 +68,8 @@ class Measured(msgspec.Struct, kw_only=True):
         rows: latencies of rows. batches: durations of batches.
         events_per_second: that were taken. kept_up: whether that is as fast as they came.
         cpu: cores in use, on the whole machine.
-        figures: sums over the measured batches of what Millpond tells of itself; the largest of `*_bytes`, `*_ms`, `keys`.
+        figures: sums over the measured batches of what Millpond tells of itself; the largest of `*_bytes`, `*_ms`,
+            `keys`.
         trace: of each measured batch its end, duration in ms, and events.
     """
 
