@@ -66,12 +66,15 @@ def main(
     parser.add_argument("--keys", type=count, default=1_000_000, metavar="K", help="timers, one for each key")
     parser.add_argument("--rows-per-batch", type=count, default=100_000, metavar="N", help="of those that set timers")
     parser.add_argument("--seconds", type=float, default=30.0, help="to measure each")
+    parser.add_argument(
+        "--shares", type=count, nargs="+", default=SHARES, metavar="N", help="one in so many timers is due in a batch"
+    )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception ends what this process has started
     results: list[tuple[int, Result]] = []
     with tempfile.TemporaryDirectory(prefix="millpond-timers-") as folder:
         for engine in options.engines:
-            runs = ((share, config(engine, share, options, Path(folder))) for share in SHARES)
+            runs = ((share, config(engine, share, options, Path(folder))) for share in options.shares)
             results.extend((share, measure(run, keep=False)) for share, run in runs)
     (console or Console()).print(shown(results, options.keys))
     return 1 if any(result.error is not None for _, result in results) else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-_PLACES = ("query", "operator", "partition", "version", "file")
+_PLACES = ("query", "operator", "variable", "partition", "version", "file")
 
 
 class MillpondError(Exception):
@@ -19,6 +19,7 @@ class MillpondError(Exception):
         action: what the reader should do next, one sentence.
         query: where it happened, as far as known: the id of the query;
         operator: the number of the operator, as `explain` gives it;
+        variable: of a processor's state, or `timers`;
         partition: of the state;
         version: of the state, which batch `version` reads and batch `version - 1` made;
         file: as a full URL or path.
@@ -33,6 +34,7 @@ class MillpondError(Exception):
         action: str = "",
         query: str | None = None,
         operator: str | None = None,
+        variable: str | None = None,
         partition: int | None = None,
         version: int | None = None,
         file: str | None = None,
@@ -42,6 +44,7 @@ class MillpondError(Exception):
         self.action = action
         self.query = query
         self.operator = operator
+        self.variable = variable
         self.partition = partition
         self.version = version
         self.file = file

@@ -167,3 +167,6 @@ def test_the_shares_of_timers_that_are_due() -> None:
         ("10,000", "500", "50.0"),
         ("100,000", "5,000", "50.0"),
     ]
+    runs.clear()
+    assert timers.main(["--engines", "spark", "--shares", "50", "100"], measure, Console(file=printed)) == 0
+    assert [run.rows_per_batch * 1000 / run.event_rate for run in runs] == [20_000, 10_000]

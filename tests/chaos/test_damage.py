@@ -161,6 +161,7 @@ def outcome(folder: Path, kind: str, scheme: str, victim: str = "") -> str:
         assert error.partition is not None, error  # noqa: PT017
         assert error.version is not None, error  # noqa: PT017
         assert error.file, error  # noqa: PT017
+        assert (error.variable is not None) == kind.startswith("processor"), error  # noqa: PT017
         if application.server is not None:
             assert error.query == "query", error  # noqa: PT017
             assert error.file.endswith(victim), error  # noqa: PT017

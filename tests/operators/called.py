@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millpond.operators.processors.calls import Ask, Phase
+from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.slot.pipe.processors.processor import Running, UserProcessor
 from millpond.slot.process.protocol import Call
 
@@ -32,7 +32,7 @@ class Called:
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
         answer: Ask,
-    ) -> Mapping[str, pa.RecordBatch]:
+    ) -> Changed:
         """See `Caller`."""
         self._before()
         self._answer = answer
@@ -41,7 +41,7 @@ class Called:
         for batch in self._running.call(call, _sent(tables)):
             take(_sent({"": batch})[""])
             self._before()
-        return _sent(self._running.changes())
+        return [(name, _sent({name: table})[name]) for name, table in self._running.changes()]
 
     def _asked(self, table: str, parts: pa.RecordBatch) -> pa.Array:
         """Parts of state, of the keys of the call that runs."""

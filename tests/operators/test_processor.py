@@ -8,7 +8,7 @@ import pytest
 
 from millpond.errors import UsageError
 from millpond.operators.kinds.registry import read_rows
-from millpond.operators.processors.calls import Ask, Phase
+from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.operators.protocol import Times
 from millpond.spec.kinds.processor import TIMERS, InitialState, ProcessorSpec, Variable
 from millpond.spec.operators import EventTime
@@ -46,11 +46,11 @@ class Fake:
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
         answer: Ask,
-    ) -> Mapping[str, pa.RecordBatch]:
+    ) -> Changed:
         self.phases.append(phase)
         self.times = times
         if phase == "end":
-            return {}
+            return []
         keys, counts = tables["keys"].column(0).to_pylist(), tables["keys"].column(1).to_pylist()
         things = tables["due" if phase == "timers" else "rows"].to_pylist()
         names = [name for name in tables if name not in ("keys", "rows", "due")]
@@ -68,18 +68,19 @@ class Fake:
         assert at == len(things)
         assert len(set(keys)) == len(keys)
         take(pa.RecordBatch.from_pylist([dict(zip(("k", "n"), row, strict=True)) for row in out], SCHEMA))
-        return {
-            name: pa.RecordBatch.from_arrays(
-                [
-                    pa.array([one[0] for one in some], pa.int32()),
-                    pa.array([one[1] for one in some], tables[name].schema.field(0).type),
-                    pa.array([one[2] for one in some], pa.int64()),
-                ],
-                names=["at", "value", "expiry"],
-            )
+        return [
+            (name, self.table(piece, tables[name].schema.field(0).type))
             for name, some in changed.items()
-            if some
-        }
+            for piece in (some[: len(some) // 2], some[len(some) // 2 :])
+            if piece
+        ]
+
+    @staticmethod
+    def table(some: list[Any], kind: pa.DataType) -> pa.RecordBatch:
+        """What has changed of some keys."""
+        at, values, due = zip(*some, strict=True)
+        columns = [pa.array(at, pa.int32()), pa.array(values, kind), pa.array(due, pa.int64())]
+        return pa.RecordBatch.from_arrays(columns, names=["at", "value", "expiry"])
 
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])

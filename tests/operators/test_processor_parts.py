@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.operators.processors.calls import Ask, Phase
+from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.operators.protocol import Times
 from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import HEAD, ProcessorSpec, Variable
@@ -65,9 +65,9 @@ class Parted:
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
         answer: Ask,
-    ) -> Mapping[str, pa.RecordBatch]:
+    ) -> Changed:
         if phase == "end":
-            return {}
+            return []
         variable = self.variable
         keys = tables["keys"].column(0).to_pylist()
         sent = tables[variable.table]
@@ -100,7 +100,7 @@ class Parted:
                 self.rows[key] = self.texts() if not self.parts[key] or self.chosen.random() < 0.5 else []
             changed.append(at)
         if not changed:
-            return {}
+            return []
         kind = parse_type(variable.stored).arrow
         here = [keys[at] for at in changed]
         values = [self.value(self.rows[key]) if key in self.rows else None for key in here]
@@ -120,7 +120,7 @@ class Parted:
                 pa.array([min(expiry for _, expiry in texts) for _, _, texts in written], pa.int64()),
             ]
             found[variable.parts] = pa.record_batch(arrays, ["at", "part", "value", "expiry"])
-        return found
+        return list(found.items())
 
     def alive(self, value: list[Any] | None) -> list[Any]:
         return [one for one in value or () if not self.variable.ttl_ms or one["expiry"] > self.now]

@@ -163,16 +163,17 @@ def test_rows_that_are_emitted_late() -> None:
 
 
 def test_keys() -> None:
-    """Of several columns, of columns that rows do not have, null, and floats that are equal."""
+    """Of several columns, of columns that rows do not have, null, and floats, of which 0.0 is not −0.0."""
     one = ProcessorTester(
         Script({"v": ("Value", "n int")}), "k string, g double", "k string, n int, do string", Script.ddl
     )
     do = "v.update(((v.get() or (0,))[0] + 1,)), v.get(), repr(row)"
     assert one.test(("a", -0.0), [Row(n=0, do=do)])[0].said.startswith("(None, (1,), \"Row(g=-0.0, k='a', n=0")
-    assert one.test(("a", 0.0), [Row(n=0, do=do)])[0].said.startswith("(None, (2,)")
+    assert one.test(("a", 0.0), [Row(n=0, do=do)])[0].said.startswith("(None, (1,)")
+    assert one.test(("a", -0.0), [Row(n=0, do=do)])[0].said.startswith("(None, (2,)")
     assert one.test((None, float("nan")), [Row(n=0, do=do)])[0].said.startswith("(None, (1,)")
     assert one.testBatch([Row(k=None, g=float("nan"), n=0, do=do)])[0].said.startswith("(None, (2,)")
-    assert one.peekValueState("v", ("a", 0.0)) == (2,)
+    assert [one.peekValueState("v", ("a", zero)) for zero in (0.0, -0.0)] == [(1,), (2,)]
     with pytest.raises(UsageError, match="'a' is no key of 2 columns"):
         one.test("a", [])
 

@@ -45,21 +45,13 @@ from millpond.query.starting.checks import check_session, check_stream
 from millpond.query.starting.pinning import pinned_query
 from millpond.query.starting.start import DRAIN_SECONDS
 from millpond.query.starting.tasks import first_partitions, pipe_task
+from millpond.query.starting.watching import note_watching
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import drain
 from millpond.slot.pipe.pipe import Pipe
 
 _BATCH = "streaming.sql.batchId"
 """The local property by which Spark tells tasks their batch."""
-
-
-_WATCHING_AT = "state/0/_metadata/metadata"
-_WATCHING = (
-    b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"dedupe"},'
-    b'"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":1}]}'
-)
-"""What Spark has noted of the operator of its own that watches the watermark, once such a query has run its first batch
-(see `Catalyst.watching_watermark`). From 4.3 on it refuses to go on without."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +135,7 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
     entry = ledger.read("offsets", batch + 1)
     if entry is not None:
         made.put("offsets", batch + 1, entry)
-    if any(operator.closes for operator in decision.ours):
-        place.put(_WATCHING_AT, [_WATCHING])
+    note_watching(place, decision.ours)
     if (ledger.last("commits"), ledger.last("offsets")) != (batch, planned):
         raise UsageError(
             "The query has gone on while its state was taken over.",

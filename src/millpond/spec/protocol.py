@@ -64,6 +64,10 @@ class Spec(msgspec.Struct, frozen=True):
         """What of the state a user asks for by name, and its tables; empty where the state is read as one."""
         return {}
 
+    def part_of(self, table: str) -> str | None:
+        """What a user asks for by name that a table belongs to, if it does to any."""
+        return next((name for name, one in self.parts.items() if one == table), None)
+
     def shown(self, table: str) -> tuple[Field, ...]:
         """The columns of a table's rows as a user reads them."""
         return self.state_fields

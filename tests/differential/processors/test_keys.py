@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,23 +35,72 @@ def test_types(spark: SparkSession, tmp_path: Path, keys: list[str], api: str) -
     assert any("None" in said for said, _, _ in found[0]) == (nulls > 0)
 
 
-def test_floats(spark: SparkSession, tmp_path: Path) -> None:
-    """Zeros are equal, and so are all NaN; there is one a batch here, as Spark calls a processor for each of them."""
+ODD_NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000001))[0]
+FLOATS = [
+    [0.0, -0.0, 1.5],
+    [-0.0, float("nan")],
+    [0.0],
+    [-0.0, 0.0, -0.0],
+    [float("nan"), ODD_NAN, float("nan"), float("nan")],
+    [ODD_NAN, float("-inf")],
+    [0.0, -0.0, ODD_NAN],
+]
+
+
+@pytest.mark.parametrize("key", ["f", "st"])
+@pytest.mark.parametrize("api", APIS)
+def test_floats(spark: SparkSession, tmp_path: Path, api: str, key: str) -> None:
+    """Rows with 0.0 and −0.0 come with one call, which has the state of the first; each NaN comes with its own."""
 
     def query(df: DataFrame) -> DataFrame:
-        other = F.when(F.col("f") < 0, None).otherwise(F.col("f").cast("float"))
-        return transformed(df.withColumn("other", other), Count(), by=["f", "other"])
+        return transformed(df.withColumn("st", F.struct("f")), Count().using(api), by=[key])
 
-    numbers = [0.0, -0.0, 1.5, float("nan"), float("inf"), None, -0.0]
-    table = pa.table({"f": pa.array(numbers, pa.float64())})
-    found = compare(spark, tmp_path, [Turn(query, [table]), Turn(query, [table])], ddl="f double")
-    assert values(found)[1] == [
-        ("(0.0, 0.0)", 6, 3),
-        ("(1.5, 1.5)", 2, 1),
-        ("(None, None)", 2, 1),
-        ("(inf, inf)", 2, 1),
-        ("(nan, nan)", 2, 1),
+    tables = [pa.table({"f": pa.array(some, pa.float64())}) for some in FLOATS]
+    found = compare(spark, tmp_path, [Turn(query, tables[:4]), Turn(query, tables[4:])], ddl="f double")
+    told = ("({},)" if key == "f" else "({{'f': {}}},)").format
+    plain = [[(told(k), *n) for k, *n in some] for some in (
+        [("0.0", 2, 2), ("1.5", 1, 1)],
+        [("-0.0", 1, 1), ("nan", 1, 1)],
+        [("0.0", 3, 1)],
+        [("-0.0", 4, 3)],
+        [("nan", 1, 1), ("nan", 2, 1), ("nan", 3, 1), ("nan", 4, 1)],
+        [("-inf", 1, 1), ("nan", 2, 1)],
+        [("0.0", 5, 2), ("nan", 3, 1)],
+    )]  # fmt: skip
+    assert values(found) == plain
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_floats_of_timers(spark: SparkSession, tmp_path: Path, api: str) -> None:
+    """What is due of 0.0 is not due of −0.0, even at one time."""
+
+    def query(df: DataFrame) -> DataFrame:
+        script = Script({"v": ("Value", "n int")}, due="key, v.get(), timers()").using(api)
+        floats = df.withColumn("f", F.col("k").cast("double"))
+        return transformed(floats.withWatermark("ts", "0 seconds"), script, time="eventTime", by=["f"])
+
+    do = "register(5), v.get(), v.update((row.n,)), timers()"
+    tables = [
+        script(("0.0", do, 1), ("-0.0", do, 1), ("1.5", do, 1)),
+        script(("-0.0", do, 2), ("NaN", do, 2), ("NaN", do, 2), ("0.0", do, 2)),
+        script(("7.0", do, 8)),
     ]
+    found = compare(spark, tmp_path, [Turn(query, tables[:1]), Turn(query, tables[1:])])
+    due = [row[0] for rows in found.values() for row in rows if row[1] < 0]
+    assert sorted(due) == ["-0.0", "0.0", "1.5", "7.0", "nan"]
+
+
+@pytest.mark.parametrize("number", ["int", "float", "boolean"])
+def test_nulls_in_frames(spark: SparkSession, tmp_path: Path, number: str) -> None:
+    """Null is NaN where keys are numbers, and each row comes with its own call; all have one state."""
+
+    def query(df: DataFrame) -> DataFrame:
+        return transformed(df.select(F.col("k").cast(number)), Count().using("pandas"))
+
+    tables = [pa.table({"k": pa.array(some, pa.string())}) for some in ([None, "1", None], ["1"], [None, None, None])]
+    found = compare(spark, tmp_path, [Turn(query, tables[:2]), Turn(query, tables[2:])], ddl="k string")
+    assert [row[2] for row in values(found)[2]] == ([3] if number == "boolean" else [1, 1, 1])
+    assert values(found)[2][-1][1] == 5
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -78,6 +78,26 @@ def test_variables_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("time", ["none", "eventTime"])
+def test_watermarks_come_and_go(spark: SparkSession, tmp_path: Path, time: str) -> None:
+    """Batches without data come with the watermark and go with it; timers that it would make due wait for it."""
+
+    def of(delay: str | None) -> Query:
+        def query(df: DataFrame) -> DataFrame:
+            marked = df.withWatermark("ts", delay) if delay else df
+            return transformed(marked, Script({"v": ("Value", "n int")}, due="at, v.get()"), time=time)
+
+        return query
+
+    do = "v.get(), v.update((row.n,))" + (", register(int(row.ts.timestamp()) % 60 + 1)" if time == "eventTime" else "")
+    tables = [script(("a", do, second), ("b", do, second)) for second in range(8)]
+    delays = [None, "0 seconds", None, "1 second"]
+    turns = [Turn(of(one), tables[2 * at : 2 * at + 2]) for at, one in enumerate(delays)]
+    found = compare(spark, tmp_path, turns)
+    assert len(found) > len(tables)
+    assert any(row[1] < 0 for rows in found.values() for row in rows) == (time == "eventTime")
+
+
 VALUE: Variables = {"v": ("Value", "n int")}
 MAP: Variables = {"v": ("Map", "k int", "n int")}
 LIVES: Variables = {"v": ("Value", "n int", 10_000_000)}

@@ -44,6 +44,29 @@ def test_counts(spark: SparkSession, tmp_path: Path, api: str) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
+def test_what_reads_give(spark: SparkSession, tmp_path: Path, api: str) -> None:
+    """Tuples, but a map's `getValue` a row. A list's iterator has what there is when its first element is asked for."""
+    fill = "v.update((1, 'x')), l.put([(1,), (2,)]), m.updateValue(('k', 1), (0.5,))"
+    table = script(
+        ("a", fill),
+        ("a", "v.get(), l.get(), m.getValue(('k', 1)), m.getValue(('k', 1)).v, m.keys(), m.values(), m.iterator()"),
+        ("a", "(it := l.get()), l.appendValue((3,)), list(it)"),
+        ("a", "(it := l.get()), next(it), l.appendValue((4,)), l.put([(5,)]), list(it), list(l.get())"),
+        ("a", "[l.appendValue((n + 10,)) for (n,) in l.get()], list(l.get()), [l.clear() for _ in l.get()], l.get()"),
+    )
+    found = compare(spark, tmp_path, [Turn(over(VARIABLES, api), [table])])
+    assert spoken(found, "a") == [
+        [
+            "(None, None, None)",
+            "((1, 'x'), [(1,), (2,)], Row(v=0.5), 0.5, [('k', 1)], [(0.5,)], [(('k', 1), (0.5,))])",
+            "([], None, [(1,), (2,), (3,)])",
+            "([], (1,), None, None, [(2,), (3,)], [(5,)])",
+            "([None], [(5,), (15,)], [None, None], [])",
+        ]
+    ]
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_operations(spark: SparkSession, tmp_path: Path, api: str) -> None:
     entries = "[m.updateValue((k, n), (n and 1 / n,)) for k in ('b', 'a', 'ab', '', None) for n in (1, -1, None)]"
     first = script(

@@ -105,13 +105,18 @@ def test_ends_of_the_worker(spark: SparkSession, tmp_path: Path, what: str) -> N
 
 
 def test_a_long_sleep(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's code may take longer than slots, attempts and commits may be silent."""
-    short = partial(SlotSettings, silence_timeout=1.0, attempt_timeout=1.0, open_timeout=1.0, commit_timeout=2.0)
+    """The user's code may take longer than slots, attempts and commits may be silent.
+
+    They may be so for long enough that a machine with too much to do is not taken for a slot that hangs.
+    """
+    short = partial(SlotSettings, silence_timeout=10.0, attempt_timeout=10.0, open_timeout=10.0, commit_timeout=12.0)
     monkeypatch.setattr(tasks, "SlotSettings", short)
     for number, table in enumerate(TABLES):
         write(tmp_path / "in", number, table)
     found: Batches = {}
+    began = time.monotonic()
     go(session_of(spark), tmp_path, Wrong("middle", "sleeps"), found)
+    assert time.monotonic() - began > 14
     assert_equal(found, sparks(spark, tmp_path, Wrong("middle", "sleeps", mended=True)))
 
 

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from tests.differential.processors.processors import Script
 
 KEY = "b"
 """The key for which things go wrong."""
@@ -48,8 +51,10 @@ def _hoards(*_: Any) -> Any:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _sleeps(*_: Any) -> Any:
-    time.sleep(3)
+@cache
+def _sleeps() -> None:
+    """Once in the life of a worker, longer than anybody waits for a slot (see `test_a_long_sleep`)."""
+    time.sleep(14)
 
 
 def _sleeps_on(*_: Any) -> Any:
@@ -78,6 +83,18 @@ WRONGS: dict[str, Callable[..., Any]] = {
     "sleeps on": _sleeps_on,
     "kills its slot": _kills_its_slot,
 }
+
+
+class Killing(Script):
+    """A script that kills its slot once it has told of a key, in the first attempt of each task."""
+
+    def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
+        from pyspark import TaskContext
+
+        yield from super().answer(key, rows, times)
+        context: Any = TaskContext.get()
+        if context.attemptNumber() == 0:
+            _kills_its_slot()
 
 
 class Wrong(StatefulProcessor):

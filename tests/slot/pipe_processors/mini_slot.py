@@ -237,7 +237,7 @@ class MiniSlot:
             assert batch.num_rows
             batch.validate(full=True)
             yield from batch.to_pylist()
-        for table, changed in running.changes().items():
+        for table, changed in running.changes():
             changed.validate(full=True)
             at, expiries = changed.column("at").to_pylist(), changed.column("expiry").to_pylist()
             if table in self.parts:

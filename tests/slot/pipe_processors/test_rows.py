@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -14,7 +15,7 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.types import Row
 
 from millpond.slot.pipe.processors import rows as rows_module
-from millpond.slot.pipe.processors.rows import RowResults
+from millpond.slot.pipe.processors.rows import RowResults, calls
 from tests.slot.pipe_processors.mini_slot import MiniSlot, Scripted, struct, unasked, user_processor
 
 
@@ -284,3 +285,9 @@ def test_rows_that_do_not_fit_name_their_key(wrong: Any, raised: type[Exception]
     with pytest.raises(raised):
         list(slot._calls(running, "rows", {(key,): [(key, 1)] for key in ("a", "bad", "b")}, -1, -1))
     assert running.key == ("bad",)
+
+
+@pytest.mark.parametrize("nan", [math.nan, {"f": math.nan}, [1.0, math.nan]])
+def test_each_row_of_a_key_with_nan_comes_with_a_call(nan: Any) -> None:
+    assert [list(rows) for rows in calls(("a", 1.0, {"f": None}), "xyz")] == [["x", "y", "z"]]
+    assert [list(rows) for rows in calls(("a", nan), "xyz")] == [["x"], ["y"], ["z"]]

@@ -88,6 +88,28 @@ def test_a_value() -> None:
     assert run.slot.of("variable.v") == {}
 
 
+def test_what_is_too_large_for_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of many keys come in several; that of one key which is too large is an error that names the variable."""
+    monkeypatch.setattr(columns, "_LARGEST", 10_000)
+    told = []
+
+    def init(self: Any, handle: Any) -> None:
+        self.value = handle.getValueState("v", "s string")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        told.append(self.value.get())
+        self.value.update((key[0] * sum(row.v for row in rows),))
+        yield from ()
+
+    slot = MiniSlot(user_processor(Scripted(init=init, rows=rows)), 1000)
+    keys = [f"{n:02}" for n in range(40)]
+    for _ in range(2):
+        slot.batch([(key, 500) for key in keys])
+    assert told == [None] * 40 + [(key * 500,) for key in keys]
+    with pytest.raises(UsageError, match="The state variable 'v' has become so large that a key has more than 2 GB"):
+        slot.batch([("00", 500), ("01", 6000)])
+
+
 def test_nothing_changes_where_nothing_is_written() -> None:
     def declare(self: Any, handle: Any) -> None:
         value(self, handle)

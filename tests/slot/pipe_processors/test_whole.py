@@ -13,8 +13,9 @@ from pyspark.sql.types import Row
 
 from millpond.operators.kinds.registry import read_rows, read_whole
 from millpond.operators.processors import shown as shown_
-from millpond.operators.processors.calls import Ask, Phase
+from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.operators.protocol import Times
+from millpond.slot.pipe.processors.state import columns
 from millpond.slot.process.protocol import Call
 from tests.operators.rig import Rig, record_batch
 from tests.slot.pipe_processors.mini_slot import Scripted, user_processor
@@ -39,6 +40,8 @@ class Whole:
         self.user = user_processor(Scripted(init=init, rows=rows), mode=mode)
         self.rig = Rig(self.user.spec, budget=budget, store=store)
         self.sent = 0
+        self.answers: list[int] = []
+        """How many tables more than one of each name each call has answered with."""
 
     def batch(self, step: Step, keys: Mapping[str, int], now: int = 0, bits: int = 64) -> None:
         """A batch in which each key has a row."""
@@ -52,12 +55,14 @@ class Whole:
             tables: Mapping[str, pa.RecordBatch],
             take: Callable[[pa.RecordBatch], None],
             answer: Ask,
-        ) -> Mapping[str, pa.RecordBatch]:
+        ) -> Changed:
             asks[:] = [answer]
             self.sent = max(self.sent, *(table.nbytes for table in tables.values()), 0)
             for shown in running.call(Call(phase, *times, list(tables)), tables):
                 take(shown)
-            return running.changes()
+            changed = running.changes()
+            self.answers.append(len(changed) - len({name for name, _ in changed}))
+            return changed
 
         self.rig.operator.caller = caller  # type: ignore[attr-defined]
         rows = [{"k": key, "v": number} for key, number in keys.items()]
@@ -84,9 +89,14 @@ class Whole:
 
 
 @pytest.mark.parametrize("ttl", [0, 500])
-@pytest.mark.parametrize("bits", [64, 2, 0])
-def test_any_program(ttl: int, bits: int, tmp_path: Path) -> None:
-    """With 64 bits of hash, in little memory; with fewer, keys have one hash and there are restarts."""
+@pytest.mark.parametrize(("bits", "bound"), [(64, None), (2, None), (0, None), (2, 70_000)])
+def test_any_program(ttl: int, bits: int, bound: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 64 bits of hash, in little memory; with fewer, keys have one hash and there are restarts.
+
+    Where a table of what has changed has a bound, some calls answer with several.
+    """
+    if bound is not None:
+        monkeypatch.setattr(columns, "_LARGEST", bound)
     small = bits == 64
     whole = Whole(ttl, 2 << 20 if small else 64 << 20, Shelf(tmp_path) if small else None)
     chosen = random.Random(ttl + bits)
@@ -148,6 +158,7 @@ def test_any_program(ttl: int, bits: int, tmp_path: Path) -> None:
             assert texts == {
                 key: live for key, held in lists.items() if (live := [text for text, due in held if due > now])
             }
+    assert any(whole.answers) == (bound is not None)
     if small:
         assert any(table.stats()["run_rows"] for table in whole.rig.operator.tables.values())
     whole.rig.close()

@@ -219,6 +219,16 @@ def as_it_is(leaf: Leaf) -> Leaf:
     return Leaf(pa.array(bits), DataType("bigint"), leaf.valid)
 
 
+def of_either_zero(leaf: Leaf) -> Leaf:
+    """A column such that 0.0 and −0.0 are the same, and of NaN only those of the same bits; nested values as they are
+    normalised.
+    """
+    if leaf.array is None or leaf.dtype.machine != "float":
+        return leaf
+    values = numbers(leaf.array, leaf.dtype)
+    return Leaf(pa.array(np.where(values == 0, 0.0, values).view(np.int64)), DataType("bigint"), leaf.valid)
+
+
 def key_rows(hashes: NDArray[np.int64], leaves: Sequence[Leaf], places: Sequence[Place], width: int) -> Rows:
     """Rows that hold a hash and the key columns, normalised as Spark groups: no −0.0, one NaN.
 

@@ -1,19 +1,17 @@
-"""How the columns of rows lie that wait for a processor: those of the key first, and floats of it twice."""
+"""How the columns of rows lie that wait for a processor: those of the key first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from millpond.operators.processors.input import Group
 from millpond.spec.operators import Field
-from millpond.spec.types import holds_floats, parse_type
 
 
 class Arranged:
-    """Where columns go, and where they are found again. Keys with floats travel as they are grouped, and as they are.
+    """Where columns go, and where they are found again.
 
     Args:
         columns: of the rows. keys: positions of those that make up the key.
@@ -24,9 +22,7 @@ class Arranged:
     """
 
     def __init__(self, columns: Sequence[Field], keys: Sequence[int]) -> None:
-        self._positions = keys
-        self._floats = {at for at in keys if holds_floats(parse_type(columns[at].type))}
-        others = [at for at in range(len(columns)) if at not in keys or at in self._floats]
+        others = [at for at in range(len(columns)) if at not in keys]
         self._places = {at: number for number, at in enumerate((*keys, *others))}
         self._names = [field.name for field in columns]
         self.keys = tuple(columns[at] for at in keys)
@@ -37,11 +33,3 @@ class Arranged:
         """The rows of some keys, their columns where they came from."""
         columns = [group.rows[self._places[at]] for at in range(len(self._names))]
         return pa.RecordBatch.from_arrays(columns, names=self._names)
-
-    def firsts(self, group: Group) -> list[pa.Array]:
-        """The keys as the first row of each has them."""
-        firsts = pa.array(np.cumsum(group.counts) - group.counts)
-        return [
-            group.rows[self._places[at]].take(firsts) if at in self._floats else key
-            for at, key in zip(self._positions, group.keys, strict=True)
-        ]

@@ -17,7 +17,7 @@ The answer to the call has rows of the output's columns, as many batches as ther
 changed, by the same names: `at`, the position of a key in the call; `value`, all that it has there now, null for
 nothing; `expiry`, when the first part of that expires, or the first timer is due, in milliseconds; and, if keys have
 parts now, `head`. Parts that no head speaks of any more are gone. Tables of parts that have changed have a column
-`part` after `at`.
+`part` after `at`. What is too much for one table comes in several of the same name, of different keys.
 
 The phase `initial` comes before all others, and only in the first batch of a query with an initial state; it has no
 answer but changes. In Spark a key's initial state comes right before its rows; here that of all keys comes before all
@@ -28,7 +28,7 @@ The phase `end` has no tables, and no answer but rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -40,6 +40,9 @@ COUNT = "count"
 
 Ask = Callable[[str, pa.RecordBatch], pa.Array]
 """What gives parts of variables: the name of their table, and of which keys which parts, as above."""
+
+Changed = Sequence[tuple[str, pa.RecordBatch]]
+"""Tables of what a call has changed, each with its name."""
 
 Phase = Literal["initial", "rows", "timers", "end"]
 
@@ -54,7 +57,7 @@ class Caller(Protocol):
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
         answer: Ask,
-    ) -> Mapping[str, pa.RecordBatch]:
+    ) -> Changed:
         """Call it for some keys.
 
         Args:
@@ -62,7 +65,7 @@ class Caller(Protocol):
             tables: what it is about. take: is given rows of the output. answer: is asked for parts of variables.
 
         Returns:
-            What has changed, by tables.
+            What has changed.
 
         Raises:
             OSError: whoever calls the processor is gone.

@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.layout import NEVER, Rows
+from millpond.operators.columns.encode import Leaf, as_it_is
 from millpond.operators.kind import Opening
-from millpond.operators.processors.calls import COUNT, KEYS, ROWS, Phase
+from millpond.operators.processors.calls import COUNT, KEYS, ROWS, Changed, Phase
 from millpond.operators.processors.input import Group, Input
 from millpond.operators.processors.operator import ProcessorOperator
 from millpond.operators.protocol import MAIN
@@ -50,11 +51,16 @@ class GroupStateOperator(ProcessorOperator):
             self._fire()
         return {MAIN: self._variables[MAIN].seal()}
 
+    @staticmethod
+    def _compared(leaf: Leaf) -> Leaf:
+        """As SQL groups: Spark compares these keys before they are sent to Python."""
+        return leaf
+
     def _fire(self) -> None:
         """Call the user's function for the keys that time out now: before, not at, the time that it is."""
         limit = self._times.closed if self.spec.time_mode == "event" else self._times.processing
         names = ["__hash", *(field.name for field in self.spec.key_fields), STATE]
-        due = Input(self.spec.key_fields, (Field(STATE, self.spec.tables[MAIN][0]),), self._make_table)
+        due = Input(self.spec.key_fields, (Field(STATE, self.spec.tables[MAIN][0]),), self._make_table, as_it_is)
         try:
             for hashes, keys, held in self._variables[MAIN].take_out(limit - 1):
                 due.add(pa.RecordBatch.from_arrays([pa.array(hashes), *keys, held], names=names))
@@ -70,14 +76,14 @@ class GroupStateOperator(ProcessorOperator):
         keys = one.keys(group.hashes, group.keys)
         names = [field.name for field in self.spec.key_fields]
         if phase == "rows":
-            told, counts = arranged.firsts(group), group.counts
+            counts = group.counts
             (held,) = one.read(keys)
         else:
-            told, counts = group.keys, np.zeros(len(group.counts), np.int64)
+            counts = np.zeros(len(group.counts), np.int64)
             held = group.rows[-1]
         states = pc.struct_field(held, STATE) if self.spec.expires else held
         tables = {
-            KEYS: pa.RecordBatch.from_arrays([*told, pa.array(counts)], names=[*names, COUNT]),
+            KEYS: pa.RecordBatch.from_arrays([*group.keys, pa.array(counts)], names=[*names, COUNT]),
             MAIN: pa.RecordBatch.from_arrays([states], names=["value"]),
         }
         if phase == "rows":
@@ -89,20 +95,18 @@ class GroupStateOperator(ProcessorOperator):
         group: Group,
         keys: dict[str, Rows],
         sent: dict[str, pa.RecordBatch],
-        answered: dict[str, pa.RecordBatch],
+        answered: Changed,
     ) -> None:
         """Write what a call has changed."""
         words, heap = keys[MAIN]
-        changed = answered.get(MAIN)
-        at = np.zeros(0, np.int64) if changed is None else changed.column("at").to_numpy()
-        if changed is not None:
+        left = np.ones(len(words), np.bool_)
+        for _, changed in answered:
+            at = changed.column("at").to_numpy()
             self._keep(Rows(words[at], heap), changed.column("value"), changed.column("expiry"))
-        if ROWS not in sent:  # a timeout that was left as it is comes again
-            left = np.ones(len(words), np.bool_)
             left[at] = False
-            if left.any():
-                kept = group.rows[-1].filter(pa.array(left))
-                self._keep(Rows(words[left], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
+        if ROWS not in sent and left.any():  # a timeout that was left as it is comes again
+            kept = group.rows[-1].filter(pa.array(left))
+            self._keep(Rows(words[left], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
 
     def _keep(self, keys: Rows, states: pa.Array, timeouts: pa.Array) -> None:
         """Write what keys have from now on: nothing, where they have neither a state nor a timeout."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Ints
-from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
+from millpond.operators.columns.encode import Leaf, flatten, hashes_of, key_rows, portions
 from millpond.operators.hash_ranges import key_groups
 from millpond.operators.protocol import MakeTable
 from millpond.operators.tables.input_rows import StoredRows
@@ -28,7 +28,8 @@ class Group(NamedTuple):
     """The rows of some keys.
 
     Attributes:
-        hashes: of the keys, each once. keys: their columns. counts: how many rows each has.
+        hashes: of the keys, each once. keys: their columns, as the first row of each has them.
+        counts: how many rows each has.
         rows: the columns of the rows, key after key, in the order in which they came.
     """
 
@@ -49,13 +50,20 @@ class Input:
 
     Args:
         keys, others: columns of the rows. make_table: opens tables that live for a moment.
+        compared: what a column of keys becomes, so that those are the same whose rows belong together.
         name: unlike that of others that are there at the same time.
     """
 
     def __init__(
-        self, keys: tuple[Field, ...], others: tuple[Field, ...], make_table: MakeTable, name: str = "input"
+        self,
+        keys: tuple[Field, ...],
+        others: tuple[Field, ...],
+        make_table: MakeTable,
+        compared: Callable[[Leaf], Leaf],
+        name: str = "input",
     ) -> None:
-        self._stored = StoredRows(keys, others)
+        self._stored = StoredRows((), (*keys, *others))
+        self._compared = compared
         self._distinct = keyed(keys, [])
         self._keys = len(keys)
         self._make_table = make_table
@@ -103,7 +111,7 @@ class Input:
             table.narrow(range_)  # else they would crowd a part of the index
             table.expect(batch.num_rows)
             leaves = [
-                leaf
+                self._compared(leaf)
                 for column, dtype in zip(batch.columns[1 : 1 + self._keys], self._distinct.types, strict=True)
                 for leaf in flatten(column, dtype)
             ]

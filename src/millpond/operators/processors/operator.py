@@ -18,10 +18,11 @@ import pyarrow as pa
 from millpond.errors import UsageError
 from millpond.layout import NEVER, HashRange, Rows, Words
 from millpond.operators.columns.decode import OversizeError
+from millpond.operators.columns.encode import Leaf, as_it_is, of_either_zero
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
 from millpond.operators.processors.arranged import Arranged
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Caller, Phase
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Caller, Changed, Phase
 from millpond.operators.processors.input import KEYS as MOST_KEYS
 from millpond.operators.processors.input import Group, Input
 from millpond.operators.processors.parts import Parts
@@ -132,7 +133,16 @@ class ProcessorOperator:
     def _kept(self, phase: Phase) -> Input:
         """What keeps rows until all are there."""
         arranged = self._arranged[phase]
-        return Input(arranged.keys, arranged.others, self._make_table, phase)
+        return Input(arranged.keys, arranged.others, self._make_table, self._compared, phase)
+
+    @staticmethod
+    def _compared(leaf: Leaf) -> Leaf:
+        """What a column of keys becomes, so that those are the same whose rows come with one call.
+
+        As in Spark's worker, where Python compares them. What a call reads and writes is kept under the key of its
+        first row, bit by bit.
+        """
+        return of_either_zero(leaf)
 
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
@@ -176,7 +186,7 @@ class ProcessorOperator:
     def _fire(self) -> None:
         """Call the user's code for the timers that are due now, and not for those that it sets meanwhile."""
         limit = self._times.closed if self.spec.time_mode == "event" else self._times.processing
-        due = Input(self.spec.key_fields, (_TIME,), self._make_table)
+        due = Input(self.spec.key_fields, (_TIME,), self._make_table, as_it_is)
         try:
             names = ["__hash", *(field.name for field in self.spec.key_fields), _TIME.name]
             for some in self._variables[TIMERS].take_due(limit):
@@ -201,7 +211,7 @@ class ProcessorOperator:
             except OversizeError as error:
                 if len(some.counts) == 1:
                     raise UsageError(
-                        f"The state for {_told(phase, self._keys(phase, some))} takes more than 2 GiB.",
+                        f"The state for {_told(phase, self._keys(some))} takes more than 2 GiB.",
                         action="Keep less of it for each key, or share it out among several variables.",
                     ) from error
                 self._together[phase] = len(some.counts) // 2
@@ -213,7 +223,7 @@ class ProcessorOperator:
                 self.lost = _told(phase, tables[KEYS])
                 raise
             self._write(some, keys, tables, answered)
-            self._learn(phase, len(some.counts), [tables[name] for name in keys], answered.values())
+            self._learn(phase, len(some.counts), [tables[name] for name in keys], [one for _, one in answered])
             at += len(some.counts)
 
     def _part(self, group: Group, table: str, asked: pa.RecordBatch) -> pa.Array:
@@ -225,7 +235,7 @@ class ProcessorOperator:
     def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
         """The keys as the variables' tables take them, and what a call about them is sent."""
         keys = {name: one.keys(group.hashes, group.keys) for name, one in self._asked_for.items()}
-        tables = {KEYS: self._keys(phase, group)}
+        tables = {KEYS: self._keys(group)}
         if arranged := self._arranged.get(phase):
             tables[ROWS] = arranged.rows(group)
         else:
@@ -237,22 +247,20 @@ class ProcessorOperator:
             tables[name] = pa.RecordBatch.from_arrays(columns, names=["value", "head"][: len(columns)])
         return keys, tables
 
-    def _keys(self, phase: Phase, group: Group) -> pa.RecordBatch:
+    def _keys(self, group: Group) -> pa.RecordBatch:
         """The table of keys that a call is sent."""
         names = [field.name for field in self.spec.key_fields]
-        arranged = self._arranged.get(phase)
-        told = arranged.firsts(group) if arranged else group.keys
-        return pa.RecordBatch.from_arrays([*told, pa.array(group.counts)], names=[*names, COUNT])
+        return pa.RecordBatch.from_arrays([*group.keys, pa.array(group.counts)], names=[*names, COUNT])
 
     def _write(
         self,
         group: Group,
         keys: dict[str, Rows],
         sent: dict[str, pa.RecordBatch],
-        answered: dict[str, pa.RecordBatch],
+        answered: Changed,
     ) -> None:
         """Write what a call has changed."""
-        for name, changed in answered.items():
+        for name, changed in answered:
             if name in self._parts:
                 self._parts.write(name, group, changed)
                 continue
@@ -274,13 +282,13 @@ class ProcessorOperator:
         most = min(MOST_KEYS, _STATE * keys // max(1, size), _FASTER * self._together[phase])
         self._together[phase] = max(1, most)
 
-    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: Ask) -> dict[str, pa.RecordBatch]:
+    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: Ask) -> Changed:
         if self.caller is None:
             raise UsageError(
                 "Nobody is there to call the processor.", action="Run the query with millpond.writeStream."
             )
         times = (self._times.processing, self._times.closed) if self.spec.timed else (-1, -1)
-        return dict(self.caller(phase, times, tables, self._take, answer))
+        return self.caller(phase, times, tables, self._take, answer)
 
     def _take(self, batch: pa.RecordBatch) -> None:
         """Take rows that the user's code gave out."""

@@ -153,11 +153,11 @@ def _whole(variable: Variable, rows: Rows, beside: list[_Some]) -> Iterator[list
 
 
 def _numbered(keys: list[list[pa.Array]], types: tuple[DataType, ...]) -> Ints:
-    """A number for each key, the same for those that group together, in the order in which they come first."""
+    """A number for each key, the same for equal ones, in the order in which they come first."""
     dtype = DataType("struct", fields=tuple((str(at), one) for at, one in enumerate(types)))
     packed = []
     for columns in keys:
-        ends, data = pack(pa.StructArray.from_arrays(columns, fields=list(dtype.arrow)), dtype, normal=True)
+        ends, data = pack(pa.StructArray.from_arrays(columns, fields=list(dtype.arrow)), dtype)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
         packed.append(pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, buffers))
     numbers: Ints = pa.concat_arrays(packed).dictionary_encode().indices.to_numpy().astype(np.int64)

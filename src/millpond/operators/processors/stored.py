@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from millpond.layout import LENGTH, NEVER, Ints, Rows
 from millpond.operators.columns.decode import OversizeError, ints, key_columns, nested_column
-from millpond.operators.columns.encode import ALL, flatten, key_rows, strings, validity
+from millpond.operators.columns.encode import ALL, as_it_is, flatten, key_rows, strings, validity
 from millpond.operators.columns.nested import pack
 from millpond.operators.processors.tables import Variable
 from millpond.operators.protocol import MakeTable
@@ -66,9 +66,10 @@ class Stored:
         self.table.begin(version)
 
     def keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
-        """Keys, by their hashes and columns, as the table takes them."""
+        """Keys, by their hashes and columns, as the table takes them: as in Spark, floats are told apart bit by bit."""
         keyed = self.variable.keyed
-        leaves = [leaf for one, dtype in zip(columns, keyed.types, strict=True) for leaf in flatten(one, dtype)]
+        pairs = zip(columns, keyed.types, strict=True)
+        leaves = [as_it_is(leaf) for one, dtype in pairs for leaf in flatten(one, dtype)]
         return key_rows(hashes, leaves, keyed.keys, keyed.layout.key_stop)
 
     def expect(self, keys: int) -> None:

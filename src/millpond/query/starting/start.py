@@ -45,6 +45,7 @@ from millpond.query.starting.initial import forget_initial, write_initial
 from millpond.query.starting.pinning import pin_query, pinned_query, settle
 from millpond.query.starting.running import note_while_running
 from millpond.query.starting.tasks import first_partitions, pipe_task
+from millpond.query.starting.watching import note_watching
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import drain, open_ahead, start_ahead
 from millpond.slot.process.identity import identify
@@ -152,6 +153,8 @@ class Start:
         if anew:
             # Behind the base: a start that ends here leaves nothing of either query to the other.
             repin(files, pinned.query)
+        if entries[1] >= 0:
+            note_watching(ledger_files, self.decision.operators)
         first = again[0] if again else ledger.next
         if first == 0:
             task = write_initial(catalyst, self.decision, task, files, self.around)

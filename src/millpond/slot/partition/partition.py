@@ -25,7 +25,7 @@ from millpond.slot.batch.rows import strip_markers
 from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.running import RunningQuery
-from millpond.slot.partition.tables import Tables
+from millpond.slot.partition.tables import Tables, blame
 from millpond.slot.partition.turns import Attempt, Turns
 from millpond.slot.prefetch.announcements import Announcements
 from millpond.spec.operators import GLOBAL_HASH
@@ -219,9 +219,9 @@ class Partition:
                 "process_ms": (sealing - started) * 1000,
             }
             size = self._seal(operator, manifest, seen, deltas, figures)
-        except BaseException:
-            place = f"operator {self.task.operator}, partition {self.number}, batch {batch}"
-            self.query.note_lost_call(operator, place)
+        except BaseException as error:
+            self.query.note_lost_call(operator, self.task.operator, self.number, batch)
+            blame(error, self.task.spec, manifest)
             self._discard()  # half a batch is in the tables
             raise
         figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}

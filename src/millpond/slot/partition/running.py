@@ -196,10 +196,10 @@ class RunningQuery:
             return None
         return HintSwitch(self.means.directory, task, partition)
 
-    def note_lost_call(self, operator: object, place: str) -> None:
+    def note_lost_call(self, operator: object, number: int, partition: int, batch: int) -> None:
         """Note where code of the user was called when its process went, if that is why an operator has failed."""
         if isinstance(operator, Calling) and operator.lost:
-            self.lost_call = f"{place}, {operator.lost}"
+            self.lost_call = f"operator {number}, partition {partition}, batch {batch}, {operator.lost}"
 
     def durable(self, versions: Iterable[tuple[int, int, int]]) -> None:
         """Versions (operator, partition, version) that were sealed here are durable."""

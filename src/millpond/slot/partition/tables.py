@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
 import msgspec
 
 from millpond.checkpoint.formats.deltas import converted
+from millpond.errors import MillpondError
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest, range_of
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from millpond.checkpoint.pinned import PinnedQuery
     from millpond.slot.batch.task import PipeTask
     from millpond.slot.partition.running import RunningQuery
+    from millpond.spec.protocol import Spec
 
 T = TypeVar("T", bound=LoadedTable)
 
@@ -48,6 +51,7 @@ class Tables:
 
     def __init__(self, query: RunningQuery, task: PipeTask, number: int, manifest: PartitionManifest) -> None:
         self._query = query
+        self._spec = task.spec
         self._settings = task.settings
         self._ahead = bool(task.lookaheads)
         self._range = HashRange(*task.hash_range(number))
@@ -83,7 +87,8 @@ class Tables:
         self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw", drop_matched: bool = False
     ) -> Table | CacheTable:
         """Open a table (see `operators.protocol.MakeTable`)."""
-        table = _OPEN[kind](self, _Wanted(name, schema, initial, drop_matched))
+        with self._blamed(name):
+            table = _OPEN[kind](self, _Wanted(name, schema, initial, drop_matched))
         if kind not in _MOMENTARY and not isinstance(table, CacheTable):
             self._opened[name] = table
         return table
@@ -188,10 +193,19 @@ class Tables:
                 continue
             if isinstance(table, RmwTable):
                 table.expect_load(sum(ref.rows for ref in state.deltas))
-            for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
-                before = self._earlier[ref.shape][base_name(name)] if self._earlier else table.layout.schema
-                for rows in converted(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):
-                    table.load(rows, range_of(ref.window))
+            with self._blamed(name):
+                for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
+                    before = self._earlier[ref.shape][base_name(name)] if self._earlier else table.layout.schema
+                    for rows in converted(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):
+                        table.load(rows, range_of(ref.window))
+
+    @contextmanager
+    def _blamed(self, name: str) -> Iterator[None]:
+        """Have errors say which variable the table is of that they come from."""
+        try:
+            yield
+        except MillpondError as error:
+            raise error.at(variable=self._spec.part_of(base_name(name))) from None
 
     def discard(self) -> None:
         """Close what was opened for an operator that could not be."""
@@ -204,6 +218,14 @@ class Tables:
         if self._aligned is not None:
             self._aligned.close()
             self._aligned = None
+
+
+def blame(error: BaseException, spec: Spec, manifest: PartitionManifest) -> None:
+    """Have an error that names a file of the state say which variable of the operator has it, if it keeps variables."""
+    if isinstance(error, MillpondError) and error.file is not None:
+        for name, state in manifest.tables.items():
+            if any(error.file.endswith(run.name) for run in state.runs.runs):
+                error.at(variable=spec.part_of(base_name(name)))
 
 
 def _earlier(shapes: Mapping[int, PinnedQuery], operator: int) -> dict[int, dict[str, TableSchema]]:

@@ -6,15 +6,20 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
-from millpond.operators.processors.calls import Ask, Phase
+from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.slot.process.protocol import Call, Called, Connection, Fetch, Kind, PeerGone
 
 
 def send_tables(connection: Connection, tables: Mapping[str, pa.RecordBatch]) -> None:
     """Send tables that a message has named, each a schema and one record batch."""
     for batch in tables.values():
-        connection.send_schema(batch.schema)
-        connection.send_batch(batch)
+        send_table(connection, batch)
+
+
+def send_table(connection: Connection, batch: pa.RecordBatch) -> None:
+    """Send one table: a schema and one record batch."""
+    connection.send_schema(batch.schema)
+    connection.send_batch(batch)
 
 
 def receive_tables(connection: Connection, names: list[str]) -> dict[str, pa.RecordBatch]:
@@ -49,7 +54,7 @@ class ConnectedCaller:
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
         answer: Ask,
-    ) -> Mapping[str, pa.RecordBatch]:
+    ) -> Changed:
         """See `Caller`."""
         self._connection.send(Call(phase, *times, list(tables)))
         send_tables(self._connection, tables)
@@ -65,4 +70,4 @@ class ConnectedCaller:
                     continue
                 if not isinstance(payload, Called):
                     raise PeerGone(f"expected what a processor has changed, got {type(payload).__name__}")
-                return receive_tables(self._connection, payload.tables)
+                return [(name, receive_table(self._connection)) for name in payload.tables]

@@ -17,7 +17,7 @@ from millpond.checkpoint.pinned import NAME as PINNED
 from millpond.checkpoint.pinned import read_shapes
 from millpond.checkpoint.rescale import inherited
 from millpond.checkpoint.retention.needs import needs_of
-from millpond.errors import StateDamagedError, UsageError
+from millpond.errors import MillpondError, StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.layout import HashRange, Rows, TableSchema
 from millpond.operators.kinds.registry import read_rows, read_whole, state_tables
@@ -282,12 +282,15 @@ class StateReader:
             base = base_name(name)
             if base not in wanted:
                 continue
-            pieces = rows_of(name)
-            if (beside := tables[base].parts) in manifest.tables:
-                yield from read_whole(spec, base, pieces, rows_of(beside))
-                continue
-            for rows in pieces:
-                yield from read_rows(spec, base, rows)
+            try:
+                pieces = rows_of(name)
+                if (beside := tables[base].parts) in manifest.tables:
+                    yield from read_whole(spec, base, pieces, rows_of(beside))
+                    continue
+                for rows in pieces:
+                    yield from read_rows(spec, base, rows)
+            except MillpondError as error:
+                raise error.at(variable=spec.part_of(base)) from None
 
     def _read_commits(self, version: int) -> _Commits:
         if version not in self._commits:

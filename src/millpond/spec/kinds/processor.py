@@ -200,6 +200,11 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         timers = {TIMERS: TIMERS} if self.timed else {}
         return timers | {one.name: one.table for one in self.variables}
 
+    def part_of(self, table: str) -> str | None:
+        """The variable that a table, or one of parts, is of, or the timers."""
+        beside = (one.name for one in self.variables if one.parts == table)
+        return super().part_of(table) or next(beside, None)
+
     def shown(self, table: str) -> tuple[Field, ...]:
         """The columns of a table's rows as a user reads them: the key, and what it has there, called as that is."""
         name, stored = next(((v.name, v.shown) for v in self.variables if v.table == table), (TIMERS, "array<bigint>"))

@@ -15,7 +15,7 @@ from millpond.slot.pipe.processors.asynchronous.controller import Controller, Ta
 from millpond.slot.pipe.processors.asynchronous.variables import AwaitedHandle
 from millpond.slot.pipe.processors.handle import Handle
 from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys
-from millpond.slot.pipe.processors.rows import TOGETHER
+from millpond.slot.pipe.processors.rows import TOGETHER, calls
 
 _BEHIND = 4 * TOGETHER  # rows that wait for those of earlier keys
 
@@ -55,7 +55,11 @@ class AwaitingRunning(Running):
             tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
         else:
             call = self._processor.handleInputRows
-            tasks = ((at, key, (call(key, rows, times),)) for at, (key, rows) in enumerate(groups))
+            odd = self._input.odd
+            tasks = (
+                (at, key, map(call, repeat(key), calls(key, rows) if odd else (rows,), repeat(times)))
+                for at, (key, rows) in enumerate(groups)
+            )
         yield from self._run(call, tasks)
 
     def _with_timers(

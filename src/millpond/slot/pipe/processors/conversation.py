@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from millpond.slot.pipe.processors.processor import Running
-from millpond.slot.process.calling import receive_table, receive_tables, send_tables
+from millpond.slot.process.calling import receive_table, receive_tables, send_table
 from millpond.slot.process.protocol import Call, Called, Connection, Fetch
 
 
@@ -32,7 +32,7 @@ class Asking:
         self.check()
         try:
             self._connection.send(Fetch(table))
-            send_tables(self._connection, {table: asked})
+            send_table(self._connection, asked)
             return receive_table(self._connection).column(0)
         except BaseException as error:
             self.failed = error
@@ -65,8 +65,9 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
             announced = True
         connection.send_batch(batch)
     changes = running.changes()
-    connection.send(Called(list(changes)))
-    send_tables(connection, changes)
+    connection.send(Called([name for name, _ in changes]))
+    for _, table in changes:
+        send_table(connection, table)
 
 
 def _next(output: Iterator[pa.RecordBatch], running: Running, asking: Asking, place: str) -> pa.RecordBatch | None:

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructField, StructType
 
-from millpond.slot.pipe.processors.rows import TOGETHER, Typed
+from millpond.slot.pipe.processors.rows import TOGETHER, Typed, unequal
 
 _ANY = (1 << 31) - 1  # as Spark says that there is no limit
 
@@ -31,7 +31,12 @@ class Frames:
         columns: of the input. keys: positions of those that make up the key.
         values: positions of those that are in a frame.
         conf: Spark's `RunnerConf`.
+
+    Attributes:
+        odd: whether keys may have NaN, which null is in numbers.
     """
+
+    odd = True
 
     def __init__(self, columns: StructType, keys: Sequence[int], values: Sequence[int], conf: Any) -> None:
         self._typed = Typed(columns, conf.timezone)
@@ -44,7 +49,7 @@ class Frames:
         self._indexes: dict[int, pd.RangeIndex] = {}
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
-        """Each key and its frames."""
+        """Each key and its frames, which have a row each where a key has NaN (see `rows.calls`)."""
         typed = self._typed(batch.columns)
         series = ArrowBatchTransformer.to_pandas(
             typed, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
@@ -56,7 +61,7 @@ class Frames:
         frame = self._whole(series)
         cut = self._chosen(series) if frame is None else self._sliced(frame)
         for key, (start, stop) in zip(told, pairwise(ends), strict=True):
-            yield key, _cuts(cut, range(start, stop, most))
+            yield key, _cuts(cut, range(start, stop, 1 if unequal(key) else most))
 
     lasting = groups
 

@@ -17,12 +17,11 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
-from millpond.errors import UsageError
-from millpond.operators.processors.calls import ROWS, Ask
+from millpond.operators.processors.calls import ROWS, Ask, Changed
 from millpond.operators.protocol import MAIN
 from millpond.slot.pipe.processors.group_frames import GroupFrames, GroupResults, given
 from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys, freeze
-from millpond.slot.pipe.processors.state.columns import TooLarge, built, stored
+from millpond.slot.pipe.processors.state.columns import built, in_pieces, stored
 from millpond.slot.pipe.processors.state.refusals import null_field, refused
 from millpond.slot.pipe.processors.state.values import ZEROS, Form, Refused
 from millpond.slot.process.protocol import Call
@@ -145,24 +144,21 @@ class RunningGroups(Running):
             raise refused("updating group state", str(error)) from None
         return kept
 
-    def changes(self) -> dict[str, pa.RecordBatch]:
+    def changes(self) -> Changed:
         """What the last call has changed: of some keys all that they have from now on.
 
         Raises:
-            UsageError: states have become too large.
+            UsageError: a state has become too large.
         """
         changed, self._changed = self._changed, []
-        if not changed:
-            return {}
-        at, values, timeouts = zip(*changed, strict=True)
-        try:
+
+        def table(some: list[int]) -> pa.RecordBatch:
+            at, values, timeouts = zip(*(changed[one] for one in some), strict=True)
             columns = [pa.array(at, pa.int64()), built(values, self._form.arrow), pa.array(timeouts, pa.int64())]
-        except TooLarge:
-            raise UsageError(
-                "The group state has become so large that some keys have more than 2 GB there.",
-                action="Keep less of it for each key.",
-            ) from None
-        return {MAIN: pa.RecordBatch.from_arrays(columns, ["at", "value", "expiry"])}
+            return pa.RecordBatch.from_arrays(columns, ["at", "value", "expiry"])
+
+        pieces = in_pieces(table, list(range(len(changed))), "The group state")
+        return [(MAIN, piece) for piece in pieces]
 
 
 def _milliseconds(state: GroupState) -> int | None:

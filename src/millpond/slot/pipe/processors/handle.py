@@ -12,9 +12,9 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import StructType
 
 from millpond.errors import UsageError
-from millpond.operators.processors.calls import Ask
+from millpond.operators.processors.calls import Ask, Changed
 from millpond.slot.pipe.processors.state import refusals
-from millpond.slot.pipe.processors.state.columns import TooLarge
+from millpond.slot.pipe.processors.state.columns import in_pieces
 from millpond.slot.pipe.processors.state.lists import HeldList
 from millpond.slot.pipe.processors.state.maps import HeldMap
 from millpond.slot.pipe.processors.state.refusals import refused
@@ -140,28 +140,22 @@ class Handle(CheckedHandle):
         if self._timed:
             self.timers.begin(tables[TIMERS].column("value"))
 
-    def changes(self) -> dict[str, pa.RecordBatch]:
-        """What the call has changed, by tables; the call is over.
+    def changes(self) -> Changed:
+        """What the call has changed; the call is over.
 
         Raises:
             UsageError: a variable has become too large.
         """
-        made = {}
-        for name, (_, held) in self._variables.items():
-            try:
-                made[held.variable.table] = held.changes()
-            except TooLarge:
-                raise UsageError(
-                    f"The state variable {name!r} has become so large that some keys have more than 2 GB there.",
-                    action="Keep less in it for each key, or share it out among several variables.",
-                ) from None
-        if self._timed:
-            made[TIMERS] = self.timers.changes()
-        changed = {name: changes.table() for name, changes in made.items() if changes.at}
+        made = [
+            (held.variable, changes)
+            for name, (_, held) in self._variables.items()
+            for changes in in_pieces(held.changes, sorted(held.changed), f"The state variable {name!r}")
+        ]
+        changed = [(one.table, changes.table()) for one, changes in made]
+        if self._timed and (timers := self.timers.changes()).at:
+            changed.append((TIMERS, timers.table()))
+        changed += [(one.parts, changes.parts) for one, changes in made if changes.parts is not None]
         for _, held in self._variables.values():
-            changes = made[held.variable.table]
-            if changes.parts is not None:
-                changed[held.variable.parts] = changes.parts
             held.end()
         return changed
 

@@ -21,11 +21,11 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Changed
 from millpond.slot.pipe.processors.clock import on_the_clock, zoneless
 from millpond.slot.pipe.processors.frames import FrameResults, Frames
 from millpond.slot.pipe.processors.handle import Handle
-from millpond.slot.pipe.processors.rows import RowResults, Rows
+from millpond.slot.pipe.processors.rows import RowResults, Rows, calls
 from millpond.slot.pipe.processors.state.columns import stored
 from millpond.slot.pipe.processors.state.values import Form
 from millpond.slot.process.protocol import Call
@@ -151,9 +151,9 @@ class Running:
         yield from self._taken()
         self.key = handle.place.at = None
 
-    def changes(self) -> dict[str, pa.RecordBatch]:
-        """What the last call has changed, by tables (see `operators.processors.calls`)."""
-        return self._handle.changes() if self._handle and self._handle.state is not State.CLOSED else {}
+    def changes(self) -> Changed:
+        """What the last call has changed (see `operators.processors.calls`)."""
+        return self._handle.changes() if self._handle and self._handle.state is not State.CLOSED else []
 
     def _initialized(self, now: int) -> Handle:
         self._handle = Handle(self._spec, now, self.ask)
@@ -185,12 +185,14 @@ class Running:
         keys, counts = counted_keys(tables)
         place, results = handle.place, self._results
         call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
+        odd = self._input.odd
         for at, (key, rows) in enumerate(self._input.groups(keys, counts, tables[ROWS])):
             place.at = at
             self.key = key
-            given = iter(call(key, rows, times))
-            while take(given, key):
-                yield from self._taken()
+            for some in calls(key, rows) if odd else (rows,):
+                given = iter(call(key, some, times))
+                while take(given, key):
+                    yield from self._taken()
             if results.enough:
                 yield from self._taken()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -34,16 +34,42 @@ class Typed:
         return pa.RecordBatch.from_arrays(cast, schema=pa.schema(fields))
 
 
+def unequal(value: Any) -> bool:
+    """Whether a value, or a part of it, is NaN, so that Python takes it for another than one like it."""
+    if isinstance(value, dict):
+        return any(map(unequal, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(unequal, value))
+    return isinstance(value, float) and value != value
+
+
+def calls(key: Any, parts: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """What a processor is called with for a key: once with all its rows, or once for each, if the key has NaN.
+
+    As in Spark, whose worker compares the keys of rows that follow each other in Python.
+
+    Args:
+        parts: the rows of the key, or frames, of one row each if the key has NaN.
+    """
+    if not unequal(key):
+        return iter((iter(parts),))
+    return (iter((part,)) for part in parts)
+
+
 class Rows:
     """The input as rows.
 
     Args:
         columns: of the input. keys: positions of those that make up the key. zone: the session's time zone.
+
+    Attributes:
+        odd: whether keys may have NaN.
     """
 
     def __init__(self, columns: StructType, keys: Sequence[int], zone: str | None) -> None:
         self._typed = Typed(columns, zone)
         self._keys = keys
+        self.odd = any(kind in columns[at].dataType.json() for at in keys for kind in ("float", "double"))
         self._row = _maker(Row(*columns.names))
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:

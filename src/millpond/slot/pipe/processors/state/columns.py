@@ -6,18 +6,50 @@ for maps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-_MOST = (1 << 31) - 1  # bytes or parts that all values of a column have together
+from millpond.errors import UsageError
+
+T = TypeVar("T")
+
+_MOST = (1 << 31) - 1  # parts that all values of a column have together
+_LARGEST = (1 << 31) - 1  # bytes of a column, as most kinds of them can have
 
 
 class TooLarge(Exception):
     """Values do not fit into one column."""
+
+
+def in_pieces(make: Callable[[list[int]], T], keys: list[int], whose: str) -> Iterator[T]:
+    """What is made of all keys, or of fewer at a time where that is too large.
+
+    Args:
+        make: makes it of some; raises `TooLarge`, after which it may be asked again. keys: their positions.
+        whose: the keys have it, in the words of an error.
+
+    Raises:
+        UsageError: what one key has is too large.
+    """
+    left = [keys] if keys else []
+    while left:
+        some = left.pop()
+        try:
+            made = make(some)
+        except TooLarge:
+            if len(some) == 1:
+                raise UsageError(
+                    f"{whose} has become so large that a key has more than 2 GB there.",
+                    action="Keep less in it for each key, or share it out among several variables.",
+                ) from None
+            middle = len(some) // 2
+            left += [some[middle:], some[:middle]]
+        else:
+            yield made
 
 
 def listed(array: pa.Array) -> list[Any]:
@@ -105,7 +137,7 @@ def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).view(kind)
     array = pa.array(values, kind)
-    if isinstance(array, pa.ChunkedArray):
+    if isinstance(array, pa.ChunkedArray) or array.nbytes > _LARGEST:
         raise TooLarge
     return array
 

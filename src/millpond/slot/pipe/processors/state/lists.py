@@ -97,7 +97,7 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
         cell = self._cell("clearing value state")
         if cell.values or cell.parted:
             cell.clear()
-            self._changed.add(self._place.at)
+            self.changed.add(self._place.at)
 
     def lacks(self, at: int, key: Any | None) -> bool:
         """See `Held`."""
@@ -125,7 +125,7 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
                 gone = gone and columns is None
                 if gone and cell.head is not None and cell.head.first == number:  # expired, and need not be read again
                     cell.head = cell.head._replace(first=number + 1, bytes=cell.head.bytes - cell.head.part_bytes)
-                    self._changed.add(at)
+                    self.changed.add(at)
                 yield columns[0] if columns else []
                 if self._sent is not sent:  # the call is over
                     raise refused(doing, no_key(self.variable.name))
@@ -140,7 +140,7 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
         cell.values += values
         if self._lives:
             cell.expiries += repeat(self._expiry, len(values))
-        self._changed.add(self._place.at)
+        self.changed.add(self._place.at)
 
     def _columns(self, parts: pa.StructArray) -> list[list[Any]]:
         return [stored(column) for column in parts.flatten()] if self._lives else [stored(parts)]
@@ -150,9 +150,8 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
             return _Elements([], [], None)
         return _Elements(columns[0], columns[-1] if self._lives else [], head)
 
-    def changes(self) -> Changes:
+    def changes(self, at: list[int]) -> Changes:
         """See `Held`."""
-        at = sorted(self._changed)
         cells = [self._cells[one] for one in at]
         counts = [len(cell.values) for cell in cells]
         expiries = [expiry for cell in cells for expiry in cell.expiries]

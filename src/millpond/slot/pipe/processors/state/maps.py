@@ -100,7 +100,7 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
             if told not in cell:
                 cell.fresh.add(told)
             cell[told] = entry
-        self._changed.add(self._place.at)
+        self.changed.add(self._place.at)
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """The entries that the map has when the first is asked for, in order."""
@@ -127,17 +127,17 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         cell = self._cell(doing)
         if type(cell) is Buckets:
             cell.written[told] = kept, None, 0
-            self._changed.add(self._place.at)
+            self.changed.add(self._place.at)
         elif cell.pop(told, None) is not None:
             cell.fresh.discard(told)
-            self._changed.add(self._place.at)
+            self.changed.add(self._place.at)
 
     def clear(self) -> None:
         """Take the key's map away."""
         cell = self._cell("clearing map state")
         if cell or type(cell) is Buckets:
             self._cells[self._place.at] = self._made(None, None)
-            self._changed.add(self._place.at)
+            self.changed.add(self._place.at)
 
     def lacks(self, at: int, key: Any | None) -> bool:
         """See `Held`."""
@@ -255,9 +255,9 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
 
     # changes ------------------------------------------------------------------------------------------------
 
-    def changes(self) -> Changes:
+    def changes(self, at: list[int]) -> Changes:
         """See `Held`."""
-        at, cells = sorted(self._changed), self._cells
+        cells = self._cells
         self._settle([one for one in at if type(cells[one]) is Buckets])
         small = [one for one in at if type(cells[one]) is _Entries]
         for one in small:

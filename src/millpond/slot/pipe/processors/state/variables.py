@@ -67,6 +67,9 @@ class Held:
     Args:
         variable: what it is. place: where the processor is.
         now: the time of the batch, by which parts expire, in milliseconds.
+
+    Attributes:
+        changed: positions in the call of the keys of which something was changed.
     """
 
     def _hold(self, variable: Variable, place: Place, now: int) -> None:
@@ -79,7 +82,7 @@ class Held:
         self._form = Form(parse_type(variable.value))
         self._kept = self._form.kept
         self._sent: pa.Array | None = None
-        self._changed: set[int] = set()
+        self.changed: set[int] = set()
 
     def require(self, value: Any, key: Any) -> None:
         """Take note of what may not be null, by the types as the user gives them."""
@@ -89,7 +92,7 @@ class Held:
     def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
         """A call begins: this is what its keys have, and what parts beside that, if any."""
         self._sent = sent
-        self._changed = set()
+        self.changed = set()
 
     def end(self) -> None:
         """The call is over, and what its keys have is nobody's any more."""
@@ -113,8 +116,8 @@ class Held:
         """
 
     @abstractmethod
-    def changes(self) -> Changes:
-        """What the call has changed, asked for once, before it is over."""
+    def changes(self, at: list[int]) -> Changes:
+        """What the call has changed of some keys, asked for before it is over; again of fewer where it is too large."""
 
     def _at(self, doing: str) -> int:
         at: int | None = self._place.at
@@ -171,13 +174,13 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
         except TypeError:
             self._read("updating value state")
             self._values[at] = newValue
-        self._changed.add(at)
+        self.changed.add(at)
 
     def clear(self) -> None:
         """Take the key's value away."""
         if self._read("clearing value state") is not None:
             self._values[self._place.at] = None
-            self._changed.add(self._place.at)
+            self.changed.add(self._place.at)
 
     def _read(self, doing: str) -> Any:
         at = self._at(doing)
@@ -196,9 +199,8 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
             for value, expiry in zip(values, expiries, strict=True)
         ]
 
-    def changes(self) -> Changes:
+    def changes(self, at: list[int]) -> Changes:
         """See `Held`."""
-        at = sorted(self._changed)
         values = [self._values[one] for one in at]
         array = built(values, self._form.arrow)
         expiries = [self._expiry] * len(at)
