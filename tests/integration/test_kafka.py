@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_killed_and_started_with_other_partitions(kafka: str, tmp_path: Path, mo
         assert set(ours) == set(spark), name
     totals = [json.loads(value)["total"] or 0 for _, value in _rows(tmp_path / "out" / "millpond-keys")]
     assert max(totals) < POISON // 2, "rows of a transaction that was aborted were read"
+
+
+def test_records_are_told_of_as_they_come(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks ahead gets each once, whatever batch they will be in."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(JOB.parents[2]), *sys.path]))
+    monkeypatch.setenv("KAFKA", kafka)
+    job = [sys.executable, str(JOB.with_name("kafka_ahead_job.py"))]
+    done = subprocess.run(job, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    looks = json.loads(done.stdout.splitlines()[-1])
+    assert looks == [list(range(10)), None, list(range(10, 15)), [15, 16], None]
 
 
 def _rows(path: Path) -> list[tuple[str | None, str]]:
