@@ -102,7 +102,7 @@ def test_keys_are_read_ahead_where_the_stage_sees_them(session: SparkSession, tm
     assert shown == {row.k: row["count"] for row in counts(numbers).collect()}
     read, used = added(figures, "prefetched_keys"), added(figures, "prefetched_used")
     assert read > 0
-    assert used > 0.9 * read if right else used < 0.9 * read
+    assert used > 0.9 * read if right else used < read  # the exchange's are right
 
 
 def told(df: DataFrame) -> list[list[str]]:
@@ -118,9 +118,11 @@ def test_stages_stand_in_the_order_of_the_plan(keyed: DataFrame) -> None:
     number = F.udf(lambda value: value, LongType())
     one = millpond.lookahead(keyed, "k")
     two = millpond.lookahead(one.withColumn("n", number("value")).where("n > 3"), "K", "value")
-    assert told(counts(two)) == [["source", "lookahead(k)", "lookahead(k, value)", "exchange"]]
+    assert told(counts(two)) == [
+        ["lookahead(k)", "lookahead(k, value)", "exchange"]
+    ]  # a function of the user is not repeated
     again = millpond.lookahead(two.where("value > 1"), "k")
-    assert told(counts(again))[0][1:4] == ["lookahead(k)", "lookahead(k, value)", "lookahead(k) #2"]
+    assert told(counts(again))[0][:3] == ["lookahead(k)", "lookahead(k, value)", "lookahead(k) #2"]
     assert told(counts(one.union(keyed.where("k > 7")))) == [["source", "lookahead(k)", "exchange"]]
     assert told(counts(one.union(millpond.lookahead(keyed, "k", "value")))) == [
         ["source", "lookahead(k) + lookahead(k, value)", "exchange"]
@@ -144,7 +146,7 @@ def test_why_a_stage_announces_nothing(keyed: DataFrame, capsys: pytest.CaptureF
     one = millpond.lookahead(keyed, "k")
     number = F.udf(lambda value: value, LongType())
     changed = counts(one.withColumn("k", number("k")))
-    assert told(changed) == [["source", "exchange"]]
+    assert told(changed) == [["exchange"]]
     assert why(changed) == ["its key depends on k, which is <lambda>(k)"]
     assert why(one.groupBy("value", "k").count()) == ["its key depends on value, which the stage does not name"]
     assert why(one.groupBy(F.rand().alias("r")).count())[0].startswith("its key depends on ")

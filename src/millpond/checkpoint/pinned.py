@@ -112,8 +112,8 @@ def differing(lines: Sequence[str], file: str) -> StateIncompatibleError:
     """The error for a query that the state cannot follow: how it differs, and where that is pinned."""
     return StateIncompatibleError(
         "The query differs from the one that wrote this checkpoint:\n  " + "\n  ".join(lines) + "\n",
-        action="Change it back, start with a new checkpointLocation, or see which changes state can follow, and how "
-        "(docs/guides/changing-a-query.md).",
+        action="Change it back, start with a new checkpointLocation, or see which changes state can follow: of "
+        "aggregates by spark.millpond.onChangedState (docs/guides/changing-a-query.md).",
         file=file,
     )
 

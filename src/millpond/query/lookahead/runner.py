@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -96,6 +97,10 @@ class _Runner:
 
     def run(self) -> None:
         """Until the query ends, or what comes cannot be looked at."""
+        with suppress(PySparkException, Py4JError):  # what the query ended with is told to who waits for it
+            self._watch()
+
+    def _watch(self) -> None:
         rest, failed = _REST_SECONDS, 0
         while failed < _TRIES and not self._query.awaitTermination(rest):
             began = time.monotonic()
