@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     add("--variants", type=lambda text: text.split(","), default=list(VARIANTS), metavar="A,B")
     add("--latency", type=lambda text: [float(one) for one in text.split(",")], default=[1.5], metavar="MS,MS")
     add("--rate", type=count, default=30_000, help="events a second")
+    add("--interval", type=float, default=1.0, help="seconds between two batches")
     add("--loaded", type=count, default=4_000_000, help="events that bring state about")
     add("--in-flight", type=count, default=100_000, help="auctions that may be bid on at a time")
     add("--people", type=count, default=20_000, help="who may bid at a time")
@@ -98,6 +99,7 @@ def _measured(folder: Path, variant: str, options: argparse.Namespace, changes: 
         stream=options.stream,
         loaded=options.loaded,
         rate=options.rate,
+        interval=options.interval,
         warmup=options.warmup,
         seconds=options.seconds,
         latency_ms=options.latency[0],

@@ -16,7 +16,7 @@ from millpond.workloads.nexmark import Nexmark, NexmarkConfig
 
 LOADED = 500_000
 """Events in a file of those that bring state about."""
-ARRIVING = 10_000
+ARRIVING = 3_000
 """Events in a file of those that arrive by the clock."""
 
 

@@ -35,6 +35,8 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
 """What is compared: all state in memory; keys announced; none announced, by which rows leave memory first."""
 
 
+_MOST = 33
+"""Files in a batch, where as many are taken as can be."""
 _ONE = 98
 """Per cent of the bids that are for one auction, before the workload changes."""
 _BID = 180
@@ -47,7 +49,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         query: of NEXMark. variant: one of `VARIANTS`. work: a folder of its own. events: where events are kept.
         stream: which. loaded: events that bring state about.
-        rate: events a second; 0 for as many as it takes, a million at most in a batch.
+        rate: events a second; 0 for as many as it takes, 99,000 at most in a batch.
+        interval: seconds between two batches, unless one takes longer.
         warmup, seconds: of events that arrive by the clock, left out and measured.
         latency_ms: of a request to the store. slot_memory: of each of two slots, but for all in memory.
         hot: from how many times on that a key came lately it is not announced.
@@ -62,6 +65,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     stream: NexmarkConfig
     loaded: int
     rate: int
+    interval: float
     warmup: float
     seconds: float
     latency_ms: float
@@ -134,7 +138,7 @@ def query(spark: SparkSession, config: Config, source: Path) -> DataFrame:
     """The query over the events in a folder."""
     reader = spark.readStream.schema(EVENT_DDL)
     if not config.rate:
-        reader = reader.option("maxFilesPerTrigger", 10)
+        reader = reader.option("maxFilesPerTrigger", _MOST)
     events = reader.parquet(str(source))
     kinds = [
         events.where(f"event_type = {at}").select(f"{name}.*") for at, name in enumerate(("person", "auction", "bid"))
@@ -178,7 +182,7 @@ def run(config: Config) -> Measured:
     running = (
         writer.outputMode(QUERIES[config.query].mode)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime="0 seconds")
+        .trigger(processingTime=f"{config.interval if config.rate else 0:g} seconds")
         .start()
     )
     done = 0
@@ -205,7 +209,7 @@ def run(config: Config) -> Measured:
             for one in found[seen:-3]:
                 arrivals.forget(read_by(checkpoint, one["batchId"]))
             seen = max(seen, len(found) - 3)
-            if not config.rate and len(found) - done >= len(files) // 10:
+            if not config.rate and len(found) - done >= len(files) // _MOST:
                 break
         end = time.time()
         cores = (cpu_seconds() - used) / (end - begin)

@@ -29,6 +29,7 @@ def config(**changes: Any) -> Config:
         stream=STREAM,
         loaded=LOADED,
         rate=10 * ARRIVING,
+        interval=1.0,
         warmup=1,
         seconds=1,
         latency_ms=1.5,
