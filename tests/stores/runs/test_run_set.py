@@ -1,5 +1,7 @@
 """Lookups and scans over several runs, against a dictionary."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 
 from millpond.files.formats import blocks
 from millpond.files.formats.blocks import sort_rows
-from millpond.layout import HashRange, Rows
-from millpond.stores.runs.run import memory_run
+from millpond.kernels.hot_table.state import TOMBSTONE
+from millpond.layout import META, HashRange, Rows
+from millpond.stores.runs.run import Run, memory_run
 from millpond.stores.runs.run_set import RunSet
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
 from tests.stores.shelf import found_rows
@@ -168,3 +171,32 @@ def test_keys_with_one_hash_are_told_apart_after_fetching():
 def test_nothing_is_fetched_where_hashes_do_not_tell_what_counts():
     (rows,) = _versions(FIXED, 1)
     assert RunSet(FIXED).fetch(rows.words[:, 0].copy(), 0) is None
+
+
+@pytest.mark.parametrize("far", [(), (0, 1, 2, 3), (1, 3), (2,)])
+def test_runs_that_are_far_are_searched_side_by_side(far, monkeypatch):
+    """The newest that has a key counts, a tombstone too; those in front are searched first."""
+    versions = list(_versions(FIXED, 1, 2, 3, 4))
+    shares = [slice(0, 100), slice(50, 250), slice(200, 400), slice(0, 450)]
+    runs = [
+        memory_run(Rows(np.ascontiguousarray(one.words[share]), one.heap), FIXED)
+        for one, share in zip(versions, shares, strict=True)
+    ]
+    gone = versions[0].words[40:60].copy()
+    gone[:, META] |= np.uint64(TOMBSTONE)
+    runs.insert(0, memory_run(Rows(gone, versions[0].heap), FIXED))
+    threads = set()
+    distant = [runs[number] for number in far]
+    monkeypatch.setattr(Run, "far", property(lambda self: self in distant))
+    search = Run._search
+    monkeypatch.setattr(Run, "_search", lambda *asked: threads.add(threading.current_thread()) or search(*asked))
+    rows = versions[0]
+    found, got = found_rows(RunSet(FIXED, runs), rows, np.arange(rows.count))
+    wanted = {}
+    for number, share in reversed(list(enumerate(shares, 1))):
+        wanted |= dict.fromkeys(range(*share.indices(500)), number)
+    for number in range(40, 60):
+        del wanted[number]
+    place = FIXED.offsets[len(FIXED.schema.keys)]
+    assert dict(zip(found.tolist(), got.words[:, place].tolist(), strict=True)) == wanted
+    assert (len(threads) > 1) == (len(far) > 0)

@@ -19,7 +19,7 @@ from millpond.files.formats.blocks import shape_of
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.search import DELETED
 from millpond.layout import HASH, RowLayout, Rows, Words
-from millpond.stores.runs.run import Query, Run, memory_run
+from millpond.stores.runs.run import Query, Run, memory_run, search_through
 
 _log = logging.getLogger(__name__)
 
@@ -105,10 +105,9 @@ class Fetched:
         query = Query.by_hash(self.hashes)
         found_at = query.sought.found_at
         select = np.arange(len(self.hashes), dtype=np.int32)
-        for run in self._runs:
-            if self._given_up:
-                return
-            select = run.search(query, select)
+        search_through(self._runs, query, select)
+        if self._given_up:
+            return
         there = np.flatnonzero(found_at > DELETED)
         shape = shape_of(self._layout)
         rows = Rows(*gather_rows(found_at[there], query.sought.found_heap[there], shape.width, shape.blobs))

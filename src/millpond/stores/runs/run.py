@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,10 @@ _IDLE = 7
 _ROWS_PER_KEY = 64
 """Rows for each key sought from which probing is quicker than reading them all (measured on rows of 48 bytes)."""
 _NO_STAMP = 1 << 48
-_PART_BLOCKS = 128
+_PART_BLOCKS = 64
 """Blocks that one step of a search brings into memory."""
+_SIDE_BY_SIDE = 4
+"""Runs that are searched at a time, where each step waits for requests."""
 
 
 @dataclass(eq=False)
@@ -67,6 +70,11 @@ class Query:
         count = len(hashes)
         at = (data_of(keys.words), keys.words.strides[0] // 8, data_of(keys.heap))
         return cls(keys, at, Sought(hashes, pending[order], np.zeros(count, np.uint64), np.zeros(count, np.uint64)))
+
+    def again(self) -> Query:
+        """The same query, of which nothing has been found."""
+        sought, nothing = self.sought, np.zeros((2, len(self.sought.hashes)), np.uint64)
+        return Query(self.keys, self.keys_at, Sought(sought.hashes, sought.order, *nothing), places=self.places)
 
     @classmethod
     def by_hash(cls, hashes: Words) -> Query:
@@ -128,6 +136,11 @@ class Run:
         index = self.source.index
         begin, end = index.span(self.range.lo, self.range.hi - 1)
         return int(index.starts[end] - index.starts[begin])
+
+    @property
+    def far(self) -> bool:
+        """Whether its blocks are brought by requests."""
+        return not self.source.resident and not self.source.distant
 
     @property
     def memory(self) -> int:
@@ -255,6 +268,31 @@ class Run:
             if number + 1 < len(ranges):
                 self.source.expect_blocks(*ranges[number + 1])
             yield admitted[begin:end]
+
+
+def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Look for the selected keys of a query in runs, newest first, and return those that are in none.
+
+    Where each step of a search waits for requests, runs are searched side by side, and the newest that has a key
+    counts: some keys are read in vain, but nobody waits for one run after the other.
+    """
+    for number, run in enumerate(runs):
+        if not len(select):
+            break
+        rest = runs[number:]
+        if run.far and len(rest) > 1:
+            found = [query.again() for _ in rest]
+            with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(rest)), "millpond-search") as pool:
+                list(pool.map(Run.search, rest, found, repeat(select)))
+            for own in found:
+                new = np.flatnonzero((query.sought.found_at == 0) & (own.sought.found_at != 0))
+                query.sought.found_at[new] = own.sought.found_at[new]
+                query.sought.found_heap[new] = own.sought.found_heap[new]
+                query.pins += own.pins
+            left: NDArray[np.int32] = select[query.sought.found_at[select] == 0]
+            return left
+        select = run.search(query, select)
+    return select
 
 
 def _oldest(run: View) -> int:

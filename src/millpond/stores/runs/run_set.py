@@ -14,7 +14,7 @@ from millpond.layout import HashRange, RowLayout, Rows, Words
 from millpond.stores.protocol import Found
 from millpond.stores.runs.fetched import Fetched, can_be_fetched
 from millpond.stores.runs.merge import PIECE_ROWS, View, merge
-from millpond.stores.runs.run import Query, Run
+from millpond.stores.runs.run import Query, Run, search_through
 
 
 class RunSet:
@@ -113,13 +113,14 @@ class RunSet:
         query = Query.of(keys, pending)
         select = np.arange(len(query.sought.hashes), dtype=np.int32)
         ahead = self.fetched
-        for run in self.runs:
+        runs, begin = self.runs, 0
+        for number, run in enumerate(runs):
             for fetched in ahead:
                 if fetched.first is run:
+                    select = search_through(runs[begin:number], query, select)
+                    begin = number
                     select = fetched.search(query, select)
-            if not len(select):
-                break
-            select = run.search(query, select)
+        search_through(runs[begin:], query, select)
         hits = np.flatnonzero(query.sought.found_at > DELETED)
         return Found(query.sought.order[hits], query.sought.found_at[hits], query.sought.found_heap[hits], query.pins)
 
