@@ -35,6 +35,7 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
 """What is compared: all state in memory; keys announced; none announced, by which rows leave memory first."""
 
 
+_SIZES = ("state_rows", "state_bytes", "memory_bytes")
 _MOST = 33
 """Files in a batch, where as many are taken as can be."""
 _ONE = 98
@@ -82,7 +83,7 @@ class Measured(msgspec.Struct, kw_only=True):
         rows: latencies of rows. batches: durations of batches.
         events_per_second: that were taken. kept_up: whether that is as fast as they came.
         cpu: cores in use, on the whole machine.
-        figures: sums over the measured batches of what Millpond tells of itself; of `*_bytes`, `*_ms` the largest.
+        figures: sums over the measured batches of what Millpond tells of itself; the largest of sizes and of `*_ms`.
         hint_share: bytes of hints for each of the bids that went to slots.
         trace: of each measured batch its end, duration in ms, and events.
     """
@@ -245,7 +246,7 @@ def summary(
     for one in measured:
         for name, value in one.get("observedMetrics", {}).get("millpond", {}).items():
             if isinstance(value, int | float):
-                if name.endswith(("_bytes", "_ms")) or name in ("keys", "bytes"):
+                if name in _SIZES or name.endswith("_ms"):
                     figures[name] = max(figures.get(name, 0.0), value)
                 else:
                     figures[name] = figures.get(name, 0.0) + value

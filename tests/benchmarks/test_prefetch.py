@@ -76,13 +76,18 @@ def test_a_row_is_as_late_as_its_batch_ends_after_its_file(tmp_path: Path) -> No
     assert [read_by(tmp_path, batch) for batch in range(4)] == [["a"], ["b", "c"], ["d"], []]
     arrivals = Arrivals(tmp_path)
     arrivals.at = {"a": 1000.0, "b": 1000.5, "c": 1001.0, "d": 1001.5}
-    found = [progress(0, 1000.2, 300, keys=5.0), progress(1, 1001.1, 400, keys=7.0), progress(2, 1001.6, 100)]
+    found = [
+        progress(0, 1000.2, 300, state_rows=5.0, hint_bytes=8.0, input_rows=9.0),
+        progress(1, 1001.1, 400, state_rows=7.0, hint_bytes=8.0),
+        progress(2, 1001.6, 100),
+    ]
     assert ended(found[0]) == pytest.approx(1000.5)
     measured = summary(config(), arrivals, tmp_path, found, (1000.0, 1002.0), 1.5)
     assert measured.rows == Latency.of([0.5, 1.0, 0.5, 0.2])
     assert measured.batches.max == 400
     assert measured.events_per_second == 4 * ARRIVING / 2
-    assert measured.figures["keys"] == 7
+    assert measured.figures["state_rows"] == 7
+    assert measured.hint_share == round(16 / (9 * 180), 4)
     assert not measured.kept_up
     assert line(measured)["row p50"] == "500"
     with pytest.raises(SystemExit, match="no batch ended"):
