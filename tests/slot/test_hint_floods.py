@@ -177,12 +177,8 @@ def test_nobody_waits_for_reads_that_have_not_begun(server: PartitionServer, lar
         hang.set()
 
 
-def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
-    server: PartitionServer,
-    large: PipeTask,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run(server, large, 0, np.arange(KEYS))
+def reads_wait(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Have reads ahead wait; an event that one has begun, and one that lets them go on."""
     begun, go_on = threading.Event(), threading.Event()
     original = Fetched._read
 
@@ -192,6 +188,16 @@ def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
         original(self)
 
     monkeypatch.setattr(Fetched, "_read", slowly)
+    return begun, go_on
+
+
+def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
+    server: PartitionServer,
+    large: PipeTask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(server, large, 0, np.arange(KEYS))
+    begun, go_on = reads_wait(monkeypatch)
     _, table, _ = held(server)
     asked = np.arange(250)
     hint(server, large, 1, asked)
@@ -231,15 +237,7 @@ def test_what_was_read_while_its_batch_ended_is_let_go_of(
 ) -> None:
     """A read that hangs over the end of its batch, which did not ask for its keys, stays for the next one only."""
     run(server, large, 0, np.arange(KEYS))
-    begun, go_on = threading.Event(), threading.Event()
-    original = Fetched._read
-
-    def slowly(self: Fetched) -> None:
-        begun.set()
-        assert go_on.wait(30)
-        original(self)
-
-    monkeypatch.setattr(Fetched, "_read", slowly)
+    begun, go_on = reads_wait(monkeypatch)
     _, table, _ = held(server)
     hint(server, large, 1, np.arange(5_000))
     assert begun.wait(10)
