@@ -275,13 +275,13 @@ def test_stuck_put_is_taken_over_by_a_new_thread(tmp_path):
     def on_put(put, name):
         tries.append(name)
         if len(tries) == 1:
-            release.wait(10)
+            release.wait(60)
         put()
 
-    files, slot = slot_on(tmp_path, on_put, stuck=0.05)
+    files, slot = slot_on(tmp_path, on_put, stuck=3)  # not so soon that a put on a busy machine is stuck too
     slot.seal(slot.open(0, 0), b"a")
     first = slot.committer._thread
-    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    slot.committer.wait_durable(0, 0, 1, timeout=60)
     assert slot.committer.stats.restarts == 1
     release.set()  # the first put takes effect late: it finds its own bytes and changes nothing
     first.join(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,16 +160,19 @@ def test_lives(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_read_back(spark: SparkSession, tmp_path: Path) -> None:
     """A query begins with what another one has left."""
-    variables: Variables = {"v": ("Value", "n int")}
 
-    def query(df: DataFrame) -> DataFrame:
+    def query(df: DataFrame, left_by: Path | None = None) -> DataFrame:
         marked = df.withWatermark("ts", "1 second")
-        processor = Script(variables, first="v.update((row.v['n'] * 10,))")
-        state = spark.createDataFrame([("a", 1), ("b", 2)], "k string, n int").select("k", F.struct("n").alias("v"))
-        if (tmp_path / "one" / "ours").exists():
-            state = millpond.read_state(df.sparkSession, str(tmp_path / "one" / "ours"), variable="v")
+        processor = Script({"v": ("Value", "n int")}, first="v.update((row.v['n'] * 10,))")
+        if left_by is not None:
+            state = millpond.read_state(df.sparkSession, str(left_by / "ours"), variable="v")
+        else:
+            rows = spark.createDataFrame([("a", 1), ("b", 2)], "k string, n int")
+            state = rows.select("k", F.struct("n").alias("v"))
         return transformed(marked, processor, initialState=state.groupBy("k"))
 
-    compare(spark, tmp_path / "one", [Turn(query, [script(("a", "v.get()"))])])
-    found = compare(spark, tmp_path / "two", [Turn(query, [script(("a", "v.get()"), ("b", "v.get()"))])])
+    one = tmp_path / "one"
+    compare(spark, one, [Turn(query, [script(("a", "v.get()"))])])
+    again = partial(query, left_by=one)
+    found = compare(spark, tmp_path / "two", [Turn(again, [script(("a", "v.get()"), ("b", "v.get()"))])])
     assert [spoken(found, key)[0] for key in "ab"] == [["(100,)"], ["(200,)"]]
