@@ -27,7 +27,7 @@ def _committers_end() -> Iterator[None]:
     yield
     for thread in set(threading.enumerate()) - before:
         if thread.name == "millpond-committer":
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "a committer was not closed"
 
 

@@ -280,7 +280,7 @@ def test_an_engine_ends_with_its_demo(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)

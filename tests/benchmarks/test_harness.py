@@ -36,7 +36,7 @@ while True: time.sleep(1)
 
 
 def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -63,7 +63,7 @@ def test_what_has_ended_is_no_member(tmp_path: Path) -> None:
     try:
         os.kill(detached, signal.SIGKILL)
         tree.process.kill()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while tree.members():
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -66,16 +66,16 @@ def test_the_group_waits_for_nobody(tmp_path):
 
     def on_put(put, name):
         started.set()
-        gate.wait(10)
+        gate.wait(120)
         put()
 
     files, slot = slot_on(tmp_path, on_put)
     slot.seal(slot.open(0, 0), b"a")
-    assert started.wait(10)
+    assert started.wait(60)
     for partition in (1, 2, 3):
         slot.seal(slot.open(partition, 0), b"a")
     gate.set()
-    slot.committer.drain(10)
+    slot.committer.drain(60)
     sizes = sorted(len(read_header(files, info.name).manifests) for info in files.list("commits/"))
     assert sizes == [1, 3]
 
@@ -86,7 +86,7 @@ class Held:
     def __init__(self, tmp_path, **options):
         self.files, self.slot = slot_on(tmp_path, lambda put, name: put(), **options)
         self.last = [self.slot.seal(self.slot.open(partition, 0), b"a").manifest for partition in (0, 1)]
-        self.slot.committer.drain(10)
+        self.slot.committer.drain(60)
 
     def seal(self, partition):
         self.last[partition] = self.slot.seal(self.last[partition], b"b").manifest
@@ -97,7 +97,7 @@ class Held:
         return [len(read_header(self.files, name).manifests) for name in names]
 
     def wait_for(self, version, commits):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 50  # less than `hold`
         while self.commits(version) != commits:
             assert time.monotonic() < deadline, self.commits(version)
             time.sleep(0.01)
@@ -115,9 +115,9 @@ def test_a_version_is_held_until_all_partitions_of_the_slot_have_it(tmp_path):
 def test_nobody_waits_for_what_is_held(tmp_path):
     held = Held(tmp_path, hold=60)
     held.seal(0)
-    held.slot.committer.wait_durable(0, 0, 1, timeout=10)  # it is durable, and says nothing of the next one
+    held.slot.committer.wait_durable(0, 0, 1, timeout=60)  # it is durable, and says nothing of the next one
     assert held.commits(2) == []
-    held.slot.committer.wait_durable(0, 0, 2, timeout=10)
+    held.slot.committer.wait_durable(0, 0, 2, timeout=60)
     assert held.commits(2) == [1]
 
 
@@ -141,13 +141,13 @@ def test_what_is_held_is_committed_after_a_while(tmp_path):
 
 def test_acknowledged_only_after_the_put(tmp_path):
     gate = threading.Event()
-    _, slot = slot_on(tmp_path, lambda put, name: (gate.wait(10), put()))
+    _, slot = slot_on(tmp_path, lambda put, name: (gate.wait(120), put()))
     slot.seal(slot.open(0, 0), b"a")
     with pytest.raises(TransientError, match=r"not durable after 0.05 s.*commits/000000000001-000000000000001-"):
         slot.committer.wait_durable(0, 0, 1, timeout=0.05)
     assert list(tmp_path.rglob("*.sealed"))
     gate.set()
-    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    slot.committer.wait_durable(0, 0, 1, timeout=60)
     slot.committer.wait_durable(0, 0, 0)
     slot.committer.wait_durable(0, 1, 0)
 
@@ -162,9 +162,9 @@ def test_newer_generation_prevents_the_acknowledgement(tmp_path):
     slot = Slot(Intercepted(files, on_put), generation.number, tmp_path, threaded=True)
     sealed = slot.seal(slot.open(0, 0), b"a")
     with pytest.raises(FencedError, match="partition 0, version 1"):
-        slot.committer.wait_durable(0, 0, 1, timeout=10)
+        slot.committer.wait_durable(0, 0, 1, timeout=60)
     with pytest.raises(FencedError):
-        slot.committer.drain(10)
+        slot.committer.drain(60)
     with pytest.raises(FencedError):
         slot.committer.submit(sealed)
     assert list(tmp_path.rglob("*.sealed")), "what is not acknowledged stays on disk"
@@ -181,7 +181,7 @@ def test_failing_puts_are_repeated(tmp_path):
 
     files, slot = slot_on(tmp_path, on_put)
     slot.seal(slot.open(0, 0), b"a")
-    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    slot.committer.wait_durable(0, 0, 1, timeout=60)
     assert len(set(tries)) == 1
     assert slot.committer.stats.retries == 3
     assert len(files.list("commits/")) == 1
@@ -198,7 +198,7 @@ def test_put_of_unknown_outcome_is_settled_by_reading_back(tmp_path):
 
     files, slot = slot_on(tmp_path, on_put)
     slot.seal(slot.open(0, 0), b"a")
-    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    slot.committer.wait_durable(0, 0, 1, timeout=60)
     assert len(tries) == 2
     assert len(files.list("commits/")) == 1
 
@@ -216,7 +216,7 @@ def test_torn_put_is_left_alone_and_repeated_under_another_name(tmp_path):
     files, slot = slot_on(tmp_path, on_put)
     manifest = slot.seal(slot.open(0, 0), b"a").manifest
     slot.seal(manifest, b"b")
-    slot.committer.drain(10)
+    slot.committer.drain(60)
     assert tries[0] == tries[1] != tries[2]
     assert slot.read(Slot(files, 1, tmp_path).open(0, 2)) == [b"a", b"b"]
 
@@ -265,7 +265,7 @@ def test_it_goes_on_trying_after_the_limit(tmp_path):
         r"failed for 0 s: no \(file memory:.*commits/.*\)\. They are tried again", slot.committer.trouble()
     )
     broken.clear()
-    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    slot.committer.wait_durable(0, 0, 1, timeout=60)
     assert slot.committer.trouble() == ""
 
 
@@ -275,7 +275,7 @@ def test_stuck_put_is_taken_over_by_a_new_thread(tmp_path):
     def on_put(put, name):
         tries.append(name)
         if len(tries) == 1:
-            release.wait(60)
+            release.wait(120)
         put()
 
     files, slot = slot_on(tmp_path, on_put, stuck=3)  # not so soon that a put on a busy machine is stuck too
@@ -284,12 +284,12 @@ def test_stuck_put_is_taken_over_by_a_new_thread(tmp_path):
     slot.committer.wait_durable(0, 0, 1, timeout=60)
     assert slot.committer.stats.restarts == 1
     release.set()  # the first put takes effect late: it finds its own bytes and changes nothing
-    first.join(10)
+    first.join(60)
     assert not first.is_alive()
     assert len(files.list("commits/")) == 1
     assert slot.committer.stats.commits == 1
     slot.seal(slot.open(0, 1), b"b")
-    slot.committer.drain(10)
+    slot.committer.drain(60)
     assert slot.read(Slot(files, 1, tmp_path).open(0, 2)) == [b"a", b"b"]
 
 
@@ -308,7 +308,7 @@ def test_dead_thread_is_recreated(tmp_path):
 
     _, slot = slot_on(tmp_path, on_put)
     slot.seal(slot.open(0, 0), b"a")
-    slot.committer.wait_durable(0, 0, 1, timeout=10)
+    slot.committer.wait_durable(0, 0, 1, timeout=60)
     assert slot.committer.stats.restarts == 1
 
 
@@ -325,12 +325,12 @@ def test_earlier_attempt_that_is_not_on_its_way_is_dropped(tmp_path):
 def test_waiting_for_what_was_never_sealed_is_an_error_at_once(tmp_path):
     _, slot = slot_on(tmp_path, lambda put, name: put())
     with pytest.raises(TransientError, match="has not sealed"):
-        slot.committer.wait_durable(0, 0, 3, timeout=10)
+        slot.committer.wait_durable(0, 0, 3, timeout=60)
 
 
 def test_close_leaves_the_rest_on_disk(tmp_path):
     gate = threading.Event()
-    _, slot = slot_on(tmp_path, lambda put, name: (gate.wait(10), put()))
+    _, slot = slot_on(tmp_path, lambda put, name: (gate.wait(120), put()))
     slot.seal(slot.open(0, 0), b"a")
     slot.committer.close()
     gate.set()

@@ -98,10 +98,10 @@ def test_the_slowest_in_a_hundred_become_fast():
 def test_a_second_request_wins(scripted):
     store, files = scripted
     gate = threading.Event()
-    store.script = [lambda: gate.wait(30)]
+    store.script = [lambda: gate.wait(120)]
     began = time.monotonic()
     assert bytes(files.get_range("x", 5000, 1000)) == part(5000)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert (store.asked, files.hedges, files.won) == (2, 1, 1)
     gate.set()
 
@@ -109,7 +109,7 @@ def test_a_second_request_wins(scripted):
 def test_a_first_request_that_is_answered_after_all_wins(scripted):
     store, files = scripted
     gate = threading.Event()
-    store.script = [lambda: time.sleep(0.2), lambda: gate.wait(30)]
+    store.script = [lambda: time.sleep(0.2), lambda: gate.wait(120)]
     assert bytes(files.get_range("x", 5000, 1000)) == part(5000)
     assert (store.asked, files.hedges, files.won) == (2, 1, 0)
     gate.set()
@@ -144,7 +144,7 @@ def test_a_failure_at_once_is_said_at_once(scripted):
 def test_ranges_far_apart_are_waited_for_one_by_one(scripted):
     store, files = scripted
     gate = threading.Event()
-    store.script = [None, lambda: gate.wait(30)]
+    store.script = [None, lambda: gate.wait(120)]
     wanted = [(7 << 20, 900), (0, 1000), (1000, 1000), (3 << 20, 1000), (500, 1000), (5 << 20, 1000)]
     assert [bytes(data) for data in files.get_ranges("x", wanted)] == [part(*each) for each in wanted]
     assert store.asked == 4 + 1
@@ -173,7 +173,7 @@ def test_requests_that_are_never_answered_are_few_and_hold_up_nobody(scripted):
     for _ in range(40):
         files._saved = 8.0
         if files._overtaken < 16:
-            store.script = [lambda: gate.wait(60)]
+            store.script = [lambda: gate.wait(120)]
         assert bytes(files.get_range("x", 0, 1000)) == part(0)
     assert files._overtaken == 16
     store.script = [lambda: time.sleep(0.2)]
@@ -181,7 +181,7 @@ def test_requests_that_are_never_answered_are_few_and_hold_up_nobody(scripted):
     files.get_range("x", 0, 1000)
     assert files.hedges == before
     gate.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while files._overtaken:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -193,15 +193,15 @@ def test_closing_waits_for_nobody_and_leaves_no_thread():
     for _ in range(60):
         files.get_range("x", 0, 1000)
     gate = threading.Event()
-    store.script = [lambda: gate.wait(60)]
+    store.script = [lambda: gate.wait(120)]
     files.get_range("x", 0, 1000)
     threads = list(files._pool._threads)
     began = time.monotonic()
     files.close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 60
     gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -217,7 +217,7 @@ def test_threads_that_read_together(scripted):
 
     with ThreadPoolExecutor(8) as readers:
         for done in [readers.submit(read, seed) for seed in range(8)]:
-            done.result(60)
+            done.result(120)
 
 
 def test_a_share_of_nothing_turns_it_off():

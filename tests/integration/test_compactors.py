@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,22 +28,28 @@ from millpond.checkpoint.compaction.requests import Known, made_for, requests
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import newest_claim
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
+from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.query.ledger.orphans import orphans_of
 from millpond.query.ledger.ownership import state_of_last_run
 from millpond.query.progress.reader import ProgressReader
 from millpond.slot.reading.reader import StateReader
+from tests.integration.held_compactor import AFTER, BEFORE, STEPS
 from tests.real_s3 import BUCKET
 from tests.s3 import pointed_at
 from tests.slot.conftest import with_tests_on_path
 
 JOB = Path(__file__).with_name("compaction_job.py")
+COMPACTOR = Path(__file__).with_name("held_compactor.py")
 ROWS, KEYS = 60_000, 200_000
 """Rows of a batch, and keys: more than a slot's memory holds, so that each batch writes files."""
 
-MOST_BATCHES = 30
+MOST_BATCHES = 60
 LEASE = "2"
-PATIENCE = 120.0
+PATIENCE = 300.0
+TAIL = 6000
+"""Characters of each log that an error shows."""
+
 CONFS = {
     "spark.millpond.compaction": "remote",
     "spark.millpond.slot.memory": "16m",
@@ -51,36 +58,62 @@ CONFS = {
 }
 
 
-def wait_until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-    return found
-
-
 class Beside:
-    """A compactor beside a query; it has started when this is made, and stands still."""
+    """A compactor beside a query. It is on its way when this is made; once it has started it stands still."""
 
-    def __init__(self, folder: Path, location: str, name: str) -> None:
-        self.log = folder / f"{name}.log"
-        command = [sys.executable, "-c", "from millpond.cli import main; main()", "compactor", location]
+    def __init__(self, query: Query, location: str, name: str) -> None:
+        self.query = query
+        self.name = name
+        self.log = query.folder / f"{name}.log"
+        self.gate = query.folder / name
+        self.gate.mkdir()
+        self._held = 0  # where in the log it begins to tell of requests at which it is to stand
+        command = [sys.executable, str(COMPACTOR), str(self.gate), location, "--poll", "0.1", "--lease", LEASE]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "--poll", "0.1", "--lease", LEASE], env=with_tests_on_path(), stdout=log, stderr=log
-            )
-        wait_until(lambda: " for " in self.said())
+            self.process = subprocess.Popen(command, env=with_tests_on_path(), stdout=log, stderr=log)
+        query.others.append(self)
+
+    def started(self) -> Beside:
+        self.query.wait_until(f"{self.name} has started", lambda: " for " in self.said())
         self.stall()
+        return self
 
     def said(self) -> str:
         return self.log.read_text()
 
+    def says(self, identity: str, *how: str) -> None:
+        """It comes to say one of these of a request."""
+        lines = [f"request {identity} {one}" for one in how]
+        self.query.wait_until(f"{self.name} says {' or '.join(lines)}", lambda: any(it in self.said() for it in lines))
+
     def stall(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
-        wait_until(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED)
+        stopped = psutil.STATUS_STOPPED
+        self.query.wait_until(f"{self.name} is stopped", lambda: psutil.Process(self.process.pid).status() == stopped)
+
+    def stand_at(self, *steps: str) -> None:
+        """Let it stand at these steps of each request from now on."""
+        for name in ("open", *STEPS):
+            (self.gate / name).unlink(missing_ok=True)
+        for step in set(STEPS) - set(steps):
+            (self.gate / step).touch()
+        self._held = len(self.said())
+
+    def let(self, identity: str) -> None:
+        """It need not stand at this request."""
+        (self.gate / identity).touch()
+
+    def standing(self, step: str) -> list[str]:
+        """The requests at which it has come to stand, or stood, since it was told to."""
+        return re.findall(rf"request (\w+) stands {step} its work", self.said()[self._held :])
+
+    def resume(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def go_on(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
+        """It goes on, and stands at nothing."""
+        (self.gate / "open").touch()
+        self.resume()
 
     def kill(self) -> None:
         self.process.kill()
@@ -89,7 +122,7 @@ class Beside:
     def end(self) -> None:
         """As whoever runs it would."""
         self.process.terminate()
-        assert self.process.wait(60) == 0, self.said()
+        assert self.process.wait(PATIENCE) == 0, self.said()
 
 
 class Query:
@@ -99,6 +132,7 @@ class Query:
         self.folder = folder
         self.confs = confs
         self.parts = 0
+        self.others: list[Beside] = []
         for name in ("in", "out", "figures"):
             (folder / name).mkdir()
 
@@ -119,30 +153,51 @@ class Query:
             yield
             if self.process.poll() is None:
                 (self.folder / "stop").touch()
-                assert self.process.wait(PATIENCE) == 0, self.log
+                assert self.process.wait(PATIENCE) == 0, self.told_by_all()
+                self.wait_until("the slots have ended", lambda: not self._slots())
         finally:
             self.kill()
 
-    @property
-    def log(self) -> str:
-        return (self.folder / "job.log").read_text()[-4000:]
+    def wait_until(self, what: str, condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + PATIENCE
+        while not (found := condition()):
+            dead = [one.name for one in self.others if one.process.poll()]
+            if dead or time.monotonic() > deadline:
+                why = f"{', '.join(dead)} failed" if dead else f"it never came true in {PATIENCE:.0f} s"
+                raise AssertionError(f"Waited until {what}: {why}.\n{self.told_by_all()}")
+            time.sleep(0.01)
+        return found
+
+    def told_by_all(self) -> str:
+        """The logs of all that run here, and the requests that are there, for errors."""
+        told = [f"--- {path.name}\n{path.read_text()[-TAIL:]}" for path in sorted(self.folder.glob("*.log"))]
+        with suppress(MillpondError):
+            told += ["--- requests", *(f"{identity}: {known}" for identity, known in self.known().items())]
+        return "\n".join(told)
 
     def kill(self) -> None:
         """Driver, slots and all: nobody gets to clean up."""
         with suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 process.kill()
+        for process in self._slots():
+            with suppress(psutil.Error):
+                process.kill()
+        self.process.kill()
+        self.process.wait()
+
+    def _slots(self) -> list[psutil.Process]:
+        found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get("MILLPOND_TEST_COMPACTION") == str(self.folder) and _is_slot(process):
-                    process.kill()
-        self.process.kill()
-        self.process.wait()
+                    found.append(process)
+        return found
 
     def batch(self) -> None:
         """One more file, and its batch."""
         number, rng = self.parts, np.random.default_rng(self.parts)
-        assert number < MOST_BATCHES, self.log
+        assert number < MOST_BATCHES, self.told_by_all()
         rows = {
             "key": rng.integers(0, KEYS, ROWS),
             "amount": rng.integers(-50, 50, ROWS),
@@ -152,8 +207,11 @@ class Query:
         os.utime(self.folder / "in" / ".new", (1_700_000_000 + number,) * 2)
         (self.folder / "in" / ".new").rename(self.folder / "in" / f"{number:04d}.parquet")
         self.parts += 1
-        wait_until(lambda: self.process.poll() is not None or (len(self._outputs()) == self.parts and self.settled))
-        assert self.process.poll() is None, self.log
+        self.wait_until(
+            f"batch {number} is done",
+            lambda: self.process.poll() is not None or (len(self._outputs()) == self.parts and self.settled),
+        )
+        assert self.process.poll() is None, self.told_by_all()
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """Batch after batch, until something is so."""
@@ -182,21 +240,24 @@ class Query:
     def known(self) -> dict[str, Known]:
         return requests(self.files)
 
-    def held(self, worker: Beside) -> str:
-        """Stall a worker, the only one that goes on, while it has a request in hand; which it is."""
+    def open_requests(self) -> set[str]:
+        """Those without an answer."""
+        return {identity for identity, known in self.known().items() if known.request and not known.done}
 
-        def in_hand() -> list[str]:
-            return [at for at, known in self.known().items() if known.request and known.taken and not known.done]
-
+    def held(self, worker: Beside, step: str) -> str:
+        """Stall a worker, the only one that goes on, at a step of a request that it has in hand; which it is."""
         for _ in range(MOST_BATCHES):
             worker.stall()
-            self.until(lambda: any(known.request and not known.done for known in self.known().values()))
-            worker.go_on()
-            wait_until(lambda: in_hand() or all(known.done for known in self.known().values() if known.request))
+            worker.stand_at(step)
+            self.until(self.open_requests)
+            worker.resume()
+            self.wait_until(
+                f"{worker.name} stands {step} its work", lambda: worker.standing(step) or not self.open_requests()
+            )
             worker.stall()
-            if found := in_hand():
-                return found[0]
-        raise AssertionError("it was never caught at work")
+            if found := self.open_requests().intersection(worker.standing(step)[-1:]):
+                return found.pop()
+        raise AssertionError(f"{worker.name} was never caught at work.\n{self.told_by_all()}")
 
     def named(self) -> set[str]:
         """Files that commits name."""
@@ -257,7 +318,7 @@ def cleanup() -> Iterator[ExitStack]:
 
 
 @pytest.mark.xdist_group("seaweedfs")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("store", ["disk", "s3"])
 def test_workers_and_the_query_are_killed_and_stalled(
     store: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cleanup: ExitStack
@@ -269,34 +330,34 @@ def test_workers_and_the_query_are_killed_and_stalled(
     query = Query(tmp_path, apart)
 
     def worker(name: str) -> Beside:
-        made = Beside(tmp_path, location if apart else f"faults+{location}?latency_ms=20", name)
+        made = Beside(query, location if apart else f"faults+{location}?latency_ms=20", name)
         cleanup.callback(made.kill)
         return made
 
-    with query.running(partitions="2", compaction_timeout="60"):
+    with query.running(partitions="2", compaction_timeout="600"):  # whoever dies or stalls, another worker takes over
+        first, second, third = [one.started() for one in [worker("first"), worker("second"), worker("third")]]
         query.batch()
         assert query.files.url.startswith("s3:" if apart else "file:")
-        first, second, third = worker("first"), worker("second"), worker("third")
 
         first.go_on()
         query.until(lambda: query.told("remote_compactions") > 0)
         query.until(lambda: any(made_for(name) for name in query.named()))
 
-        left = query.held(first)
+        left = query.held(first, BEFORE)
         first.kill()
+        query.others.remove(first)
         second.go_on()
-        wait_until(lambda: f"request {left} done" in second.said())
+        second.says(left, "done")
         before = query.told("remote_compactions")
         query.until(lambda: query.told("remote_compactions") > before)
 
-        left = query.held(second)
+        left = query.held(second, AFTER)
         third.go_on()
-        wait_until(lambda: f"request {left} done" in third.said())
+        third.says(left, "done")
         before = query.told("remote_compactions")
         query.until(lambda: query.told("remote_compactions") > before)
-        second.go_on()  # it writes what nobody waits for any more
-        late = [f"request {left} {how}" for how in ("is left to", "was answered by", "is not waited for")]
-        wait_until(lambda: any(line in second.said() for line in late))
+        second.go_on()  # nobody waits for what it has made; it is an answer if the request goes after its last look
+        second.says(left, "is left to", "was answered by", "is not waited for", "done")
         second.end()
 
         assert query.told("local_compactions") == 0
@@ -304,23 +365,30 @@ def test_workers_and_the_query_are_killed_and_stalled(
         assert query.told("remote_compacted_bytes") > 0
         looked = ProgressReader(location).look()
         assert sum(batch.compactions["remote_compactions"] for batch in looked.batches) > 0
-        left = query.held(third)
-        unanswered = {at for at, known in query.known().items() if known.request and not known.done}
+        left = query.held(third, AFTER)
+        unanswered = query.open_requests()
         assert left in unanswered
         query.kill()
         assert unanswered <= {at for at, known in query.known().items() if known.request}
 
     with query.running(partitions="3", compaction_timeout="2"):
         query.batch()
-        third.go_on()
-        wait_until(lambda: any(f"request {left} {how}" in third.said() for how in ("is left to", "is not waited for")))
+        third.stand_at(BEFORE, AFTER)  # at what this run asks for, too
+        third.let(left)
+        third.resume()
+        third.says(left, "is left to", "is not waited for")
         third.end()
         assert left not in query.known() or not query.known()[left].done
         query.until(lambda: query.told("local_compactions") > 0 and query.told("compaction_ms") > 0)
         assert query.told("remote_compactions") == 0
         query.batch()
-    last = newest_claim(query.files)
-    wait_until(lambda: not any(known.generation == last.number for known in query.known().values()))
+        last = newest_claim(query.files)
+
+        def waiting() -> list[str]:  # a sign of life that comes too late may stay, and is collected
+            return [at for at, known in query.known().items() if known.generation == last.number and known.request]
+
+        query.wait_until("the last run waits for no request", lambda: not waiting())
+    assert not waiting(), query.told_by_all()
 
     assert not {made_for(name) for name in query.named()} & unanswered
     query.check_rows()

@@ -3,7 +3,8 @@
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ import pytest
 
 from millpond.errors import TransientError, UsageError
 from millpond.lookup import fetch
-from millpond.operators.lookups import fetchers
+from millpond.operators.lookups import fetchers, operator
 from millpond.operators.lookups.operator import LookupOperator
 from millpond.spec.kinds.enrich import EnrichSpec
 from tests.lookup.tables import Memory, MemoryTable
@@ -36,6 +37,54 @@ def rigs() -> Iterator[list[Rig]]:
         rig.operator.close()
         rig.close()
     assert not fetchers._shared
+
+
+class Clock:
+    """The time as lookups see it; it stands still but for what is added."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(operator, "time", clock)
+    monkeypatch.setattr(fetch, "time", clock)
+    return clock
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.01)
+
+
+def wait_for_answers(rig: Rig) -> None:
+    """To what was asked for ahead."""
+    operator: Any = rig.operator
+    wait_until(lambda: all(request.answer.done() for request in operator._requests._open))
+
+
+@contextmanager
+def held_until(memory: Memory, requests: int) -> Iterator[None]:
+    """No request is answered before so many are there."""
+    memory.gate.clear()
+
+    def let_go() -> None:
+        wait_until(lambda: memory.at_once >= requests)
+        memory.gate.set()
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def shape(memory: Memory, test: Any, /, **more: Any) -> EnrichSpec:
@@ -116,7 +165,8 @@ def test_a_key_on_its_way_is_not_asked_for_again(memory: Memory, rigs: list[Rig]
     memory.delay = 0.02
     rigs.append(rig := Rig(spec))
     rows = [{"k": number, "s": "a", "n": number} for number in range(100)]
-    out = rig.batch(*(batch(spec, rows[start : start + 60]) for start in (0, 20, 40, 0, 10)))
+    with held_until(memory, 2):
+        out = rig.batch(*(batch(spec, rows[start : start + 60]) for start in (0, 20, 40, 0, 10)))
     assert out.num_rows == 300
     assert set(memory.asked.values()) == {1}
     assert memory.at_once == 2
@@ -134,16 +184,13 @@ def test_pieces_are_looked_at_while_others_wait(memory: Memory, rigs: list[Rig],
     rig.operator.begin(0, None)  # type: ignore[arg-type]
     for number in range(4):
         rig.operator.process(batch(spec, [{"k": number, "s": "a", "n": 0}]))
-    until = time.monotonic() + 10
-    while memory.requests < 4 and time.monotonic() < until:
-        time.sleep(0.01)
-    assert memory.at_once == 4
+    wait_until(lambda: memory.at_once == 4)
     memory.gate.set()
     rig.operator.finish()
     assert sum(piece.num_rows for piece in rig.operator.output()) == 4
 
 
-def test_what_was_found_expires(memory: Memory, rigs: list[Rig], request: Any) -> None:
+def test_what_was_found_expires(memory: Memory, rigs: list[Rig], request: Any, clock: Clock) -> None:
     spec = shape(memory, request, ttl_ms=300)
     rows = [{"k": 1, "s": "a", "n": 0}, {"k": 2, "s": "a", "n": 0}]
     memory.rows = {(1, "a"): row((1, "a"))}
@@ -152,12 +199,12 @@ def test_what_was_found_expires(memory: Memory, rigs: list[Rig], request: Any) -
     first = dict(memory.rows)
     memory.rows = {(1, "a"): row((1, "a"), 2), (2, "a"): row((2, "a"), 2)}
     assert plain(as_rows(rig.batch(batch(spec, rows)))) == before == plain(joined(spec, rows, first))
-    time.sleep(0.35)
+    clock.now += 0.35
     assert plain(as_rows(rig.batch(batch(spec, rows)))) == plain(joined(spec, rows, memory.rows))
     assert memory.asked == {(1, "a"): 2, (2, "a"): 2}
 
 
-def test_what_was_found_is_as_old_as_its_request(memory: Memory, rigs: list[Rig], request: Any) -> None:
+def test_what_was_found_is_as_old_as_its_request(memory: Memory, rigs: list[Rig], request: Any, clock: Clock) -> None:
     """An answer may lie about until the next batch asks for it."""
     spec = shape(memory, request, ttl_ms=300)
     rows = [{"k": 1, "s": "a", "n": 0}]
@@ -165,7 +212,8 @@ def test_what_was_found_is_as_old_as_its_request(memory: Memory, rigs: list[Rig]
     rigs.append(rig := Rig(spec))
     operator: Any = rig.operator
     operator.announce_keys(batch(spec, rows).select([0, 1, 2]), 0)
-    time.sleep(0.35)
+    wait_for_answers(rig)
+    clock.now += 0.35
     memory.rows = {(1, "a"): row((1, "a"), 2)}
     assert plain(as_rows(rig.batch(batch(spec, rows)))) == plain(joined(spec, rows, memory.rows))
     assert memory.asked == {(1, "a"): 2}
@@ -233,10 +281,8 @@ class TestHints:
         memory.rows = {(number, "a"): row((number, "a")) for number in range(100)}
         rigs.append(rig := Rig(spec))
         self.announce(rig, spec, self.ROWS, 0)
-        until = time.monotonic() + 10
-        while sum(memory.asked.values()) < 200 and time.monotonic() < until:
-            time.sleep(0.01)
-        time.sleep(0.05)
+        wait_for_answers(rig)
+        assert sum(memory.asked.values()) == 200
         out = rig.batch(batch(spec, self.ROWS))
         assert plain(as_rows(out)) == plain(joined(spec, self.ROWS, memory.rows))
         assert set(memory.asked.values()) == {1}
@@ -281,9 +327,9 @@ class TestErrors:
     def test_a_server_that_was_started_anew(self, memory: Memory, rigs: list[Rig], request: Any) -> None:
         """All connections that lie idle are broken then, more than there are tries."""
         spec = shape(memory, request, retries=1, request=1, concurrency=4, ttl_ms=0)
-        memory.delay = 0.05
         rigs.append(rig := Rig(spec))
-        rig.batch(batch(spec, self.ROWS))
+        with held_until(memory, 4):
+            rig.batch(batch(spec, self.ROWS))
         assert memory.open == 4
         memory.starts += 1
         assert rig.batch(batch(spec, self.ROWS[:1])).num_rows == 1
@@ -367,14 +413,15 @@ class TestErrors:
         self, memory: Memory, rigs: list[Rig], request: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whose `fetch` does not obey its time-out: the batch fails, and the next one asks by other threads."""
-        monkeypatch.setattr(fetch, "_GRACE", 0.1)
-        monkeypatch.setattr(fetch, "_LOOK", 0.05)
         spec = shape(memory, request, timeout_ms=20, on_error="null")
         memory.rows = {(1, "a"): row((1, "a"))}
         memory.gate.clear()
         rigs.append(rig := Rig(spec))
-        with pytest.raises(TransientError, match=r"hangs: it was given 0.02 s to answer, and has not for 0.14 s"):
-            rig.batch(batch(spec, self.ROWS))
+        with monkeypatch.context() as hasty:
+            hasty.setattr(fetch, "_GRACE", 0.1)
+            hasty.setattr(fetch, "_LOOK", 0.05)
+            with pytest.raises(TransientError, match=r"hangs: it was given 0.02 s to answer, and has not for 0.14 s"):
+                rig.batch(batch(spec, self.ROWS))
         rig.operator.close()
         rig.restart()
         memory.gate.set()
@@ -405,8 +452,5 @@ def test_threads_end(memory: Memory, rigs: list[Rig], request: Any) -> None:
     rig.batch(batch(spec, [{"k": number, "s": "a", "n": 0} for number in range(1000)]))
     rig.operator.close()
     rig.close()
-    until = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert threading.active_count() <= before + 1  # the rig's own
+    wait_until(lambda: threading.active_count() <= before + 1)  # the rig's own
     assert memory.open == 0

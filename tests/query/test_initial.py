@@ -104,7 +104,7 @@ def test_files_go_once_the_first_batch_is_committed(job: Job, monkeypatch: pytes
     assert len(left) == 4
     job.spark.conf.set("spark.millpond.partitions", "5")
     assert run(job, totals(job, keys=8)) == {7: 7001}
-    for _ in range(100):
+    for _ in range(600):
         if not files(job):
             break
         time.sleep(0.1)

@@ -81,7 +81,7 @@ def test_a_running_query_and_when_it_has_stopped(spark: SparkSession, tmp_path: 
     assert sum(one.rows for one in figures) == 4
     assert sum(one.late_rows for one in figures) == 1
     assert progress.durable == progress.committed + 1
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while find_query(progress.state) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.1)

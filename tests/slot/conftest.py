@@ -105,7 +105,7 @@ def rows(partition: int = 0, *, partitions: int = 4, count: int = 10, name: str 
     )
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it never came true"

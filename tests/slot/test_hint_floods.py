@@ -170,7 +170,7 @@ def test_nobody_waits_for_reads_that_have_not_begun(server: PartitionServer, lar
         assert held(server)[2]._waiting
         started = time.monotonic()
         rows, figures = run(server, large, 1, np.arange(10_000))
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 60
         assert rows == dict.fromkeys(range(10_000), (2, 2))
         assert figures["prefetched_keys"] == 0
     finally:
@@ -184,7 +184,7 @@ def reads_wait(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thread
 
     def slowly(self: Fetched) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         original(self)
 
     monkeypatch.setattr(Fetched, "_read", slowly)
@@ -201,7 +201,7 @@ def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
     _, table, _ = held(server)
     asked = np.arange(250)
     hint(server, large, 1, asked)
-    assert begun.wait(10)
+    assert begun.wait(60)
     (fetched,) = table._runs.fetched
     hint(server, large, 1, asked)  # again: it is on its way
     hint(server, large, 2, asked)
@@ -223,7 +223,7 @@ def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
         assert not answer.done()
         assert not readers
         go_on.set()
-        rows, figures = answer.result(30)
+        rows, figures = answer.result(60)
     assert rows == dict.fromkeys(asked.tolist(), (2, 2))
     assert figures["prefetched_used"] == figures["prefetched_keys"] == len(fetched.hashes)
     assert readers
@@ -240,7 +240,7 @@ def test_what_was_read_while_its_batch_ended_is_let_go_of(
     begun, go_on = reads_wait(monkeypatch)
     _, table, _ = held(server)
     hint(server, large, 1, np.arange(5_000))
-    assert begun.wait(10)
+    assert begun.wait(60)
     run(server, large, 1, np.arange(KEYS - 5_000, KEYS))
     go_on.set()
     read_ahead(server)
@@ -334,7 +334,7 @@ def test_hints_take_no_turn_that_an_attempt_waits_for() -> None:
                 pass
 
         second = pool.submit(attempt)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not turns._coming:
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -344,7 +344,7 @@ def test_hints_take_no_turn_that_an_attempt_waits_for() -> None:
             with turns.if_free() as free:
                 assert not free
             turns._current = first
-    second.result(10)
+    second.result(60)
     with turns.if_free() as free:
         assert free
 

@@ -98,7 +98,7 @@ class Gate:
 
         def held(partition, version):
             self.reached.set()
-            assert self.released.wait(20)
+            assert self.released.wait(60)
             self.opened.append((partition.number, version))
             inner(partition, version)
 
@@ -110,13 +110,13 @@ def test_a_batch_waits_for_what_is_being_opened(counting, servers, monkeypatch):
     ahead = threading.Thread(target=server.open_ahead, args=([counting], [0], 0))
     batch = threading.Thread(target=lambda: rows.append(run(server, counting, 0, grouped(0, [1], [5]))[0]))
     ahead.start()
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(60)
     batch.start()
     time.sleep(0.2)
     assert not rows
     gate.released.set()
-    ahead.join(20)
-    batch.join(20)
+    ahead.join(60)
+    batch.join(60)
     assert rows == [{1: (1, 5)}]
     assert gate.opened == [(0, 0)]
 
@@ -126,14 +126,14 @@ def test_what_is_let_go_of_while_it_is_opened_does_not_come_to_life_again(counti
     gate, server = Gate(monkeypatch), servers()
     ahead = threading.Thread(target=server.open_ahead, args=([counting, other], [0], 0))
     ahead.start()
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(60)
     drain = threading.Thread(target=server.drain, args=(counting.key, 10))
     drain.start()
     while counting.key not in server._queries or not server._queries[counting.key].lock.locked():
         time.sleep(0.01)
     gate.released.set()
-    ahead.join(20)
-    drain.join(20)
+    ahead.join(60)
+    drain.join(60)
     assert server._queries[counting.key].running is None
     assert not server._queries[counting.key].partitions
 
@@ -236,9 +236,9 @@ def test_an_attempt_whose_input_is_in_is_not_cut_off_by_another_reader_of_the_ba
         )
     )
     first.start()
-    assert sealing.wait(10)
+    assert sealing.wait(60)
     assert run(server, counting, 0, grouped(0, [1], [1]), attempt=1)[0] == {1: (1, 1)}
-    first.join(20)
+    first.join(60)
     assert outputs == [{1: (1, 1)}]
     assert not abandoned
 
@@ -255,7 +255,7 @@ class _Gate:
     def __iter__(self):
         yield self.batches[0]
         self.reached.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         if self.cut:
             raise ConnectionError("cut off")
         yield from self.batches[1:]
@@ -278,17 +278,17 @@ def test_two_live_attempts_take_turns_and_agree(counting, servers):
         ),
     ]
     threads[0].start()
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     threads[1].start()
     gate.go.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert outputs == {"slow": {1: (1, 1), 2: (1, 2)}, "fast": {1: (1, 1), 2: (1, 2)}}
 
 
 @pytest.mark.parametrize("later", [0, 1])
 def test_an_attempt_that_was_given_up_is_cut_off(counting, servers, later):
-    patience = 0.2 if later == 0 else 60.0
+    patience = 0.2 if later == 0 else 600.0
     counting = msgspec.structs.replace(
         counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=patience)
     )
@@ -309,12 +309,12 @@ def test_an_attempt_that_was_given_up_is_cut_off(counting, servers, later):
         # A repeated attempt of batch 0 reads without the turn: let it be a first attempt of a reopened partition.
         server.drain(counting.key, 10)
     thread.start()
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     if later:
         assert run(server, counting, 1, grouped(0, [1], [1]))[0] == {1: (2, 2)}
     else:
         assert run(server, counting, 0, grouped(0, [1], [1]), attempt=1)[0] == {1: (1, 1)}
-    thread.join(20)
+    thread.join(60)
     assert failed
 
 
@@ -341,9 +341,9 @@ def test_draining_cuts_off_an_attempt_under_way(counting, servers):
 
     thread = threading.Thread(target=attempt)
     thread.start()
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     assert server.drain(counting.key, 10) == [(0, 0, 1)]
-    thread.join(10)
+    thread.join(60)
     assert failed
     assert (0, 0) in durable(counting).missing(2)
     assert run(server, counting, 1, grouped(0, [1], [1]))[0] == {1: (2, 2)}
@@ -362,7 +362,7 @@ def test_a_query_that_drains_slowly_keeps_no_other_waiting(counting, servers):
     thread.start()
     run(server, counting, 1, grouped(0, [1], [1]))
     assert not drained.is_set()
-    thread.join(30)
+    thread.join(60)
     assert drained.is_set()
 
 

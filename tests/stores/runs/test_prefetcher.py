@@ -46,7 +46,7 @@ def ask(runs: RunSet, numbers: np.ndarray) -> list[int]:
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive(), "it waits for what nobody reads"
     return sorted(found)
 
