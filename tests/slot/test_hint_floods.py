@@ -66,20 +66,18 @@ def test_a_flood_takes_its_part_of_memory_and_keeps_no_batch_waiting(
     counts = np.ones(KEYS, np.int64)
     batch = 0
 
-    def ask() -> float:
+    def ask() -> None:
         nonlocal batch
         batch += 1
         asked = rng.choice(KEYS, 20_000, replace=False)
         np.add.at(counts, asked, 1)
-        started = time.monotonic()
         rows, figures = run(server, large, batch, asked)
-        took = time.monotonic() - started
         assert rows == {key: (counts[key], counts[key]) for key in asked.tolist()}
         dropped.append(figures["dropped_hints"])
-        return took
 
     dropped: list[float] = []
-    plain = max(ask() for _ in range(5))
+    for _ in range(5):
+        ask()
     assert not any(dropped)
     over = threading.Event()
     sent = 0
@@ -87,7 +85,7 @@ def test_a_flood_takes_its_part_of_memory_and_keeps_no_batch_waiting(
     def flood(seed: int) -> None:
         nonlocal sent
         keys = np.random.default_rng(seed)
-        while not over.is_set() and sent < FLOOD:
+        while not over.is_set():
             some = keys.integers(0, 2 * KEYS, 16_384)
             hint(server, large, batch + 1 + seed % 2, some)
             sent += len(some)
@@ -95,13 +93,16 @@ def test_a_flood_takes_its_part_of_memory_and_keeps_no_batch_waiting(
     before = anonymous()
     with Watch(server) as watch, ThreadPoolExecutor(3) as pool:
         floods = [pool.submit(flood, seed) for seed in range(3)]
-        while sent < FLOOD and not all(one.done() for one in floods):
-            assert ask() < 10 * plain + 2.0
-        over.set()
+        try:
+            while sent < FLOOD or len(dropped) < 5 + 3:  # a batch that waited for its end would wait for ever
+                ask()
+                assert not any(one.done() for one in floods)
+        finally:
+            over.set()
         for one in floods:
             one.result()
     ask()
-    assert sum(dropped) > FLOOD // 4
+    assert sum(dropped) > sent // 4
     assert watch.kept <= large.settings.memory // 16
     assert 0.0 < watch.read <= 1.0
     assert watch.waiting <= 1.0
