@@ -48,7 +48,7 @@ def task(folder: Path) -> PipeTask:
         location=str(folder / "state"),
         generation=1,
         offsets=str(folder / "offsets"),
-        settings=SlotSettings(directory=str(folder), silence_timeout=15.0, start_timeout=20.0),
+        settings=SlotSettings(directory=str(folder), silence_timeout=15.0, start_timeout=60.0),
         template="tests.slot.echo",
     )
 
@@ -61,7 +61,7 @@ def owned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hasty(task: PipeTask) -> PipeTask:
     """The same, with less patience for a silent slot."""
-    return msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, silence_timeout=1.5))
+    return msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, silence_timeout=3.0))
 
 
 @dataclasses.dataclass

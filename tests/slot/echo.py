@@ -42,7 +42,7 @@ class Echo:
                 threading.Event().wait(600)  # another thread takes the signal: this one goes on for a moment
             if command == "wait":
                 self.waiting = True
-                threading.Event().wait(2.5)
+                threading.Event().wait(4.5)
                 self.waiting = False
             rows.append(batch)
         self.versions[run.task.operator, run.partition] = (run.batch or 0) + 1

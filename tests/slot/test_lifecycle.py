@@ -240,7 +240,7 @@ def test_nothing_is_left_when_the_driver_is_killed(task, stop_a_slot):
     driver.kill()
     driver.wait()
     os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: not any(p.alive() for p in running.values()), timeout=5)
+    wait_until(lambda: not any(p.alive() for p in running.values()))
     wait_until(lambda: not directory.path.exists())
 
 
