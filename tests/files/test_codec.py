@@ -1,5 +1,7 @@
 """Blocks and segments come back as they were written, or say that they were not."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,10 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
 from millpond.files.formats import blocks
-from millpond.files.formats.blocks import cut_blocks
-from millpond.files.formats.codec import decode_block, encode_block
+from millpond.files.formats.blocks import cut_blocks, run_blocks, stops_of
+from millpond.files.formats.codec import decode_block, decode_blocks, encode_block
 from millpond.files.formats.segment import decode_rows, encode_rows
+from millpond.kernels.pointers import address
 from millpond.layout import Rows
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, random_rows
 
@@ -78,6 +81,81 @@ def test_references_outside_of_the_heap_are_damage():
     written = memoryview(joined(encode_block(Rows(words, rows.heap), compress=False)))
     with pytest.raises(StateDamagedError, match="refers to bytes outside"):
         decode_block(written, 0, MIXED, "x")
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_blocks_that_are_decoded_together_are_those_decoded_one_by_one(data):
+    shape = data.draw(st.sampled_from(LAYOUTS))
+    some = [
+        encode(one, shape)
+        for one in data.draw(st.lists(st.lists(entries(shape, HASHES), min_size=1, max_size=9), min_size=1, max_size=4))
+    ]
+    compress = data.draw(st.booleans())
+    encoded = [joined(encode_block(Rows(rows.words, rows.heap), compress=compress)) for rows in some]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)[:-1]
+    counts = np.array([rows.count for rows in some], np.int64)
+    written = bytearray(b"".join(encoded))
+    decoded = decode_blocks(memoryview(written), offsets, counts, shape, "x")
+    for at, rows in enumerate(some):
+        alone, _ = decode_block(memoryview(written), int(offsets[at]), shape, "x")
+        for got in (decoded.block(at), alone):
+            assert (got.words == rows.words).all()
+            assert (got.heap == rows.heap).all()
+        assert decoded.words_at[at] == address(decoded.block(at).words)
+        assert decoded.heap_at[at] == address(decoded.block(at).heap)
+    if not written:
+        return
+    if data.draw(st.booleans()):
+        del written[data.draw(st.integers(0, len(written) - 1)) :]
+    else:
+        bit = data.draw(st.integers(0, len(written) * 8 - 1))
+        written[bit // 8] ^= 1 << bit % 8
+    try:
+        read = decode_blocks(memoryview(written), offsets, counts, shape, "a file")
+    except StateDamagedError as error:
+        assert error.file == "a file"  # noqa: PT017
+    else:  # it was in what fills the last words
+        assert (read.rows.words == decoded.rows.words).all()
+        assert (read.rows.heap == decoded.rows.heap).all()
+
+
+def test_a_block_of_another_count_or_with_stray_references_is_damage():
+    rows = random_rows(5, MIXED, 1)
+    written = memoryview(joined(encode_block(rows, compress=True)))
+    at = np.zeros(1, np.int64)
+    with pytest.raises(StateDamagedError, match="does not fit the footer"):
+        decode_blocks(written, at, np.array([4]), MIXED, "x")
+    words = rows.words.copy()
+    words[3, MIXED.bytes_columns[1] + 1] = np.uint64(2**64 - 5)
+    written = memoryview(joined(encode_block(Rows(words, rows.heap), compress=True)))
+    with pytest.raises(StateDamagedError, match=r"block at byte 77 refers to bytes outside"):
+        decode_blocks(written, at, np.array([5]), MIXED, "x", 77)
+
+
+@given(st.lists(st.booleans(), max_size=30), st.lists(st.integers(0, 2), min_size=30, max_size=30))
+def test_parts_hold_ties_together(ties, steps):
+    tied, group = np.array(ties, np.bool_), np.cumsum(steps)[: len(ties)]
+    stops = stops_of(tied, group)
+    assert stops == sorted(set(stops))
+    assert (stops[0], stops[-1]) == (0, len(ties))
+    assert not any(ties[stop] for stop in stops[1:-1])
+    for begin, end in pairwise(stops):  # no part goes on where it could have ended in a later group
+        first = next((i for i in range(begin + 1, end) if group[i] != group[begin]), end)
+        assert all(ties[i] for i in range(first, end))
+
+
+def test_blocks_of_runs_are_bounded_in_words_and_heap_together(monkeypatch):
+    monkeypatch.setattr(blocks, "RUN_BLOCK", 10_000)
+    rows = random_rows(1000, MIXED, 1, longest=100)
+    cut = list(run_blocks(rows, MIXED))
+    assert all(b.words.nbytes + b.heap.nbytes <= 10_000 for b in cut)
+    assert min(b.words.nbytes + b.heap.nbytes for b in cut[:-1]) > 9_000
+    assert [e for b in cut for e in decode(b, MIXED)] == decode(rows, MIXED)
+    long = random_rows(3, MIXED, 1, longest=50_000)
+    assert [b.count for b in run_blocks(long, MIXED)] == [1, 1, 1]
+    plain = list(run_blocks(random_rows(1000, FIXED, 1), FIXED))
+    assert {b.words.nbytes for b in plain[:-1]} == {10_000 // (8 * FIXED.width) * 8 * FIXED.width}
 
 
 def test_blocks_are_bounded_in_rows_and_heap(monkeypatch):

@@ -13,7 +13,7 @@ def admitted(source: MemorySource, hashes: np.ndarray) -> int:
     index, select = source.index, np.arange(len(hashes), dtype=np.int32)
     blocks, kept = np.empty(len(hashes), np.int32), np.empty(len(hashes), np.int32)
     locate(hashes, select, len(hashes), index.fence, blocks)
-    filters = source.filters(blocks).at
+    filters = source.filters(blocks)().at
     return admit(hashes, select, len(hashes), blocks, index.fence, index.lines, filters, kept)
 
 

@@ -53,7 +53,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every input is looked at, a few say something, and little is read at once."""
     monkeypatch.setattr(cardinality_observer, "SAMPLED", 0)
     monkeypatch.setattr(cardinality_observer, "_ENOUGH", 16)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(blocks, "RUN_BLOCK", 1024)
     monkeypatch.setattr(hash_intervals, "_LEAST_PIECE", 1024)
 
 

@@ -72,7 +72,7 @@ def shown(runs: RunSet) -> list:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_contents_stay_as_they_were(store, monkeypatch, data):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(blocks, "RUN_BLOCK", 200)
     shape = data.draw(st.sampled_from([FIXED, MIXED]))
     one = entries(shape, data.draw(st.sampled_from([HASHES, st.integers(0, 20)])))
     runs = RunSet(shape)

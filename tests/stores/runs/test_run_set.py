@@ -1,7 +1,5 @@
 """Lookups and scans over several runs, against a dictionary."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +17,7 @@ from tests.stores.shelf import found_rows
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 3 * 8 * FIXED.width)
+    monkeypatch.setattr(blocks, "RUN_BLOCK", 3 * 8 * FIXED.width)
 
 
 def expected(runs: list[list[Entry]]) -> dict[tuple, Entry]:
@@ -70,7 +68,7 @@ def test_scan_yields_live_rows_in_hash_order(data):
 @pytest.mark.parametrize("shape", [FIXED, MIXED])
 @pytest.mark.parametrize("bits", [64, 8])
 def test_many_rows(shape, bits, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 65536)
+    monkeypatch.setattr(blocks, "RUN_BLOCK", 65536)
     count = 30_000 if bits == 64 else 5_000
     batches = [random_rows(count, shape, seed, bits=bits) for seed in range(3)]
     runs = RunSet(shape, [memory_run(sort_rows(rows, shape), shape) for rows in batches])
@@ -185,11 +183,20 @@ def test_runs_that_are_far_are_searched_side_by_side(far, monkeypatch):
     gone = versions[0].words[40:60].copy()
     gone[:, META] |= np.uint64(TOMBSTONE)
     runs.insert(0, memory_run(Rows(gone, versions[0].heap), FIXED))
-    threads = set()
+    going, most = 0, 0
     distant = [runs[number] for number in far]
     monkeypatch.setattr(Run, "far", property(lambda self: self in distant))
     search = Run._search
-    monkeypatch.setattr(Run, "_search", lambda *asked: threads.add(threading.current_thread()) or search(*asked))
+
+    def watched(*asked):
+        nonlocal going, most
+        going += 1
+        most = max(most, going)
+        left = yield from search(*asked)
+        going -= 1
+        return left
+
+    monkeypatch.setattr(Run, "_search", watched)
     rows = versions[0]
     found, got = found_rows(RunSet(FIXED, runs), rows, np.arange(rows.count))
     wanted = {}
@@ -199,4 +206,4 @@ def test_runs_that_are_far_are_searched_side_by_side(far, monkeypatch):
         del wanted[number]
     place = FIXED.offsets[len(FIXED.schema.keys)]
     assert dict(zip(found.tolist(), got.words[:, place].tolist(), strict=True)) == wanted
-    assert (len(threads) > 1) == (len(far) > 0)
+    assert (most > 1) == (len(far) > 0)

@@ -17,7 +17,7 @@ from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks, run
 from millpond.files.formats.blocks import sort_rows
-from millpond.files.tiers import local_copies
+from millpond.files.tiers import allowance, local_copies, mapped
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.files.tiers.mapped import MappedSource
 from millpond.layout import HashRange, Rows
@@ -43,8 +43,11 @@ def cached(run: Run) -> CachedSource:
 
 
 def small(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(blocks, "RUN_BLOCK", 200)
     monkeypatch.setattr(run, "FILTER_GROUP", 3)
+    monkeypatch.setattr(allowance, "_LEAST", 1)  # as many parts as there can be
+    for tier in (mapped, local_copies):
+        monkeypatch.setattr(tier, "PART_BLOCKS", 2)
 
 
 @pytest.fixture(params=["in place", "in place again", "mapped", "reopened", "remote", "hydrated", "nothing cached"])

@@ -6,9 +6,10 @@ by the same code. What differs is how blocks get their addresses: that is a `Blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,10 +23,16 @@ from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows
 
 BLOCK_BYTES = 65536
-"""Bytes of row words in a block, at most."""
+"""Bytes of row words in a block of what is read from one end to the other, at most."""
 
 BLOCK_HEAP = 1 << 20
-"""Bytes of long values in a block, unless a single row has more."""
+"""Bytes of long values in such a block, unless a single row has more."""
+
+RUN_BLOCK = 16384
+"""Bytes of row words and long values together in a block of a run, at most, unless a single row has more.
+
+A key that is looked for in a file brings a whole block of it.
+"""
 
 Numbers = NDArray[np.int64] | NDArray[np.int32]
 """Block numbers in ascending order."""
@@ -68,8 +75,8 @@ def shape_of(layout: RowLayout) -> Shape:
 
 
 def rows_per_block(layout: RowLayout) -> int:
-    """How many rows of a layout a block holds at most."""
-    return max(1, BLOCK_BYTES // (8 * layout.width))
+    """How many rows of a layout a block of a run holds at most."""
+    return max(1, RUN_BLOCK // (8 * layout.width))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +125,17 @@ class BlockTable(NamedTuple):
     complete: bool = False
 
 
+class Part(NamedTuple):
+    """Some of the blocks that were asked for: those from `begin` to `end` (excluded) of what was asked.
+
+    `table` tells where they are, and of no others.
+    """
+
+    begin: int
+    end: int
+    table: BlockTable
+
+
 class FilterTable(NamedTuple):
     """Addresses of the filters of blocks (0: not asked for, or without one). `pins` keeps the memory alive."""
 
@@ -150,8 +168,18 @@ class BlockSource(Protocol):
             once: by a scan, which passes each block once: caches keep the blocks only where they have room.
         """
 
-    def filters(self, wanted: Numbers) -> FilterTable:
-        """The addresses of the filters of some blocks (ascending numbers)."""
+    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+        """Some blocks, as many at a time as memory is meant for; use a part before the next is asked for.
+
+        What takes long is begun before the first part is asked for, and goes on while a part is used.
+
+        Args:
+            wanted: numbers, ascending, some perhaps twice. tied: which of them have to be in one part with the one
+                before.
+        """
+
+    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
+        """Begin to bring the filters of some blocks (ascending numbers); what is returned waits for their addresses."""
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
         """Rows near some addresses (ascending) of a block table will be read soon: fetch what takes long."""
@@ -206,9 +234,13 @@ class MemorySource:
         """The addresses of all blocks."""
         return self._table
 
-    def filters(self, wanted: Numbers) -> FilterTable:
+    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+        """All in one part."""
+        return iter([Part(0, len(wanted), self._table)])
+
+    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
         """The addresses of all filters."""
-        return self._filters
+        return lambda: self._filters
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
         """They are here."""
@@ -228,27 +260,56 @@ def sort_rows(rows: Rows, layout: RowLayout) -> Rows:
     return Rows(*gather_rows(rows_at[order], heaps_at, layout.width, shape_of(layout).blobs))
 
 
-def cut_blocks(rows: Rows, layout: RowLayout) -> Iterator[Rows]:
+def in_parts(
+    bring: Callable[[NDArray[np.int64]], BlockTable], wanted: NDArray[np.int64], tied: NDArray[np.bool_], most: int
+) -> Iterator[Part]:
+    """Some blocks, about `most` at a time, brought when their turn comes (see `BlockSource.parts`)."""
+    for begin, end in pairwise(stops_of(tied, np.arange(len(wanted)) // most)):
+        yield Part(begin, end, bring(wanted[begin:end]))
+
+
+def stops_of(tied: NDArray[np.bool_], group: NDArray[np.int64]) -> list[int]:
+    """Where things in order are cut by the groups that they belong to, or behind that, so that ties hold; both ends."""
+    if not len(tied):
+        return [0]
+    free = np.flatnonzero(~tied[1:]) + 1
+    cuts = np.flatnonzero(np.diff(group)) + 1
+    at = np.searchsorted(free, cuts)
+    return [0, *np.unique(free[at[at < len(free)]]).tolist(), len(tied)]
+
+
+def cut_blocks(rows: Rows, layout: RowLayout, most: int | None = None) -> Iterator[Rows]:
     """Rows in blocks as files hold them, in the order given: bounded, each with its own compact heap.
 
     Blocks of layouts without `bytes` columns are views of `rows.words`.
+
+    Args:
+        most: bytes of words and heap together in a block (see `RUN_BLOCK`); without, `BLOCK_BYTES` and `BLOCK_HEAP`.
     """
     words = np.ascontiguousarray(rows.words)
     if words.shape[1] != layout.width:
         raise ValueError(f"rows of {words.shape[1]} words do not fit a layout of {layout.width}")
-    most = rows_per_block(layout)
+    bytes_of_words, heap = (BLOCK_BYTES, BLOCK_HEAP) if most is None else (most, most)
+    most_rows = max(1, bytes_of_words // (8 * layout.width))
     if not layout.bytes_columns:
-        for begin in range(0, len(words), most):
-            yield Rows(words[begin : begin + most], _NO_HEAP)
+        for begin in range(0, len(words), most_rows):
+            yield Rows(words[begin : begin + most_rows], _NO_HEAP)
         return
     shape = shape_of(layout)
     stops = np.empty(len(words), np.int64)
-    blocks = cut(address(words), len(words), shape.width, shape.blobs, most, BLOCK_HEAP, stops)
+    together = bytes_of_words + heap if most is None else most
+    at = address(words), len(words), shape.width, shape.blobs
+    blocks = cut(*at, most_rows, heap, together, stops)
     rows_at, heaps_at = addresses(words, rows.heap)
     begin = 0
     for stop in stops[:blocks].tolist():
         yield Rows(*gather_rows(rows_at[begin:stop], heaps_at[begin:stop], shape.width, shape.blobs))
         begin = stop
+
+
+def run_blocks(rows: Rows, layout: RowLayout) -> Iterator[Rows]:
+    """Rows in blocks as run files hold them (see `cut_blocks`)."""
+    return cut_blocks(rows, layout, RUN_BLOCK)
 
 
 _NO_HEAP = np.empty(0, np.uint8)

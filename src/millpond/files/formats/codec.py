@@ -27,7 +27,7 @@ from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.blocks import shape_of
 from millpond.kernels.pointers import address
-from millpond.kernels.runs.byte_shuffle import shuffle, unshuffle
+from millpond.kernels.runs.byte_shuffle import shuffle, unpack, unshuffle
 from millpond.kernels.runs.gather import stray
 from millpond.layout import RowLayout, Rows
 
@@ -156,12 +156,7 @@ def decode_into(
     payload = data[offset + HEADER : offset + HEADER + header.stored]
     size = words.nbytes + heap.nbytes
     if header.encoding == SHUFFLED_LZ4:
-        try:
-            plain = np.frombuffer(_codec.decompress(payload, size), np.uint8)
-        except (OSError, pa.ArrowException) as error:
-            raise damaged(name, f"the block at byte {offset} does not decompress") from error
-        if len(plain) != size:
-            raise damaged(name, f"the block at byte {offset} decompresses to another length")
+        plain = np.frombuffer(_decompressed(payload, size, offset, name), np.uint8)
         unshuffle(address(plain), header.rows, header.width, address(words))
     elif header.encoding == RAW:
         plain = np.frombuffer(payload, np.uint8)
@@ -170,6 +165,97 @@ def decode_into(
         raise damaged(name, f"the block at byte {offset} is encoded in an unknown way")
     heap[:] = plain[words.nbytes :]
     check_references(address(words), header, layout, offset, name)
+
+
+class Decoded(NamedTuple):
+    """Some blocks that were decoded together.
+
+    Attributes:
+        rows: all their words, and all their heaps; offsets of a block's long values count from its own heap.
+        starts: rows before each block; heap_starts: bytes of heap before each; both with the total at the end.
+        words_at, heap_at: addresses of the words and the heap of each.
+    """
+
+    rows: Rows
+    starts: NDArray[np.int64]
+    heap_starts: NDArray[np.int64]
+    words_at: NDArray[np.uint64]
+    heap_at: NDArray[np.uint64]
+
+    def block(self, number: int) -> Rows:
+        """One of the blocks, as views."""
+        words = self.rows.words[self.starts[number] : self.starts[number + 1]]
+        return Rows(words, self.rows.heap[self.heap_starts[number] : self.heap_starts[number + 1]])
+
+
+_HEAD = np.dtype(
+    {
+        "names": ["stored", "rows", "heap", "width", "kind", "encoding", "checksum"],
+        "formats": ["<u4", "<u4", "<u4", "<u2", "u1", "u1", "<u8"],
+    }
+)
+
+
+def decode_blocks(
+    data: memoryview, offsets: NDArray[np.int64], counts: NDArray[np.int64], layout: RowLayout, name: str, base: int = 0
+) -> Decoded:
+    """The rows of the blocks at some offsets, which are known to be of so many rows each.
+
+    Many blocks cost a few calls together: what is done for each is its checksum, and to decompress it.
+
+    Args:
+        base: where in the file the data begins, for messages.
+
+    Raises:
+        StateDamagedError: a block is not as it was written, or of another size; names the file.
+    """
+    end = len(data) - HEADER
+    if len(offsets) and not 0 <= int(offsets.min()) <= int(offsets.max()) <= end:
+        raise damaged(name, f"it ends within the block at byte {base + int(offsets.max())}")
+    bytes_ = np.frombuffer(data, np.uint8)
+    heads = bytes_[offsets[:, None] + np.arange(HEADER)].view(_HEAD).reshape(-1)
+    stored, heaps = heads["stored"].astype(np.int64), heads["heap"].astype(np.int64)
+    sizes = counts * (8 * layout.width) + heaps
+    shuffled = heads["encoding"] == SHUFFLED_LZ4
+    fits = (heads["kind"] == ROWS) & (heads["width"] == layout.width) & (heads["rows"] == counts)
+    fits &= shuffled | ((heads["encoding"] == RAW) & (stored == sizes))
+    starts, heap_starts = np.append(0, np.cumsum(counts)), np.append(0, np.cumsum(heaps))
+    plain_at = np.uint64(address(bytes_)) + (offsets + HEADER).astype(np.uint64)
+    held = []
+    columns = (offsets, stored, heads["checksum"], fits, sizes, shuffled)
+    for number, (offset, length, checksum, fit, size, packed) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        payload = data[offset + HEADER : offset + HEADER + length]
+        digest = xxhash.xxh3_64(data[offset : offset + _FIELDS.size])
+        digest.update(payload)
+        if digest.intdigest() != checksum:
+            raise damaged(name, f"the block at byte {base + offset} does not have its checksum")
+        if not fit:
+            raise damaged(name, f"the block at byte {base + offset} does not fit the footer")
+        if packed:
+            plain = _decompressed(payload, size, base + offset, name)
+            plain_at[number] = plain.address
+            held.append(plain)
+    words = np.empty((int(starts[-1]), layout.width), np.uint64)
+    heap = np.empty(int(heap_starts[-1]), np.uint8)
+    words_at = np.uint64(address(words)) + (starts[:-1] * (8 * layout.width)).astype(np.uint64)
+    heap_at = np.uint64(address(heap)) + heap_starts[:-1].astype(np.uint64)
+    blobs = shape_of(layout).blobs
+    wrong = unpack(plain_at, shuffled, counts, heaps, layout.width, blobs, words_at, heap_at)
+    if wrong >= 0:
+        raise damaged(name, f"a row of the block at byte {base + int(offsets[wrong])} refers to bytes outside of it")
+    return Decoded(Rows(words, heap), starts, heap_starts, words_at, heap_at)
+
+
+def _decompressed(payload: memoryview, size: int, offset: int, name: str) -> pa.Buffer:
+    try:
+        plain = _codec.decompress(payload, size)
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(name, f"the block at byte {offset} does not decompress") from error
+    if plain.size != size:
+        raise damaged(name, f"the block at byte {offset} decompresses to another length")
+    return plain
 
 
 def decode_block(data: memoryview, offset: int, layout: RowLayout, name: str) -> tuple[Rows, int]:

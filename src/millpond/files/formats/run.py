@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import BlockIndex, cut_blocks
+from millpond.files.formats.blocks import RUN_BLOCK, BlockIndex, run_blocks
 from millpond.files.formats.codec import FILTER, HEADER, damaged, encode_block
 from millpond.files.refs import RunRef
 from millpond.kernels.pointers import address
@@ -31,10 +31,11 @@ from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLRUN1"
 FORMAT = 1
-FILTER_GROUP = 32
+FILTER_GROUP = 256
 """Blocks whose filters stand together."""
 
 _TAIL = struct.Struct("<QQ8s")
+_DIRECTORY = 26  # bytes of the directory for a block
 _NO_HEAP = np.empty(0, np.uint8)
 
 
@@ -144,7 +145,7 @@ class RunWriter:
             meta = rows.words[:, META]
             self._stamps = min(self._stamps[0], int(meta.min()) >> 16), max(self._stamps[1], int(meta.max()) >> 16)
             self._tombstones += int(np.count_nonzero(meta & np.uint64(1)))
-        for block in cut_blocks(rows, self._layout):
+        for block in run_blocks(rows, self._layout):
             words = block.words
             if int(words[0, HASH]) < self._last:
                 raise ValueError("the rows of a run must come in hash order")
@@ -219,9 +220,9 @@ class OtherColumnsError(StateIncompatibleError):
     schema: TableSchema | None = None
 
 
-def footer_guess(rows: int, layout: RowLayout) -> int:
-    """How many bytes at the end of a run file of so many rows surely hold its footer, long values aside."""
-    return 4096 + 26 * (rows * layout.width * 8 // 65536 + rows // 65536)
+def footer_guess(ref: RunRef, layout: RowLayout) -> int:
+    """How many bytes at the end of a run file most likely hold its footer: blocks seldom shrink to less than half."""
+    return 4096 + _DIRECTORY * max(ref.rows * layout.width * 8, 2 * ref.bytes) // RUN_BLOCK
 
 
 def read_directory(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers, shape_of
+from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers, Part, in_parts, shape_of
 from millpond.files.formats.conversion import Conversion
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
 from millpond.layout import RowLayout, Rows
 
-_AT_ONCE = 64
+_AT_ONCE = 256
 """Blocks that are converted together, at most."""
 
 
@@ -65,7 +67,11 @@ class ConvertedSource:
             made[number] = self._convert(Rows(*gather_rows(rows_at, heaps_at, before.width, blobs)))
         return made
 
-    def filters(self, wanted: Numbers) -> FilterTable:
+    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+        """See `BlockSource.parts`."""
+        return in_parts(self.blocks, wanted, tied, _AT_ONCE)
+
+    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`: hashes are what they were."""
         return self._source.filters(wanted)
 

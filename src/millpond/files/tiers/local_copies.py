@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import IO, TypeVar
 
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers
+from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers, Part, in_parts
 from millpond.files.refs import RunRef
-from millpond.files.tiers.mapped import MappedSource
+from millpond.files.tiers.mapped import PART_BLOCKS, MappedSource
 from millpond.files.tiers.policy import CachePolicy, HistoryPolicy
 from millpond.files.tiers.remote import RemoteSource
 from millpond.layout import RowLayout
@@ -320,10 +320,22 @@ class CachedSource:
             self._cache.read(self.ref.name, count / max(1, self.index.count), count)
         return self._ask(lambda source: source.blocks(wanted, once=once))
 
-    def filters(self, wanted: Numbers) -> FilterTable:
+    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+        """See `BlockSource.parts`."""
+        if self._mapped is not None:
+            return in_parts(self.blocks, wanted, tied, PART_BLOCKS)
+        remote = self.remote()
+        before = remote.fetched
+        return self._told(remote.parts(wanted, tied), remote, before)
+
+    def _told(self, parts: Iterator[Part], remote: RemoteSource, before: int) -> Iterator[Part]:
+        yield from parts
+        self._read_afar(remote, before)
+
+    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
         mapped = self._mapped
-        if mapped is not None:  # few and small, they would stay in the cache of blocks: a copy saves little there
+        if mapped is not None:  # few and small, they would stay in the cache: a copy saves little there
             self._cache.read(self.ref.name, 0.0, _distinct(wanted // mapped.directory.footer.group))
         return self._ask(lambda source: source.filters(wanted))
 
@@ -350,11 +362,15 @@ class CachedSource:
         remote = self.remote()
         before = remote.fetched
         answer = question(remote)
+        self._read_afar(remote, before)
+        return answer
+
+    def _read_afar(self, remote: RemoteSource, before: int) -> None:
+        """Something was read from the state location; `before` is how much had been until then."""
         if (more := remote.fetched - before) > 0:
             self._cache.read(self.ref.name, more / self.ref.bytes)
             if self._copy is not None:
                 self._copy(self)
-        return answer
 
     def _lose(self) -> None:
         self._mapped = None

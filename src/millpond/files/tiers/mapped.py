@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers
+from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers, Part, in_parts
 from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
 from millpond.files.formats.run import Directory, read_directory
 from millpond.kernels.pointers import address
@@ -18,6 +19,8 @@ from millpond.layout import RowLayout
 
 _REACH_ROWS = 16  # a row is seldom farther from where its hash says
 _GAP = 4 * mmap.PAGESIZE
+PART_BLOCKS = 256
+"""Blocks of a local file that are checked, and probed, at a time."""
 _AT_HAND = 31
 """Calls for which pages are taken to be in memory once some were: to ask the system takes longer than to use them."""
 
@@ -93,7 +96,11 @@ class MappedSource:
                 self._all_blocks = bool(self._checked.all())
         return self._table._replace(complete=self._all_blocks)
 
-    def filters(self, wanted: Numbers) -> FilterTable:
+    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+        """See `BlockSource.parts`."""
+        return in_parts(self.blocks, wanted, tied, PART_BLOCKS)
+
+    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
         if not self._all_filters:
             todo = np.unique(np.asarray(wanted) // self.directory.footer.group)
@@ -106,7 +113,7 @@ class MappedSource:
                 self._checked_filters[group] = True
             if len(todo):
                 self._all_filters = bool(self._checked_filters.all())
-        return self._filters
+        return lambda: self._filters
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
         """See `BlockSource.expect_rows`: pages that are not in memory are asked for all at once."""

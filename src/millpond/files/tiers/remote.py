@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.patience import patiently
-from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers
-from millpond.files.formats.codec import FILTER, HEADER, RAW, check_block, damaged, decode_block
+from millpond.files.formats.blocks import RUN_BLOCK, BlockTable, FilterTable, Numbers, Part, stops_of
+from millpond.files.formats.codec import FILTER, HEADER, RAW, Decoded, check_block, damaged, decode_blocks
 from millpond.files.formats.run import Directory, footer_guess, read_directory
 from millpond.files.refs import RunRef
+from millpond.files.tiers.allowance import Allowance
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE
 from millpond.layout import RowLayout, Rows
 
+GAP = 256 << 10
+"""Bytes between two wanted blocks up to which they are asked for together, with what is between."""
 _REQUEST = 1 << 20
-"""Bytes that are asked for in one request, roughly; requests of one call run side by side."""
+"""Bytes that are asked for in one request, at most, unless a block is larger; requests of one call run side by side."""
 _NO_HEAP = np.empty(0, np.uint8)
 
 
@@ -29,7 +36,9 @@ class RemoteSource:
 
     Args:
         files: the state location. ref: the file. layout: the layout of its rows.
-        cache: keeps decoded blocks. pool: runs requests side by side; its threads must not wait for this source.
+        cache: keeps decoded blocks, and filters. pool: runs requests side by side; its threads must not wait for this
+            source.
+        allowance: memory for what is on its way to lookups.
 
     Attributes:
         fetched: bytes of blocks and filters that were read so far, repeatedly read ones repeatedly.
@@ -41,10 +50,19 @@ class RemoteSource:
     resident = False
     distant = False
 
-    def __init__(self, files: FileSystem, ref: RunRef, layout: RowLayout, cache: BlockCache, pool: Executor) -> None:
+    def __init__(
+        self,
+        files: FileSystem,
+        ref: RunRef,
+        layout: RowLayout,
+        cache: BlockCache,
+        pool: Executor,
+        allowance: Allowance,
+    ) -> None:
         self._files = files
         self._cache = cache
         self._pool = pool
+        self._allowance = allowance
         self._place = files.locate(ref.name)
         self.ref = ref
         self.layout = layout
@@ -53,95 +71,171 @@ class RemoteSource:
             ref.bytes,
             self._place,
             layout,
-            guess=max(65536, footer_guess(ref.rows, layout)),
+            guess=max(65536, footer_guess(ref, layout)),
         )
         if self.directory.footer.rows != ref.rows or self.directory.index.highest != ref.last:
             raise damaged(self._place, "it is not the file that the checkpoint names")
         self.index = self.directory.index
+        self._counts = np.diff(self.index.starts)
         self.fetched = 0
         self._edge: dict[int, Rows] = {}  # where a scan was last: its next piece begins in the same block
-        self.memory = sum(a.nbytes for a in (self.index.fence, self.index.starts, self.index.lines)) * 2
+        directory = self.directory
+        held = (self.index.fence, self.index.starts, self.index.lines, self._counts)
+        self.memory = sum(array.nbytes for array in (*held, directory.offsets, directory.sizes, directory.filter_lines))
 
     def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
         """See `BlockSource.blocks`."""
-        numbers = np.unique(wanted).tolist()
-        blocks = self._bring(numbers, once=once)
-        words_at = np.zeros(self.index.count, np.uint64)
-        heap_at = np.zeros(self.index.count, np.uint64)
-        for number, rows in blocks.items():
-            words_at[number] = address(rows.words)
-            heap_at[number] = address(rows.heap)
-        return BlockTable(words_at, heap_at, list(blocks.values()))
+        numbers = np.unique(wanted)
+        here = self._cached(numbers, once)
+        read = self._read_all(self._spans(_without(numbers, here)))
+        self._keep(read, once=once)
+        table = self._empty_table()
+        pins = self._fill(table, here, read)
+        if once and len(numbers):
+            last = int(numbers[-1])
+            self._edge = {last: here[last] if last in here else _copied(read[-1][1].block(len(read[-1][0]) - 1))}
+        return table._replace(pins=pins)
 
-    def filters(self, wanted: Numbers) -> FilterTable:
-        """See `BlockSource.filters`; filters stand in the cache under the negative numbers of their groups."""
+    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+        """See `BlockSource.parts`: requests of the next parts are under way, as far as there is memory for them."""
+        parts = self._parts(wanted, tied)
+        next(parts)  # the first requests go out
+        return cast(Iterator[Part], parts)
+
+    def _parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part | None]:
+        # A lookup of more blocks than the cache has room for finds none of them there the next time.
+        once = len(wanted) * RUN_BLOCK > self._cache.block_limit // 2
+        waiting = deque(self._steps(wanted, tied))
+        under_way: deque[_Step] = deque()
+        table = self._empty_table()
+
+        def go_on() -> None:
+            while waiting and self._allowance.take(waiting[0].size, anyway=not under_way):
+                step = waiting.popleft()
+                under_way.append(step)
+                numbers = step.numbers
+                step.here = self._cached(numbers, once)
+                for span in self._spans(_without(numbers, step.here)):
+                    step.asked.append((span, self._pool.submit(self._read, span)))
+
+        try:
+            go_on()
+            yield None
+            while under_way:
+                step = under_way[0]
+                read = [(span, asked.result()) for span, asked in step.asked]
+                step.asked.clear()
+                self._keep(read, once=once)
+                yield Part(step.begin, step.end, table._replace(pins=self._fill(table, step.here, read)))
+                del read
+                table.words_at[step.numbers] = table.heap_at[step.numbers] = 0
+                self._allowance.give(under_way.popleft().size)
+                go_on()
+        finally:
+            for step in under_way:
+                for _, asked in step.asked:
+                    asked.cancel()
+                self._allowance.give(step.size)
+
+    def _steps(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> list[_Step]:
+        """Blocks in parts, with the memory that each takes: what is read, with the gaps in it, and what that makes."""
+        new = np.diff(wanted, prepend=-1) > 0
+        numbers, at = wanted[new], np.cumsum(new) - 1
+        offsets, sizes = self.directory.offsets[numbers], self.directory.sizes[numbers]
+        gaps = np.append(np.diff(offsets), sizes[-1:]) - sizes
+        each = sizes + np.where(gaps <= GAP, gaps, 0) + np.maximum(RUN_BLOCK, 2 * sizes)
+        total = np.append(0, np.cumsum(each))
+        steps = []
+        for begin, end in pairwise(stops_of(tied, total[at] // self._allowance.step)):
+            low, high = int(at[begin]), int(at[end - 1]) + 1
+            steps.append(_Step(begin, end, numbers[low:high], int(total[high] - total[low])))
+        return steps
+
+    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
+        """See `BlockSource.filters`."""
         per_group = self.directory.footer.group
-        groups = np.unique(np.asarray(wanted) // per_group)
-        found = self._bring((-1 - groups).tolist())
-        filter_at = np.zeros(self.index.count, np.uint64)
-        for group in groups.tolist():
-            part = slice(group * per_group, (group + 1) * per_group)
-            lines = self.directory.filter_lines[part].astype(np.uint64)
-            filter_at[part] = np.uint64(address(found[-1 - group].words)) + np.uint64(LINE) * lines
-        return FilterTable(filter_at, list(found.values()))
+        groups = np.flatnonzero(np.bincount(np.asarray(wanted) // per_group)).tolist()
+        found = self._cache.get_filters(self.ref.name, groups)
+        missing = [group for group in groups if group not in found]
+        asked = [(group, self._pool.submit(self._read_filter, group)) for group in missing]
+
+        def bring() -> FilterTable:
+            read = {group: future.result() for group, future in asked}
+            self._cache.put_filters(self.ref.name, read)
+            found.update(read)
+            filter_at = np.zeros(self.index.count, np.uint64)
+            for group in groups:
+                part = slice(group * per_group, (group + 1) * per_group)
+                lines = self.directory.filter_lines[part].astype(np.uint64)
+                filter_at[part] = np.uint64(address(found[group].words)) + np.uint64(LINE) * lines
+            return FilterTable(filter_at, list(found.values()))
+
+        return bring
 
     def pieces(self) -> Iterator[Rows]:
         """All blocks in order, each read once and not kept in the cache."""
-        count = self.index.count
-        per_piece = max(1, 8 * _REQUEST // max(1, int(self.directory.sizes.max(initial=1))))
-        for begin in range(0, count, per_piece):
-            yield from self._fetch(list(range(begin, min(begin + per_piece, count)))).values()
+        group = self.directory.offsets // (8 * _REQUEST)
+        for numbers in np.split(np.arange(self.index.count), np.flatnonzero(np.diff(group)) + 1):
+            for span, decoded in self._read_all(self._spans(numbers)):
+                for at in range(len(span)):
+                    yield decoded.block(at)
 
-    def _bring(self, numbers: Sequence[int], *, once: bool = False) -> dict[int, Rows]:
-        found = self._cache.get(self.ref.name, numbers, once=once)
+    def _empty_table(self) -> BlockTable:
+        return BlockTable(np.zeros(self.index.count, np.uint64), np.zeros(self.index.count, np.uint64), ())
+
+    def _cached(self, numbers: NDArray[np.int64], once: bool) -> dict[int, Rows]:
+        wanted = numbers.tolist()
+        found = self._cache.get(self.ref.name, wanted, once=once)
         edge = self._edge
-        found |= {number: edge[number] for number in numbers if number in edge and number not in found}
-        missing = [number for number in numbers if number not in found]
-        if missing:
-            fetched = self._fetch(missing)
-            self._cache.put(self.ref.name, fetched, once=once)
-            found |= fetched
-        if once:
-            self._edge = {number: found[number] for number in numbers[-1:]}
-        return found
+        return found | {number: rows for number, rows in edge.items() if number in wanted}
 
-    def _fetch(self, numbers: Sequence[int]) -> dict[int, Rows]:
-        requests: list[list[int]] = [[]]
-        size = 0
-        for number in numbers:
-            if size >= _REQUEST:
-                requests.append([])
-                size = 0
-            requests[-1].append(number)
-            size += self._range(number)[1]
-        if len(requests) == 1:
-            return self._request(requests[0])
-        return {number: rows for part in self._pool.map(self._request, requests) for number, rows in part.items()}
+    def _keep(self, read: _Read, *, once: bool) -> None:
+        """Have what was read in the cache, of which each block can be given up by itself."""
+        if not self._cache.limit or (once and self._cache.full):
+            return
+        for span, decoded in read:
+            made = {number: _copied(decoded.block(at)) for at, number in enumerate(span.tolist())}
+            self._cache.put(self.ref.name, made, once=once)
 
-    def _range(self, number: int) -> tuple[int, int]:
-        if number < 0:
-            return int(self.directory.filter_offsets[-1 - number]), self.directory.filter_size(-1 - number)
-        return int(self.directory.offsets[number]), int(self.directory.sizes[number])
+    def _fill(self, table: BlockTable, here: dict[int, Rows], read: _Read) -> list[Any]:
+        """Enter blocks into a table, and return what keeps them alive."""
+        for number, rows in here.items():
+            table.words_at[number], table.heap_at[number] = address(rows.words), address(rows.heap)
+        for span, decoded in read:
+            table.words_at[span], table.heap_at[span] = decoded.words_at, decoded.heap_at
+        return [*here.values(), *(decoded.rows for _, decoded in read)]
 
-    def _request(self, numbers: Sequence[int]) -> dict[int, Rows]:
-        ranges = [self._range(number) for number in numbers]
-        self.fetched += sum(length for _, length in ranges)  # a race loses a count, which does no harm
-        parts = patiently(lambda: self._files.get_ranges(self.ref.name, ranges))
-        return {
-            n: self._decode(n, memoryview(p).cast("B"), r[0]) for n, p, r in zip(numbers, parts, ranges, strict=True)
-        }
+    def _spans(self, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Blocks (ascending) as they are asked for: near ones in one request, as long as it is not too large."""
+        if not len(numbers):
+            return []
+        begins = self.directory.offsets[numbers]
+        gaps = begins[1:] - begins[:-1] - self.directory.sizes[numbers[:-1]]
+        cuts = (np.flatnonzero((gaps > GAP) | (np.diff(begins // _REQUEST) > 0)) + 1).tolist()
+        return [numbers[begin:end] for begin, end in pairwise([0, *cuts, len(numbers)])]
 
-    def _decode(self, number: int, data: memoryview, offset: int) -> Rows:
-        if number < 0:
-            header = check_block(data, 0, self._place, kind=FILTER, width=LINE // 8)
-            if header.encoding != RAW or HEADER + header.stored != len(data):
-                raise damaged(self._place, f"the filter at byte {offset} has another length")
-            lines = np.frombuffer(data, np.uint64, header.stored // 8, HEADER)
-            return Rows(lines.reshape(-1, LINE // 8), _NO_HEAP)
-        rows, _ = decode_block(data, 0, self.layout, self._place)
-        if rows.count != int(self.index.starts[number + 1] - self.index.starts[number]):
-            raise damaged(self._place, f"the block at byte {offset} does not fit the footer")
-        return rows
+    def _read_all(self, spans: list[NDArray[np.int64]]) -> _Read:
+        read = self._pool.map(self._read, spans) if len(spans) > 1 else map(self._read, spans)
+        return list(zip(spans, read, strict=True))
+
+    def _read(self, span: NDArray[np.int64]) -> Decoded:
+        offsets, sizes = self.directory.offsets[span], self.directory.sizes[span]
+        begin, end = int(offsets[0]), int(offsets[-1] + sizes[-1])
+        self.fetched += int(sizes.sum())  # a race loses a count, which does no harm
+        data = patiently(lambda: self._files.get_range(self.ref.name, begin, end - begin))
+        return decode_blocks(
+            memoryview(data).cast("B"), offsets - begin, self._counts[span], self.layout, self._place, begin
+        )
+
+    def _read_filter(self, group: int) -> Rows:
+        offset, size = int(self.directory.filter_offsets[group]), self.directory.filter_size(group)
+        self.fetched += size
+        data = memoryview(patiently(lambda: self._files.get_range(self.ref.name, offset, size))).cast("B")
+        header = check_block(data, 0, self._place, kind=FILTER, width=LINE // 8)
+        if header.encoding != RAW or HEADER + header.stored != len(data):
+            raise damaged(self._place, f"the filter at byte {offset} has another length")
+        lines = np.frombuffer(data, np.uint64, header.stored // 8, HEADER).copy()  # the answer may hold more than it
+        return Rows(lines.reshape(-1, LINE // 8), _NO_HEAP)
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
         """They are here: `blocks` has brought them."""
@@ -153,3 +247,30 @@ class RemoteSource:
         """See `BlockSource.close`."""
         self._edge = {}
         self._cache.drop(self.ref.name)
+
+
+_Read = list[tuple[NDArray[np.int64], Decoded]]
+
+
+@dataclass(eq=False)
+class _Step:
+    """A part of the blocks of a lookup: from where to where, which they are, and the bytes of memory that it takes.
+
+    Attributes:
+        here: what was in the cache. asked: the rest, on its way.
+    """
+
+    begin: int
+    end: int
+    numbers: NDArray[np.int64]
+    size: int
+    here: dict[int, Rows] = field(default_factory=dict)
+    asked: list[tuple[NDArray[np.int64], Future[Decoded]]] = field(default_factory=list)
+
+
+def _without(numbers: NDArray[np.int64], here: dict[int, Rows]) -> NDArray[np.int64]:
+    return numbers[[number not in here for number in numbers.tolist()]] if here else numbers
+
+
+def _copied(rows: Rows) -> Rows:
+    return Rows(rows.words.copy(), rows.heap.copy())

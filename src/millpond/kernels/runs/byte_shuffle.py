@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import HALF
-from millpond.kernels.pointers import byte_at, put_byte_at, put_word_at, word, word_at
+from millpond.kernels.pointers import byte_at, copy_bytes, put_byte_at, put_word_at, step, word, word_at
+from millpond.kernels.runs.gather import stray
 
 _Eight = tuple[int, int, int, int, int, int, int, int]
 _LOW32 = np.uint64(0x00000000FFFFFFFF)
@@ -97,3 +99,36 @@ def unshuffle(planes: int, count: int, width: int, rows: int) -> None:
         for i in range(whole, count):
             for k in range(8):
                 put_byte_at(rows, (i * width + w) * 8 + k, byte_at(planes, p + k * count + i))
+
+
+@kernel("int64(uint64[::1], boolean[::1], int64[::1], int64[::1], int64, int64[::1], uint64[::1], uint64[::1])")
+def unpack(
+    plain_at: NDArray[np.uint64],
+    shuffled: NDArray[np.bool_],
+    counts: NDArray[np.int64],
+    heaps: NDArray[np.int64],
+    width: int,
+    blobs: NDArray[np.int64],
+    words_at: NDArray[np.uint64],
+    heap_at: NDArray[np.uint64],
+) -> int:
+    """Copy decompressed blocks to where their words and heaps belong.
+
+    Args:
+        plain_at: the address of each block, words then heap. shuffled: whether its words are (see `shuffle`).
+        counts, heaps: of each, rows, and bytes of heap. width: words of a row; blobs: first words of bytes columns.
+        words_at, heap_at: addresses that words and heap of each are copied to.
+
+    Returns:
+        The first block of which a long value lies beyond its heap, or -1.
+    """
+    for b in range(len(plain_at)):
+        size = counts[b] * width * 8
+        if shuffled[b]:
+            unshuffle(plain_at[b], counts[b], width, words_at[b])
+        else:
+            copy_bytes(words_at[b], plain_at[b], size)
+        copy_bytes(heap_at[b], step(plain_at[b], size), heaps[b])
+        if stray(words_at[b], counts[b], width, blobs, np.uint64(heaps[b])) >= 0:
+            return b
+    return -1

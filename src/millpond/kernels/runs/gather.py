@@ -146,7 +146,7 @@ def rebase(rows: int, count: int, width: int, blobs: NDArray[np.int64], shift: i
                 put_word(rows, i * width + blobs[c] + 1, word(rows, i * width + blobs[c] + 1) + np.uint64(shift))
 
 
-@kernel("int64(uint64, int64, int64, int64[::1], int64, int64, int64[::1])")
+@kernel("int64(uint64, int64, int64, int64[::1], int64, int64, int64, int64[::1])")
 def cut(
     rows: int,
     count: int,
@@ -154,9 +154,10 @@ def cut(
     blobs: NDArray[np.int64],
     most_rows: int,
     most_heap: int,
+    most: int,
     stops: NDArray[np.int64],
 ) -> int:
-    """Cut rows into blocks of at most so many rows and, unless it is a single row, bytes of long values.
+    """Cut rows into blocks of at most so many rows and, unless it is a single row, bytes of long values, and of both.
 
     Args:
         stops: filled with the row behind each block; as large as `count`.
@@ -173,7 +174,8 @@ def cut(
             length = np.int64(word(rows, i * width + blobs[c]) & LENGTH)
             if length > INLINE:
                 size += length
-        if i > begin and (i - begin == most_rows or heap + size > most_heap):
+        together = (i - begin + 1) * width * 8 + heap + size
+        if i > begin and (i - begin == most_rows or heap + size > most_heap or together > most):
             stops[blocks] = i
             blocks += 1
             begin = i

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from millpond.files.formats.blocks import BLOCK_BYTES
+from millpond.files.formats.blocks import RUN_BLOCK
 from millpond.layout import Words
 from millpond.stores.ordered.parts import Part
 from millpond.stores.runs.prefetcher import Prefetches
@@ -34,7 +34,7 @@ class BlocksAhead:
 
     def __init__(self, pool: Executor, memory: int) -> None:
         self._pool = pool
-        self._most = max(1, memory // BLOCK_BYTES)
+        self._most = max(1, memory // RUN_BLOCK)
         self._room = memory // 8
         self._lock = threading.Lock()
         self._waiting: list[Words] = []

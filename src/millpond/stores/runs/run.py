@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,12 @@ _ROWS_PER_KEY = 64
 """Rows for each key sought from which probing is quicker than reading them all (measured on rows of 48 bytes)."""
 _NO_STAMP = 1 << 48
 _PART_BLOCKS = 64
-"""Blocks that one step of a search brings into memory."""
+"""Blocks of rows that are probed while the next ones come from a disk."""
 _SIDE_BY_SIDE = 4
 """Runs that are searched at a time, where each step waits for requests."""
+
+Search = Generator[None, None, NDArray[np.int32]]
+"""A search that pauses when it has asked for something; it ends with the keys to seek in older runs."""
 
 
 @dataclass(eq=False)
@@ -153,14 +157,18 @@ class Run:
 
     def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
         """Look for the selected keys of a query, note what is found, and return those to seek in older runs."""
+        return _ended(self.searching(query, select))
+
+    def searching(self, query: Query, select: NDArray[np.int32]) -> Search:
+        """As `search`, with pauses behind what others may wait for at the same time."""
         if self.view.window.whole:
-            return self._search(query, select)
+            return (yield from self._search(query, select))
         values = query.keys.words[query.sought.order[select], self.view.axis]
         count = self.view.window.covers(values)
-        left = self._search(query, select[count])
+        left = yield from self._search(query, select[count])
         return np.sort(np.concatenate([select[~count], left]))
 
-    def _search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _search(self, query: Query, select: NDArray[np.int32]) -> Search:
         index = self.source.index
         if not index.count or not len(select):
             return select
@@ -178,7 +186,9 @@ class Run:
             self._filter_idle -= 1
             admitted = np.arange(count, dtype=np.int32)
         else:
-            filters = self.source.filters(blocks)
+            bring = self.source.filters(blocks)
+            yield
+            filters = bring()
             count = admit(query.sought.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
             if count > _USELESS * len(inside):
                 self._filter_idle = _IDLE
@@ -187,7 +197,7 @@ class Run:
         if table is not None and table.complete:
             self._probe(query, inside, blocks, admitted[:count], done, table)
         else:
-            self._probe_in_parts(query, inside, blocks, admitted[:count], done)
+            yield from self._probe_in_parts(query, inside, blocks, admitted[:count], done)
         left = np.empty(len(inside), np.int32)
         kept = remaining(inside, len(inside), done, left)
         return np.concatenate([select[:begin], left[:kept], select[end:]])
@@ -199,7 +209,7 @@ class Run:
         blocks: NDArray[np.int32],
         admitted: NDArray[np.int32],
         done: NDArray[np.uint8],
-    ) -> None:
+    ) -> Iterator[None]:
         """Probe block after block, so that only some are in memory at a time; what is found is copied out."""
         if not len(admitted):
             return
@@ -211,21 +221,26 @@ class Run:
         runs_on = np.flatnonzero(fence[np.minimum(first + 1, len(fence) - 1)] == hashes)
         last[runs_on] = np.searchsorted(fence, hashes[runs_on], "right") - 1
         last = np.maximum(last, first)
-        distinct = np.cumsum(np.diff(first, prepend=-1) > 0)
+        # Keys of one first block, and the blocks of each of them; the last of these may be the first of the next keys.
+        begins = np.flatnonzero(np.diff(first, prepend=-1))
+        counts = np.maximum.reduceat(last, begins) - first[begins] + 1
+        group_at = np.cumsum(counts) - counts
+        at = np.repeat(group_at, np.diff(np.append(begins, len(first))))
+        beside = np.arange(int(counts.sum())) - np.repeat(group_at, counts)
         shape = shape_of(self.layout)
-        begin = 0
-        while begin < len(admitted):
-            end = int(np.searchsorted(distinct, distinct[begin] + _PART_BLOCKS, "left"))
-            spread = [np.arange(first[i], last[i] + 1) for i in runs_on[(runs_on >= begin) & (runs_on < end)]]
-            table = self.source.blocks(np.unique(np.concatenate([first[begin:end], *spread])))
-            self._probe(query, select, blocks, admitted[begin:end], done, table)
+        parts = self.source.parts(np.repeat(first[begins], counts) + beside, beside > 0)
+        yield
+        for part in parts:
+            begin, end = np.searchsorted(at, (part.begin, part.end)).tolist()
+            self._probe(query, select, blocks, admitted[begin:end], done, part.table)
             positions = select[admitted[begin:end]]
             found_at, found_heap = query.sought.found_at, query.sought.found_heap
             positions = positions[found_at[positions] > DELETED]
             rows = gather_rows(found_at[positions], found_heap[positions], shape.width, shape.blobs)
             found_at[positions], found_heap[positions] = addresses(*rows)
             query.pins[-1] = rows
-            begin = end
+            del part
+            yield
 
     def _probe(
         self,
@@ -282,8 +297,7 @@ def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32])
         rest = runs[number:]
         if run.far and len(rest) > 1:
             found = [query.again() for _ in rest]
-            with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(rest)), "millpond-search") as pool:
-                list(pool.map(Run.search, rest, found, repeat(select)))
+            _side_by_side([each.searching(own, select) for each, own in zip(rest, found, strict=True)])
             for own in found:
                 new = np.flatnonzero((query.sought.found_at == 0) & (own.sought.found_at != 0))
                 query.sought.found_at[new] = own.sought.found_at[new]
@@ -293,6 +307,32 @@ def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32])
             return left
         select = run.search(query, select)
     return select
+
+
+def _ended(search: Search) -> NDArray[np.int32]:
+    """Go through with a search, and return what it does."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as end:
+            left: NDArray[np.int32] = end.value
+            return left
+
+
+def _side_by_side(searches: Sequence[Search]) -> None:
+    """Go through with some searches, of which some wait for requests at a time, in this thread."""
+    waiting, going = deque(searches), deque[Search]()
+    try:
+        while waiting or going:
+            while waiting and len(going) < _SIDE_BY_SIDE:
+                going.append(waiting.popleft())
+            search = going.popleft()
+            with suppress(StopIteration):
+                next(search)
+                going.append(search)
+    finally:
+        for search in going:
+            search.close()
 
 
 def _oldest(run: View) -> int:

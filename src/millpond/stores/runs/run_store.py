@@ -16,6 +16,7 @@ from millpond.files.formats.blocks import BlockSource
 from millpond.files.formats.conversion import convertible
 from millpond.files.formats.run import OtherColumnsError, RunWriter, Target
 from millpond.files.refs import RunRef, range_of
+from millpond.files.tiers.allowance import Allowance
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.files.tiers.converted import ConvertedSource
 from millpond.files.tiers.in_place import in_place
@@ -45,7 +46,8 @@ class RunStore:
         disk: bytes of local copies, at most; 0 for none. admission: when a file that is read from afar gets one (see
             `HistoryPolicy`).
         renew: makes the directory again when it is gone (see `LocalCache`).
-        memory: bytes of blocks of files without local copy that are kept in memory, at most.
+        memory: bytes of blocks and filters of files without local copy that are kept in memory, at most; and bytes
+            that may be on their way to lookups.
         threads: requests to the state location at a time.
         prefix: what names of new files begin with.
 
@@ -70,6 +72,7 @@ class RunStore:
         self._in_place = in_place(files)
         self.copies = LocalCache(local, disk, HistoryPolicy(disk, admission), renew)
         self.cache = BlockCache(memory)
+        self._allowance = Allowance(memory)
         self._requests = ThreadPoolExecutor(threads, "millpond-fetch")
         self._hydrator = ThreadPoolExecutor(1, "millpond-hydrate")
         self._lock = threading.Lock()
@@ -241,7 +244,7 @@ class RunStore:
 
     def _source(self, ref: RunRef, layout: RowLayout, mapped: MappedSource | None) -> CachedSource:
         def open_remote() -> RemoteSource:
-            return RemoteSource(self._files, ref, layout, self.cache, self._requests)
+            return RemoteSource(self._files, ref, layout, self.cache, self._requests, self._allowance)
 
         def copy(source: CachedSource) -> None:
             made = self._map(ref, layout)  # for another partition that reads the file

@@ -1,0 +1,40 @@
+"""Memory that readers of remote files share for what is on its way to them."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Allowance:
+    """So many bytes that may be on their way at a time, whoever reads. Thread-safe.
+
+    Args:
+        limit: bytes. Each reader may have one step of its own on top, or none would get anywhere.
+
+    Attributes:
+        step: bytes that one step of a reader should take at most.
+        used: bytes that are taken.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.step = min(max(limit // _STEPS, _LEAST), _MOST)
+        self.used = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int, *, anyway: bool = False) -> bool:
+        """Take some bytes if they are there, or anyway; whether they were taken."""
+        with self._lock:
+            taken = anyway or self.used + size <= self.limit
+            if taken:
+                self.used += size
+            return taken
+
+    def give(self, size: int) -> None:
+        """Give back what was taken."""
+        with self._lock:
+            self.used -= size
+
+
+_STEPS = 2
+_LEAST, _MOST = 256 << 10, 4 << 20
