@@ -16,7 +16,7 @@ from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.pipe.exchange import PARCELS, ExchangeWrite
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.stores.rmw.table import RmwTable
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of, wait_until

@@ -18,7 +18,7 @@ from millpond.slot.prefetch.announcements import Announcements
 from millpond.slot.prefetch.switch import HintSwitch, wanted
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.operators import Field
 from tests.lookup.tables import Memory, MemoryTable

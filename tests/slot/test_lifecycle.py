@@ -18,7 +18,7 @@ from millpond.slot.pipe.client import SlotFinder, answered_batches, drain, start
 from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Connection, PeerGone
+from millpond.slot.process.connection import Connection, PeerGone
 from tests.interleave import Interleaved, schedules
 
 from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path

@@ -24,7 +24,8 @@ from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.pipe.worker import promptly, settle
 from millpond.slot.prefetch.switch import MOST, wanted
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Connection, Hints
+from millpond.slot.process.connection import Connection
+from millpond.slot.process.messages import Hints
 
 if TYPE_CHECKING:
     from millpond.kernels.hints.sketch import Sketch

@@ -18,7 +18,8 @@ from millpond.slot.batch.rows import first_hash
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.pipe.worker import added_paths, promptly, settle
-from millpond.slot.process.protocol import Call, Connection, Done, Kind, PeerGone, PeerSilent, Run
+from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
+from millpond.slot.process.messages import Call, Done, Run
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
