@@ -9,6 +9,7 @@ import pytest
 from pyspark import TaskContext
 
 import millpond.slot.pipe.exchange as exchange
+import millpond.slot.pipe.worker as worker
 from millpond.errors import MillpondError, TransientError
 from millpond.slot.batch.parcels import exchange_folder, in_passes, open_parcels
 from millpond.slot.batch.task import PipeTask
@@ -28,7 +29,7 @@ Write = Callable[..., list[pa.RecordBatch]]
 def write(monkeypatch: pytest.MonkeyPatch) -> Write:
     """Runs the map side as a Spark task does."""
     monkeypatch.setattr(exchange, "owner", identify)
-    monkeypatch.setattr(exchange, "settle", lambda: None)
+    monkeypatch.setattr(worker, "settle", lambda: None)
 
     def run(task: PipeTask, *batches: pa.RecordBatch, batch: int = 0, attempt: int = 0) -> list[pa.RecordBatch]:
         monkeypatch.setattr(TaskContext, "get", lambda: FakeContext(batch, attempt))
