@@ -20,7 +20,7 @@ import pytest
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
 from millpond.slot.batch.task import SlotSettings
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.stores.aligned import table as aligned
 from millpond.stores.ordered import files as ordered_files
 from millpond.stores.rmw import flush

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.slot.pipe.processors.processor import Running, UserProcessor
-from millpond.slot.process.protocol import Call
+from millpond.slot.process.messages import Call
 
 
 class Called:

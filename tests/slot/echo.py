@@ -13,7 +13,7 @@ from millpond.errors import StateDamagedError
 from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Done, Run
+from millpond.slot.process.messages import Done, Run
 from millpond.slot.process.server import Answer, Slot
 from millpond.slot.template import main
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.prefetcher import Prefetcher
 

@@ -14,7 +14,7 @@ from millpond.errors import StateDamagedError
 from millpond.metrics import FIGURES, READ_AHEAD, pack
 from millpond.operators.protocol import MAIN, ROWS, Times
 from millpond.slot.batch.task import SlotSettings
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.slot.reading.reader import StateReader
 from millpond.stores.unaligned import log as window_log
 from millpond.stores.unaligned import table as unaligned

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millpond.errors import StateDamagedError
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.stores.rmw import flush
 from tests.application import Application
 

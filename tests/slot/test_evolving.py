@@ -25,7 +25,7 @@ from millpond.layout import HashRange
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.starting.pinning import pin_query, settle
 from millpond.query.starting.start import begin, goes_on_with
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.slot.reading.reader import StateReader
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field

@@ -9,6 +9,7 @@ import pytest
 from pyspark import TaskContext
 
 import millpond.slot.pipe.exchange as exchange
+import millpond.slot.pipe.worker as worker
 from millpond.errors import MillpondError, TransientError
 from millpond.slot.batch.parcels import exchange_folder, in_passes, open_parcels
 from millpond.slot.batch.task import PipeTask
@@ -16,7 +17,7 @@ from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.pipe.exchange import PARCELS, ExchangeWrite
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.stores.rmw.table import RmwTable
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of, wait_until
@@ -28,7 +29,7 @@ Write = Callable[..., list[pa.RecordBatch]]
 def write(monkeypatch: pytest.MonkeyPatch) -> Write:
     """Runs the map side as a Spark task does."""
     monkeypatch.setattr(exchange, "owner", identify)
-    monkeypatch.setattr(exchange, "settle", lambda: None)
+    monkeypatch.setattr(worker, "settle", lambda: None)
 
     def run(task: PipeTask, *batches: pa.RecordBatch, batch: int = 0, attempt: int = 0) -> list[pa.RecordBatch]:
         monkeypatch.setattr(TaskContext, "get", lambda: FakeContext(batch, attempt))

@@ -326,6 +326,42 @@ def test_nothing_of_hints_is_left_by_a_query_that_ends(tmp_path: Path, large: Pi
     assert not list((tmp_path / "slot" / "hints").iterdir())
 
 
+def test_hints_of_a_batch_that_is_over_take_no_room() -> None:
+    """Also if no row of the batch comes, between which hints would be passed on."""
+    hints = Announcements(None, ("exchange",), MEMORY)
+    hints.begin(0)
+    hints.keep(1, "exchange", np.arange(FLOOD, dtype=np.uint64))
+    full = hints._batches[1].count
+    assert full > 0
+    hints.begin(2)
+    hints.keep(2, "exchange", np.arange(FLOOD, dtype=np.uint64))
+    assert hints._batches[2].count == full
+
+
+def test_what_is_learnt_while_a_partition_is_let_go_of_asks_for_nothing(tmp_path: Path, large: PipeTask) -> None:
+    asking, may = threading.Event(), threading.Event()
+
+    class Slow(HintSwitch):
+        def set(self, lookaheads: Any) -> None:
+            if lookaheads:
+                asking.set()
+                assert may.wait(20)
+            super().set(lookaheads)
+
+    hints = Announcements(Slow(tmp_path, large, 0), ("exchange",), MEMORY)
+    with ThreadPoolExecutor(2) as pool:
+        learning = pool.submit(hints.learn, {"cache_misses": 9.0})
+        assert asking.wait(20)
+        closing = pool.submit(hints.close)
+        time.sleep(0.05)
+        may.set()
+        learning.result(20)
+        closing.result(20)
+    assert wanted(tmp_path, large) == {}
+    hints.learn({"cache_misses": 9.0})
+    assert wanted(tmp_path, large) == {}
+
+
 def test_hints_take_no_turn_that_an_attempt_waits_for() -> None:
     turns = Turns(5.0)
     with ThreadPoolExecutor(1) as pool, turns.taken(Attempt(1, 1, lambda: None, fed=True)):

@@ -18,7 +18,7 @@ from millpond.slot.prefetch.announcements import Announcements
 from millpond.slot.prefetch.switch import HintSwitch, wanted
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.operators import Field
 from tests.lookup.tables import Memory, MemoryTable
@@ -204,6 +204,62 @@ def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: Pipe
         assert memory.asked[(499,)] == 1
     finally:
         server.close()
+
+
+class Told:
+    """An operator that is told keys, and keeps them."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+
+    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        self.keys += keys.column(1).to_pylist()
+
+
+def test_each_lookahead_has_names_and_types_of_its_own() -> None:
+    """A stage knows no names of the exchange's columns, and may tell them that nulls cannot be."""
+    hints, operator = Announcements(None, ("lookahead(k)", "exchange"), MEMORY), Told()
+    hints.begin(0)
+    names = [("_0", "_1"), ("_0", "_1"), ("__hash", "k"), ("_0", "_1")]
+    for number, (hash_, name) in enumerate(names):
+        keys = pa.record_batch([pa.array([number]), pa.array([number], pa.int32())], names=[hash_, name])
+        hints.keep(0, "exchange", np.array([number], np.uint64), keys)
+    hints.pass_on(operator, 0)  # type: ignore[arg-type]
+    assert sorted(operator.keys) == [0, 1, 2, 3]
+
+
+def test_a_lookahead_has_a_name_of_any_length(tmp_path: Path, large: PipeTask) -> None:
+    """Names of many columns, and of columns with names in other scripts, are too long for a file's."""
+    long = [f"lookahead({', '.join(f'Spalte für {letter} {n}' for n in range(20))})" for letter in "AB"]
+    task = msgspec.structs.replace(large, lookaheads=(*long, "exchange"))
+    switch = HintSwitch(tmp_path, task, 3)
+    switch.set(long)
+    assert {partition: set(asked) for partition, asked in wanted(tmp_path, task).items()} == {3: set(long)}
+    switch.set((long[1], "exchange"))
+    assert set(wanted(tmp_path, task)[3]) == {long[1], "exchange"}
+    switch.close()
+    assert not list((tmp_path / "hints").iterdir())
+
+
+def test_files_that_are_none_of_ours_ask_for_nothing(tmp_path: Path, large: PipeTask) -> None:
+    HintSwitch(tmp_path, large, 0).set(("exchange",))
+    (folder,) = (tmp_path / "hints").iterdir()
+    (folder / ".nfs000000000123").touch()  # as NFS leaves it of a file that somebody still reads
+    assert wanted(tmp_path, large) == {0: ("exchange",)}
+
+
+def test_one_sketch_for_each_sender_of_an_operator_until_there_are_many(tmp_path: Path, large: PipeTask) -> None:
+    def sketch(task: PipeTask, lookahead: str = "exchange") -> object:
+        return HintSender(SlotDirectory(tmp_path), task, 0, lookahead, {})._sketch
+
+    first = sketch(large)
+    assert sketch(large) is first
+    assert sketch(large, "source") is not first
+    hotter = msgspec.structs.replace(large, settings=msgspec.structs.replace(large.settings, hot=3))
+    assert sketch(hotter) is not first  # after a restart with another setting
+    for number in range(100):
+        sketch(msgspec.structs.replace(large, query=f"query {number}"))
+    assert sketch(large) is not first
 
 
 def _all(answer: Iterator[pa.RecordBatch], figures: dict[str, float]) -> Iterator[pa.RecordBatch]:

@@ -16,9 +16,9 @@ from millpond.errors import MillpondError, SettingError, StateDamagedError, Tran
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import SlotFinder, answered_batches, drain, start_ahead
 from millpond.slot.pipe.pipe import Pipe
+from millpond.slot.process.connection import Connection, PeerGone
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Connection, PeerGone
 from tests.interleave import Interleaved, schedules
 
 from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path
@@ -212,8 +212,9 @@ def _worker(task: PipeTask) -> str:
     return f"""
 import pickle
 import millpond.slot.pipe.pipe as p
+from pyspark import TaskContext
 from tests.slot.conftest import FakeContext, rows
-p.TaskContext.get = staticmethod(lambda: FakeContext(0))
+TaskContext.get = staticmethod(lambda: FakeContext(0))
 task = pickle.loads({pickle.dumps(task)!r})
 print(sum(b.num_rows for b in p.Pipe(task)(iter([rows(0), rows(0)]))), flush=True)
 import time; time.sleep(600)

@@ -8,7 +8,8 @@ import pytest
 
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.process.protocol import PeerGone, Run
+from millpond.slot.process.connection import PeerGone
+from millpond.slot.process.messages import Run
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.operators import Field
 

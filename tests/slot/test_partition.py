@@ -13,7 +13,7 @@ from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 
 from .conftest import TIME, begin, grouped, table_of
 

@@ -114,10 +114,11 @@ def test_drain_leaves_everything_durable_and_nothing_held(counting, ask):
 _DRIVER = """
 import pickle, sys
 import millpond.slot.pipe.client, millpond.slot.pipe.pipe as p
+from pyspark import TaskContext
 from millpond.slot.process.identity import identify
 from tests.slot.conftest import FakeContext, grouped
 millpond.slot.pipe.client.owner = identify
-p.TaskContext.get = staticmethod(lambda: FakeContext(0))
+TaskContext.get = staticmethod(lambda: FakeContext(0))
 rows = list(p.Pipe(pickle.load(sys.stdin.buffer))(iter([grouped(0, [1], [1])])))
 print("answered", flush=True)
 import signal

@@ -12,7 +12,7 @@ from millpond.checkpoint.formats.manifest import seal
 from millpond.checkpoint.retention.collector import Collector
 from millpond.errors import UsageError
 from millpond.layout import HashRange
-from millpond.slot.process.protocol import Run
+from millpond.slot.process.messages import Run
 from millpond.slot.reading.reader import StateReader, span
 from millpond.stores.rmw import flush
 from tests.checkpoint.rig import Slot

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millpond.errors import TransientError
+from millpond.slot.process.connection import Connection
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
-from millpond.slot.process.protocol import Ask, Connection, Granted
+from millpond.slot.process.messages import Ask, Granted
 
 Serve = Callable[[SlotDirectory, int, socket.socket], None]
 """What a slot does with its directory, its number and its listening socket until it ends."""

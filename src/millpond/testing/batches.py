@@ -25,7 +25,8 @@ from millpond.operators.protocol import MakeTable, Operator, Times
 from millpond.slot.pipe.processors.conversation import Asking, answer
 from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.slot.process.calling import ConnectedCaller
-from millpond.slot.process.protocol import Call, Connection, Kind, PeerGone
+from millpond.slot.process.connection import Connection, Kind, PeerGone
+from millpond.slot.process.messages import Call
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.types import DataType, parse_type
 from millpond.testing.tables import MemoryTables

@@ -18,7 +18,7 @@ from millpond.layout import NEVER
 from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import InitialColumns, Running, UserProcessor
 from millpond.slot.pipe.processors.state.schemas import spark_type
-from millpond.slot.process.protocol import Call
+from millpond.slot.process.messages import Call
 from millpond.spec.kinds.processor import HEAD, TIMERS, ProcessorSpec, TimeMode
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type

@@ -17,8 +17,8 @@ from pyspark.sql.types import Row
 from millpond.errors import StateDamagedError
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.pipe import Pipe
-from millpond.slot.process.calling import receive_table, send_tables
-from millpond.slot.process.protocol import Call, Called, Connection, Done, Fetch, Kind, PeerGone, Run
+from millpond.slot.process.connection import Connection, Kind, PeerGone
+from millpond.slot.process.messages import Call, Called, Done, Fetch, Run
 from tests.slot.pipe_processors.mini_slot import Scripted, user_processor
 
 INPUT = pa.record_batch({"__hash": [1], "k": ["a"], "v": [1]})
@@ -188,12 +188,13 @@ def test_parts_that_were_not_sent_are_asked_for(task: PipeTask) -> None:
     def slot(connection: Connection) -> None:
         sent = tables("a")
         connection.send(Call("rows", 0, 0, list(sent)))
-        send_tables(connection, sent)
+        for table in sent.values():
+            connection.send_table(table)
         fetch = connection.expect(Fetch)
         assert fetch.table == "parts.count"
-        assert receive_table(connection).to_pylist() == [{"at": 0, "part": 7}, {"at": 0, "part": 8}]
+        assert connection.receive_table().to_pylist() == [{"at": 0, "part": 7}, {"at": 0, "part": 8}]
         connection.beat()
-        send_tables(connection, {"parts.count": pa.record_batch({"value": [70, None]})})
+        connection.send_table(pa.record_batch({"value": [70, None]}))
         assert connection.receive()[0] is Kind.SCHEMA
         assert [row["k"] for row in connection.receive()[1].to_pylist()] == ["before", "after"]
         connection.expect(Called)
@@ -224,9 +225,10 @@ def test_a_slot_that_fails_to_answer_is_not_the_users_fault(task: PipeTask, does
     def slot(connection: Connection) -> None:
         sent = tables("a")
         connection.send(Call("rows", 0, 0, list(sent)))
-        send_tables(connection, sent)
+        for table in sent.values():
+            connection.send_table(table)
         connection.expect(Fetch)
-        receive_table(connection)
+        connection.receive_table()
         connection.send_error(StateDamagedError("A run is damaged.", action="Restore it."))
 
     with pytest.raises(StateDamagedError) as caught:
@@ -248,10 +250,11 @@ def test_an_answer_that_was_not_waited_for_is_no_answer_to_another_question(task
     def slot(connection: Connection) -> None:
         sent = tables("a")
         connection.send(Call("rows", 0, 0, list(sent)))
-        send_tables(connection, sent)
+        for table in sent.values():
+            connection.send_table(table)
         connection.expect(Fetch)
-        receive_table(connection)
-        send_tables(connection, {"parts.count": pa.record_batch({"value": [0]})})
+        connection.receive_table()
+        connection.send_table(pa.record_batch({"value": [0]}))
         connection.receive()
 
     with pytest.raises(TimeoutError):

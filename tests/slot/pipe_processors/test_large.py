@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import Row
 
+from millpond.slot.pipe.processors.state import columns
 from millpond.slot.pipe.processors.state.buckets import MOST
 from millpond.slot.pipe.processors.state.order import row_bytes
 from millpond.spec.types import parse_type
@@ -123,6 +124,26 @@ def test_only_what_is_used_is_asked_for_and_written() -> None:
     large.run(lambda self, key: self.map.clear())
     assert large.asks == 0
     assert not large.slot.parts[MAP]
+
+
+@pytest.mark.parametrize("ttl", [0, 10**6])
+def test_maps_that_change_too_much_for_one_table(monkeypatch: pytest.MonkeyPatch, ttl: int) -> None:
+    """What a call has written is told in several tables, as whole as in one."""
+    monkeypatch.setattr(columns, "_LARGEST", 6000)
+    large = Large(ttl)
+    keys = [f"k{n}" for n in range(20)]
+
+    def told() -> list[dict[str, int]]:
+        return large.run(lambda self, key: {k: n for (k,), (n,) in self.map.iterator()}, *keys)
+
+    large.run(fill(200), *keys)
+    assert told() == [{str(n): n for n in range(200)}] * 20
+    large.run(fill(150, 100), *keys)
+    assert told() == [{str(n): n for n in range(250)}] * 20
+    large.run(lambda self, key: [self.map.removeKey((str(n),)) for n in range(0, 250, 2)] and None, *keys)
+    assert told() == [{str(n): n for n in range(1, 250, 2)}] * 20
+    if not ttl:
+        assert {head["entries"] for head in large.slot.heads["variable.m"].values()} == {125}
 
 
 def test_an_iteration_sees_the_map_as_it_was() -> None:

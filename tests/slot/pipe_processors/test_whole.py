@@ -16,7 +16,7 @@ from millpond.operators.processors import shown as shown_
 from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.operators.protocol import Times
 from millpond.slot.pipe.processors.state import columns
-from millpond.slot.process.protocol import Call
+from millpond.slot.process.messages import Call
 from tests.operators.rig import Rig, record_batch
 from tests.slot.pipe_processors.mini_slot import Scripted, user_processor
 from tests.stores.shelf import Shelf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,10 +20,9 @@ from millpond.operators.processors.calls import Beginning, Calling
 from millpond.operators.protocol import Adopting, Times
 from millpond.slot.batch.initial import read_rows
 from millpond.slot.batch.offsets import check_time
-from millpond.slot.batch.parcels import in_passes, open_parcels
-from millpond.slot.batch.rows import strip_markers
 from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.partition.checksum import InputChecksum
+from millpond.slot.partition.feed import Feed
 from millpond.slot.partition.running import RunningQuery
 from millpond.slot.partition.tables import Tables, blame
 from millpond.slot.partition.turns import Attempt, Turns
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 _SPOOL = 64 << 20
 """Bytes of a repeated attempt's input that are kept in memory."""
-
 
 Output = Generator[pa.RecordBatch, None, dict[str, float]]
 
@@ -135,7 +133,7 @@ class Partition:
         """
         self.query.committer.release(attempt.batch)
         check = partial(check_time, self.task, attempt.batch) if unsure else None
-        feed = _Feed(attempt, batches, self.task.exchange == "local", check)
+        feed = Feed(attempt, batches, self.task.exchange == "local", check)
         applied = self._apply_first(attempt, feed, caller) or self._apply_again(attempt, feed, caller)
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
@@ -148,14 +146,14 @@ class Partition:
             yield batch
         return metrics
 
-    def _apply_first(self, attempt: Attempt, feed: _Feed, caller: Caller | None) -> Applied | None:
+    def _apply_first(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> Applied | None:
         """Apply the batch, unless it has been applied already."""
         with self._turns.taken(attempt):
             if self._applied is not None and self._applied.batch == attempt.batch:
                 return None
             return self._apply(attempt.batch, feed.passes(self._passes), caller)
 
-    def _apply_again(self, attempt: Attempt, feed: _Feed, caller: Caller | None) -> Applied:
+    def _apply_again(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> Applied:
         """Answer from memory if the input is the same, else apply the batch to the version that it reads.
 
         The input is read without holding the turn: two readers of one batch may be joined to each other in one task.
@@ -359,47 +357,3 @@ class Partition:
         self._hints.close()
         self._turns.close()
         self._discard()
-
-
-class _Feed:
-    """An attempt's rows without their markers; at their end, the marker's time is given to `check`.
-
-    Args:
-        attempt: is told once all input is in.
-        batches: what the slot receives.
-        parcels: whether that is where the rows lie, not the rows.
-        check: called with the marker's time, if it needs to be looked at.
-    """
-
-    def __init__(
-        self,
-        attempt: Attempt,
-        batches: Iterator[pa.RecordBatch],
-        parcels: bool,
-        check: Callable[[int | None], None] | None,
-    ) -> None:
-        self._attempt = attempt
-        self._batches = batches
-        self._parcels = parcels
-        self._check = check
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """The rows as they come."""
-        time: int | None = None
-        for batch in self._batches:
-            rows, marked = strip_markers(batch)
-            time = time if marked is None else marked
-            if self._parcels:
-                yield from open_parcels(rows.column(1).to_pylist())
-            else:
-                yield rows
-        if self._check is not None:
-            self._check(time)
-        self._attempt.fed = True
-
-    def passes(self, wanted: Callable[[int], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
-        """The rows, in passes (see `in_passes`) if they come as parcels, which can be read in any order."""
-        if self._parcels:
-            yield from in_passes(self, wanted)
-        else:
-            yield from ((None, rows) for rows in self)

@@ -23,7 +23,7 @@ from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.running import Means, RunningQuery
 from millpond.slot.partition.turns import Attempt
-from millpond.slot.process.protocol import Done, Run
+from millpond.slot.process.messages import Done, Run
 from millpond.slot.process.server import Answer
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.process_memory import give_back_above

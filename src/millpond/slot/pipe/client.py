@@ -15,23 +15,10 @@ from typing import NamedTuple, TypeVar
 
 from millpond.errors import TransientError
 from millpond.slot.batch.task import PipeTask
+from millpond.slot.process.connection import Connection, PeerGone, PeerSilent
 from millpond.slot.process.identity import NO_THREADS, Process, identify, owner
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import (
-    Answered,
-    Ask,
-    Connection,
-    Drain,
-    Drained,
-    Granted,
-    Hello,
-    Open,
-    Opened,
-    PeerGone,
-    PeerSilent,
-    Status,
-    Welcome,
-)
+from millpond.slot.process.messages import Answered, Ask, Drain, Drained, Granted, Hello, Open, Opened, Status, Welcome
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,10 @@ import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError
@@ -27,7 +25,7 @@ from millpond.slot.batch.parcels import Parcel, exchange_folder
 from millpond.slot.batch.rows import key_groups
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.hints import HintSender
-from millpond.slot.pipe.worker import promptly, settle
+from millpond.slot.pipe.worker import batch_of, promptly, task_context
 from millpond.slot.process.identity import owner
 from millpond.slot.process.lifecycle import SlotDirectory
 
@@ -60,11 +58,9 @@ class ExchangeWrite:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
-        context: Any = TaskContext.get()
-        if context:
-            settle()
-        number = context.getLocalProperty("streaming.sql.batchId") if context else None
-        batch = latest_batch(self.task) if number is None else int(number)
+        context = task_context()
+        told = batch_of(context)
+        batch = latest_batch(self.task) if told is None else told
         directory = SlotDirectory.of(self.task)
         directory.enter(owner())
         folder = exchange_folder(directory.path, self.task) / str(batch)

@@ -1,30 +1,31 @@
 """The hint extractor (Keyed Prefetching §IV-B): tells slots which keys are on their way, past the data.
 
 It runs where rows are made ready for their slots: the stage that follows begins when all of them are written, and until
-then the state of their keys can be read. Keys that are surely hot are left out: a count-min sketch, which lives as long
-as the process, knows them.
+then the state of their keys can be read. Keys that are surely hot are left out: a count-min sketch, which outlives the
+task, knows them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark import TaskContext
 
 from millpond.errors import MillpondError
 from millpond.layout import Words
 from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.task import Lookahead, PipeTask
-from millpond.slot.pipe.worker import promptly, settle
+from millpond.slot.pipe.worker import batch_of, promptly, task_context
 from millpond.slot.prefetch.switch import MOST, wanted
+from millpond.slot.process.connection import Connection
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.protocol import Connection, Hints
+from millpond.slot.process.messages import Hints
 
 if TYPE_CHECKING:
     from millpond.kernels.hints.sketch import Sketch
@@ -36,7 +37,8 @@ SCHEMA = pa.schema([("hash", pa.uint64())])
 _PATIENCE = 0.25
 """Seconds without progress after which a slot is told no more: the rows are on their way, and matter more."""
 
-_sketches: dict[tuple[str, int, Lookahead], Sketch] = {}
+_SKETCHES = 64
+"""Sketches that a worker keeps, of the operators that it has met last."""
 
 
 class HintSender:
@@ -64,9 +66,7 @@ class HintSender:
         self._asked = asked
         self._sent: dict[int, int] = {}  # keys, by partition
         self._connections: dict[int, Connection | None] = {}
-        from millpond.kernels.hints.sketch import Sketch  # kernels are for those who use them
-
-        self._sketch = _sketches.setdefault((task.key, task.operator, lookahead), Sketch(task.settings.hot))
+        self._sketch = _sketch(task.key, task.operator, lookahead, task.settings.hot)
 
     @classmethod
     def of(cls, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> HintSender | None:
@@ -120,8 +120,7 @@ class HintSender:
             connection = self._connections[slot]
             if connection is not None:
                 connection.send(Hints(self._task, partition, self._batch, self._lookahead))
-                connection.send_schema(keys.schema)
-                connection.send_batch(keys)
+                connection.send_table(keys)
         except (OSError, MillpondError):
             lost, self._connections[slot] = self._connections[slot], None
             self._hang_up(lost)
@@ -198,17 +197,22 @@ class KeysPassing:
                     hints.close()
 
     def _senders(self) -> list[HintSender | None]:
-        context: Any = TaskContext.get()
-        if context:
-            settle()
-        number = context.getLocalProperty("streaming.sql.batchId") if context else None
+        told = batch_of(task_context())
         try:
             task = self.announced[0][0]
-            batch = latest_batch(task) if number is None else int(number)
+            batch = latest_batch(task) if told is None else told
             directory = SlotDirectory.of(task)
             return [HintSender.of(directory, one, batch, name) for one, name, _ in self.announced]
         except (OSError, MillpondError):
             return [None] * len(self.announced)
+
+
+@lru_cache(_SKETCHES)
+def _sketch(query: str, operator: int, lookahead: Lookahead, hot: int) -> Sketch:
+    """What this worker knows of the keys that a lookahead has announced to an operator."""
+    from millpond.kernels.hints.sketch import Sketch  # kernels are for those who use them
+
+    return Sketch(hot)
 
 
 def _different(keys: pa.RecordBatch, hashes: Words) -> NDArray[np.int64]:

@@ -6,10 +6,9 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.accumulators import AccumulatorParam
 
 from millpond.errors import MillpondError, TransientError
@@ -17,8 +16,9 @@ from millpond.slot.batch.figures import figure_rows, with_figures
 from millpond.slot.batch.rows import first_hash
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import SlotFinder
-from millpond.slot.pipe.worker import added_paths, promptly, settle
-from millpond.slot.process.protocol import Call, Connection, Done, Kind, PeerGone, PeerSilent, Run
+from millpond.slot.pipe.worker import added_paths, batch_of, promptly, task_context
+from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
+from millpond.slot.process.messages import Call, Done, Run
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
@@ -121,14 +121,11 @@ class Pipe:
         if batch is None:
             return  # without even its marker row this is none of the operator's partitions
         partition = self.task.partition_of(first_hash(batch))
-        context: Any = TaskContext.get()
-        if context:
-            settle()
-        number = context.getLocalProperty("streaming.sql.batchId") if context else None
+        context = task_context()
         run = Run(
             self.task,
             partition,
-            None if number is None else int(number),
+            batch_of(context),
             context.taskAttemptId() if context else 0,
             unsure=self.coverage is not None,  # a function of the user has the batch, and may have threads
             paths=added_paths() if context else [],

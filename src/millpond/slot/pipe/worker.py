@@ -8,8 +8,10 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 _SOCKETS = "/proc/self/fd"
 _frozen: set[str] = set()
@@ -27,6 +29,20 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     _frozen.update(sys.modules)
+
+
+def task_context() -> Any:
+    """Spark's context of the task that begins, after `settle`; None outside of tasks."""
+    context = TaskContext.get()
+    if context:
+        settle()
+    return context
+
+
+def batch_of(context: Any) -> int | None:
+    """The id of the batch that a task works on; None if Spark does not tell, as in threads of the user's."""
+    number = context.getLocalProperty("streaming.sql.batchId") if context else None
+    return None if number is None else int(number)
 
 
 def added_paths() -> list[str]:

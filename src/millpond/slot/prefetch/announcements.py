@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -39,10 +41,16 @@ that they have, are no reason to do without."""
 
 @dataclass
 class _Batch:
-    """Hints for one batch: by whom the first came when, what is yet to be looked at, and how many keys came."""
+    """Hints for one batch.
+
+    Attributes:
+        first: by whom the first came when. kept: what is yet to be looked at. bytes: that this takes.
+        count: how many keys were kept.
+    """
 
     first: dict[Lookahead, float] = field(default_factory=dict)
     kept: list[tuple[Words, pa.RecordBatch | None]] = field(default_factory=list)
+    bytes: int = 0
     count: int = 0
 
 
@@ -54,7 +62,7 @@ class Announcements:
     row asks for is dropped for good. The last lookahead sends hints beside whoever is chosen: for rows that were not
     there yet when that one looked, because it begins, is late or has failed.
 
-    `keep` may be called from any thread, the rest by whoever has the partition's turn.
+    `keep` and `close` may be called from any thread, the rest by whoever has the partition's turn.
 
     Args:
         switch: to be set when hints are wanted; None where there are none to be had.
@@ -68,7 +76,7 @@ class Announcements:
         self._room = max(1 << 16, memory // _SHARE)
         self._lock = threading.Lock()
         self._batches: dict[int, _Batch] = {}
-        self._held = self._dropped = 0  # bytes that wait to be looked at; keys that were not
+        self._dropped = 0  # keys that were not looked at
         self._bytes = 0  # that came since figures were told
         self._version: int | None = None
         self._chosen: Lookahead | None = self._choices[-1] if self._choices else None
@@ -97,7 +105,12 @@ class Announcements:
             if most:
                 hints.kept.append((hashes, keys))
                 hints.count += len(hashes)
-                self._held += size * len(hashes)
+                hints.bytes += size * len(hashes)
+
+    @property
+    def _held(self) -> int:
+        """Bytes that wait to be looked at."""
+        return sum(hints.bytes for hints in self._batches.values())
 
     def _hints_for(self, batch: int) -> _Batch | None:
         """Those for a batch; None if it is over, or too far away."""
@@ -126,19 +139,19 @@ class Announcements:
 
     def pass_on(self, operator: Operator | None, version: int) -> None:
         """Tell an operator, which is at some version, of all that was kept."""
-        if not self._held and self._version == version:
-            return
         with self._lock:
+            if not self._held and self._version == version:
+                return
             self._at(version)
             taken = []
             for batch, hints in sorted(self._batches.items()):
                 taken.append((batch, hints.kept))
-                hints.kept = []
-            self._held = 0
+                hints.kept, hints.bytes = [], 0
         for needed, parts in taken:
             keys = [some for _, some in parts if some is not None]
             if keys and isinstance(operator, KeysAnnounced):
-                operator.announce_keys(pa.concat_batches(keys), needed)
+                for _, alike in groupby(keys, attrgetter("schema")):  # each lookahead has names of its own
+                    operator.announce_keys(pa.concat_batches(alike), needed)
             elif parts and isinstance(operator, Announced):
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
 
@@ -157,16 +170,19 @@ class Announcements:
 
     def learn(self, figures: Mapping[str, float]) -> None:
         """See from a batch's figures whether hints are wanted for the next ones, and whose."""
-        if self._switch is None or self._chosen is None:
-            return
+        with self._lock:
+            if self._switch is not None and self._chosen is not None:
+                self._choose(self._chosen, figures)
+
+    def _choose(self, chosen: Lookahead, figures: Mapping[str, float]) -> None:
         misses, hits = figures.get("cache_misses", 0.0), figures.get("cache_hits", 0.0)
         announced = figures.get("announced_keys", 0.0)  # these would have been missing
         if misses + announced <= _MISSED * (misses + hits):
             self._ask(())
             return
         read, used = figures.get("prefetched_keys", 0.0), figures.get("prefetched_used", 0.0)
-        if read - used > (_WRONG if self._chosen == self._choices[-1] else _UNUSED) * read:
-            self._choices = self._choices[self._choices.index(self._chosen) + 1 :]
+        if read - used > (_WRONG if chosen == self._choices[-1] else _UNUSED) * read:
+            self._choices = self._choices[self._choices.index(chosen) + 1 :]
             if not self._choices:
                 self._chosen = None
                 self._ask(())
@@ -183,10 +199,9 @@ class Announcements:
         self._asked = lookaheads
 
     def close(self) -> None:
-        """Ask for no hints any more."""
+        """Ask for no hints any more, whatever is learnt yet."""
         with self._lock:
             self._batches.clear()
-            self._held = 0
             self._choices, self._chosen = [], None
-        if self._switch is not None:
-            self._switch.close()
+            if self._switch is not None:
+                self._switch.close()

@@ -7,6 +7,7 @@ hints is that look, once a task.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from urllib.parse import quote, unquote
 from millpond.slot.batch.task import Lookahead, PipeTask
 
 _FOLDER = "hints"
+_LONGEST = 100
+"""Bytes of a lookahead's name in that of a file, of which there are two and 255 bytes in all."""
 
 MOST = 1 << 20
 """Keys that a partition looks at for one batch, at most: more would be read too late anyway, and to look at them would
@@ -38,7 +41,7 @@ class HintSwitch:
 
     def set(self, lookaheads: Collection[Lookahead]) -> None:
         """Ask for hints of some lookaheads, or of none any more. What the disk refuses costs the hints."""
-        names = ",".join([str(self._partition), *(quote(one, safe="") for one in sorted(lookaheads))])
+        names = ",".join([str(self._partition), *(_written(one) for one in sorted(lookaheads))])
         file = self._folder / names if lookaheads else None
         if file == self._file:
             return
@@ -64,11 +67,19 @@ class HintSwitch:
 def wanted(directory: Path, task: PipeTask) -> dict[int, tuple[str, ...]]:
     """The partitions that want hints for an operator, and of which lookaheads."""
     found = {}
+    known = {_written(one): one for one in task.lookaheads}
     with suppress(OSError):
         for file in _folder(directory, task).iterdir():
-            partition, *lookaheads = file.name.split(",")
-            found[int(partition)] = tuple(map(unquote, lookaheads))
+            partition, *names = file.name.split(",")
+            if partition.isdecimal():  # a file system may have files of its own there
+                found[int(partition)] = tuple(known.get(name) or unquote(name) for name in names)
     return found
+
+
+def _written(lookahead: Lookahead) -> str:
+    """A lookahead's name as a part of that of a file."""
+    name = quote(lookahead, safe="")
+    return name if len(name) <= _LONGEST else hashlib.sha256(name.encode()).hexdigest()
 
 
 def _folder(directory: Path, task: PipeTask) -> Path:

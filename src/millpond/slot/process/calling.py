@@ -7,34 +7,8 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 
 from millpond.operators.processors.calls import Ask, Changed, Phase
-from millpond.slot.process.protocol import Call, Called, Connection, Fetch, Kind, PeerGone
-
-
-def send_tables(connection: Connection, tables: Mapping[str, pa.RecordBatch]) -> None:
-    """Send tables that a message has named, each a schema and one record batch."""
-    for batch in tables.values():
-        send_table(connection, batch)
-
-
-def send_table(connection: Connection, batch: pa.RecordBatch) -> None:
-    """Send one table: a schema and one record batch."""
-    connection.send_schema(batch.schema)
-    connection.send_batch(batch)
-
-
-def receive_tables(connection: Connection, names: list[str]) -> dict[str, pa.RecordBatch]:
-    """Receive the tables that a message has named."""
-    return {name: receive_table(connection) for name in names}
-
-
-def receive_table(connection: Connection) -> pa.RecordBatch:
-    """Receive one table: a schema and one record batch."""
-    while True:
-        kind, payload = connection.receive()
-        if kind is Kind.BATCH:
-            return payload
-        if kind is not Kind.SCHEMA:
-            raise PeerGone(f"expected a table, got {kind.name}")
+from millpond.slot.process.connection import Connection, Kind, PeerGone
+from millpond.slot.process.messages import Call, Called, Fetch
 
 
 class ConnectedCaller:
@@ -57,17 +31,17 @@ class ConnectedCaller:
     ) -> Changed:
         """See `Caller`."""
         self._connection.send(Call(phase, *times, list(tables)))
-        send_tables(self._connection, tables)
+        for table in tables.values():
+            self._connection.send_table(table)
         while True:
             kind, payload = self._connection.receive()
             if kind is Kind.BATCH:
                 take(payload)
             elif kind is Kind.MESSAGE:
                 if isinstance(payload, Fetch):
-                    values = answer(payload.table, receive_table(self._connection))
-                    answered = pa.RecordBatch.from_arrays([values], names=["value"])
-                    send_tables(self._connection, {payload.table: answered})
+                    values = answer(payload.table, self._connection.receive_table())
+                    self._connection.send_table(pa.RecordBatch.from_arrays([values], names=["value"]))
                     continue
                 if not isinstance(payload, Called):
                     raise PeerGone(f"expected what a processor has changed, got {type(payload).__name__}")
-                return [(name, receive_table(self._connection)) for name in payload.tables]
+                return [(name, self._connection.receive_table()) for name in payload.tables]

@@ -8,6 +8,8 @@
     owners/<pid>-<start> one empty file per JVM that uses the slots
     compiling            on a machine's first run: how many kernels are compiled
     sealed/…, cache/…    sealed deltas not yet durable; files without names
+    exchange/…, hints/…  rows on their way to slots; who wants keys announced
+    queries/…           the queries that run
     log                  what template and slots say
 ```
 

@@ -20,21 +20,18 @@ from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.process.calling import ConnectedCaller
+from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
-from millpond.slot.process.protocol import (
+from millpond.slot.process.messages import (
     Answered,
-    Connection,
     Done,
     Drain,
     Drained,
     Hello,
     Hints,
-    Kind,
     Open,
     Opened,
-    PeerGone,
-    PeerSilent,
     Run,
     Status,
     Welcome,
@@ -172,7 +169,7 @@ class Slot:
             self._answer(connection, self.work.run(message, _incoming(connection), connection.abort, caller))
             connection.serving = None
         elif isinstance(message, Hints):
-            keys = next(_tables(connection))
+            keys = connection.receive_table()
             hashes = keys.column(0).to_numpy().view(np.uint64)
             more = keys if keys.num_columns > 1 else None
             self.work.hint(message.task, message.partition, message.batch, message.lookahead, hashes, more)
@@ -204,13 +201,6 @@ class Slot:
             connection.send(end.value)
         finally:
             answer.close()
-
-
-def _tables(connection: Connection) -> Iterator[pa.RecordBatch]:
-    while True:
-        kind, payload = connection.receive()
-        if kind is Kind.BATCH:
-            yield payload
 
 
 def _incoming(connection: Connection) -> Iterator[pa.RecordBatch]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from millpond.slot.pipe.processors.processor import Running
-from millpond.slot.process.calling import receive_table, receive_tables, send_table
-from millpond.slot.process.protocol import Call, Called, Connection, Fetch
+from millpond.slot.process.connection import Connection
+from millpond.slot.process.messages import Call, Called, Fetch
 
 
 class Asking:
@@ -32,8 +32,8 @@ class Asking:
         self.check()
         try:
             self._connection.send(Fetch(table))
-            send_table(self._connection, asked)
-            return receive_table(self._connection).column(0)
+            self._connection.send_table(asked)
+            return self._connection.receive_table().column(0)
         except BaseException as error:
             self.failed = error
             raise
@@ -56,7 +56,7 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
     """
     asking = running.ask
     assert isinstance(asking, Asking)
-    tables = receive_tables(connection, call.tables)
+    tables = {name: connection.receive_table() for name in call.tables}
     output = running.call(call, tables)
     announced = False
     while (batch := _next(output, running, asking, place)) is not None:
@@ -67,7 +67,7 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
     changes = running.changes()
     connection.send(Called([name for name, _ in changes]))
     for _, table in changes:
-        send_table(connection, table)
+        connection.send_table(table)
 
 
 def _next(output: Iterator[pa.RecordBatch], running: Running, asking: Asking, place: str) -> pa.RecordBatch | None:

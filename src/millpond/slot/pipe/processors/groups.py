@@ -24,7 +24,7 @@ from millpond.slot.pipe.processors.processor import Running, UserProcessor, coun
 from millpond.slot.pipe.processors.state.columns import built, in_pieces, stored
 from millpond.slot.pipe.processors.state.refusals import null_field, refused
 from millpond.slot.pipe.processors.state.values import ZEROS, Form, Refused
-from millpond.slot.process.protocol import Call
+from millpond.slot.process.messages import Call
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.types import parse_type
 

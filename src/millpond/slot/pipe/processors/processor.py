@@ -28,7 +28,7 @@ from millpond.slot.pipe.processors.handle import Handle
 from millpond.slot.pipe.processors.rows import RowResults, Rows, calls
 from millpond.slot.pipe.processors.state.columns import stored
 from millpond.slot.pipe.processors.state.values import Form
-from millpond.slot.process.protocol import Call
+from millpond.slot.process.messages import Call
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.types import DataType, parse_type
 

@@ -100,7 +100,7 @@ class Controller:
 
     Args:
         place: where the processor is, for its state. focus: is told which key is worked on.
-        limit: how many keys may wait at a time.
+        limit: how many reads may wait at a time; of most keys that is one.
         room: how many rows may wait for those of earlier keys, about; then only the first key is worked on.
     """
 
@@ -159,8 +159,7 @@ class Controller:
             self._ready.remove(first)
             return first
         if not self._ready:
-            waiting = len(self._waiting) + self._full
-            if not self._ended and waiting < self._limit and self._wanted < self._limit and not self._full:
+            if not self._ended and not self._full and self._wanted < self._limit:
                 worker = _Worker(results.empty())
                 worker.coroutine = self._work(worker) if yields else self._await(worker)
                 self._workers.append(worker)

@@ -82,8 +82,8 @@ class Buckets:
             estimated: entries may have left other buckets unseen; how many there are follows from those that are seen.
         """
         head, loaded = self.head, self.loaded
-        self.touched = {*places.values()}
-        before = sum(len(loaded[number]) for number in self.touched)
+        settled = {*places.values()}
+        before = sum(len(loaded[number]) for number in settled)
         for told, number in places.items():
             entry = self.written[told]
             if entry[1] is None:
@@ -91,9 +91,10 @@ class Buckets:
             else:
                 loaded[number][told] = entry
         self.written = {}
-        after = sum(len(loaded[number]) for number in self.touched)
+        after = sum(len(loaded[number]) for number in settled)
         if estimated:
-            before = round(head.entries * len(self.touched) / head.stop)
+            before = round(head.entries * len(settled) / head.stop)
+        self.touched |= settled
         count = max(after, head.entries - before + after)
         self.wanted = enough(head.stop, count, head.bytes * count // max(1, head.entries))
         seen = len(self.touched | moved(head.stop, self.wanted))
