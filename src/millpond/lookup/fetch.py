@@ -269,7 +269,7 @@ def error_of(spec: EnrichSpec, failure: Failure, key: pa.RecordBatch, count: int
         f"{_ADVICE[failure.kind]}. Nothing is lost: the batch is run again. To go on without what cannot be looked up, "
         "give enrich on_error='null' or 'side'."
     )
-    others = f" and {count - 1} others" if count > 1 else ""
+    others = f" and {count - 1} other{'s' * (count > 2)}" if count > 1 else ""
     if failure.kind == "unreadable":
         said = f"The table '{spec.name}' has for {one}{others} what cannot be read: {failure.said}."
         return UsageError(said, action=advice)
