@@ -147,7 +147,7 @@ def _keys(schema: StructType, names: Mapping[str, str]) -> tuple[int, ...]:
         if dtype is None or dtype.nested or holds_floats(dtype) or not dtype.atomic:
             raise UsageError(
                 f"The column {name} is of type {schema[name].dataType.simpleString()}, which is no key.",
-                action="Use integers, strings, decimals, booleans, dates or times.",
+                action="Use integers, strings without a collation, bytes, decimals, booleans, dates or timestamps.",
             )
     return tuple(schema.names.index(name) for name in names)
 
