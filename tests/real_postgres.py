@@ -7,6 +7,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -86,10 +87,14 @@ class Server:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Server]:
-    """A server with an empty database; it is killed at the end."""
-    server = Server(folder)
-    try:
-        yield server
-    finally:
-        server.kill()
+def running() -> Iterator[Server]:
+    """A server with an empty database; it is killed at the end.
+
+    Its folder is none of pytest's: another run that starts takes the rights on those away from all other users.
+    """
+    with tempfile.TemporaryDirectory(prefix="millpond-postgres-", ignore_cleanup_errors=True) as folder:
+        server = Server(Path(folder))
+        try:
+            yield server
+        finally:
+            server.kill()

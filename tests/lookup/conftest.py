@@ -19,11 +19,11 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[real_redi
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[real_postgres.Server]:
+def postgres_server() -> Iterator[real_postgres.Server]:
     """A real PostgreSQL, in the same group."""
     try:
         real_postgres.programs()
     except real_postgres.Unavailable as reason:
         pytest.skip(str(reason))
-    with real_postgres.running(tmp_path_factory.mktemp("postgres")) as server:
+    with real_postgres.running() as server:
         yield server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 import sys
+import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -319,6 +320,18 @@ class TestServerInTrouble:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as what a program defines itself
 
 
+class Locked:
+    """A table that cannot be pickled."""
+
+    name = "locked"
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+
+    def connect(self, columns: pa.Schema, timeout: float) -> Connection:
+        raise NotImplementedError
+
+
 class Squares:
     """A table of one's own: it travels with the query."""
 
@@ -426,6 +439,15 @@ class TestArguments:
         ("more", "said"),
         [
             ({"table": object()}, "no table"),
+            ({"table": Squares}, "Squares is a class"),
+            ({"table": Locked(threading.Lock())}, "'locked' cannot be pickled"),
+            ({"on": 1}, "wants names of columns"),
+            ({"on": [1]}, "wants names of columns"),
+            ({"columns": ["square bigint"]}, "and no text"),
+            ({"columns": " "}, "no column to look up"),
+            ({"columns": "square bigitn"}, "cannot be read: .*BIGITN"),
+            ({"ttl": "60s"}, "ttl is '60s', which is no number"),
+            ({"timeout": None}, "timeout is None, which is no number"),
             ({"on": "m"}, "no column 'm'"),
             ({"on": []}, "no column to look"),
             ({"on": {"n": "id", "m": "id"}}, "Two columns are looked up as id"),
@@ -447,6 +469,11 @@ class TestArguments:
         given = {"table": Squares(), "on": "n", "columns": "square bigint"} | more
         with pytest.raises(UsageError, match=said):
             millpond.enrich(spark.range(1).withColumnRenamed("id", "n"), **given)
+
+    def test_a_column_that_errors_would_hide(self, spark: SparkSession) -> None:
+        df = spark.range(1).selectExpr("id AS n", "1 AS _error")
+        with pytest.raises(UsageError, match="a column _error already"):
+            millpond.enrich(df, Squares(), on="n", columns="square bigint", on_error="side")
 
     def test_what_is_no_dataframe(self) -> None:
         with pytest.raises(UsageError, match="DataFrame"):

@@ -123,7 +123,48 @@ class TestRedis:
     @pytest.mark.parametrize("key", ["x:{id", "x:{}", "x:{id!r}", "x:{id:>4}"])
     def test_a_pattern_that_is_none(self, key: str) -> None:
         with pytest.raises(UsageError, match="no pattern of keys"):
-            RedisTable("redis://localhost", key).connect(pa.schema([("name", pa.string())]), 1)
+            RedisTable("redis://localhost", key)
+
+    @pytest.mark.parametrize(
+        "url", ["redis://:se#cret@host:6379", "redis://:7#cret@host", "redis://:se/cret@host", "host"]
+    )
+    def test_a_url_that_is_none(self, url: str) -> None:
+        """It is told before anything runs, and without what may be a part of the password."""
+        with pytest.raises(UsageError, match="cannot be read") as raised:
+            RedisTable(url, "x:{id}")
+        assert "cret" not in str(raised.value)
+        assert "'se'" not in str(raised.value)
+
+    def test_decimals_in_keys_have_no_exponent(self, redis_server: real_redis.Server, client: Any) -> None:
+        client.hset("x:0.00000000", mapping={"name": "zero"})
+        client.hset("x:0.00000001", mapping={"name": "least"})
+        connection = RedisTable(redis_server.url, "x:{id}").connect(pa.schema([("name", pa.string())]), 5)
+        keys = pa.record_batch({"id": pa.array([Decimal("1E-8"), Decimal(0)], pa.decimal128(20, 8))})
+        assert in_order(connection.fetch(keys)) == {0: {"name": "least"}, 1: {"name": "zero"}}
+        connection.close()
+
+    def test_a_number_too_large_for_single_precision(self, redis_server: real_redis.Server, client: Any) -> None:
+        client.hset("x:1", mapping={"f": "1e300"})
+        client.hset("x:2", mapping={"f": "inf"})
+        connection = RedisTable(redis_server.url, "x:{id}").connect(pa.schema([("f", pa.float32())]), 5)
+        found = connection.fetch(pa.record_batch({"id": [1, 2]}))
+        assert set(found.unreadable) == {0}
+        assert in_order(found)[1] == {"f": float("inf")}
+        connection.close()
+
+    def test_keys_that_the_user_may_not_read(self, redis_server: real_redis.Server, client: Any) -> None:
+        """No other try helps: with `on_error="null"` all rows would come out empty."""
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">reader", "~other:*", "+@all")
+        table = RedisTable(redis_server.url.replace("//", "//reader:reader@"), "x:{id}")
+        connection = table.connect(pa.schema([("name", pa.string())]), 5)
+        with pytest.raises(UsageError, match=r"refuses the request.*permission"):
+            connection.fetch(pa.record_batch({"id": [1]}))
+        connection.close()
+        client.execute_command("ACL", "DELUSER", "reader")
+
+    def test_a_database_that_there_is_not(self, redis_server: real_redis.Server, client: Any) -> None:
+        with pytest.raises(UsageError, match="refuses the request"):
+            RedisTable(redis_server.url.removesuffix("0") + "99", "x:{id}").connect(SCHEMA, 5)
 
     def test_passwords_are_not_shown(self) -> None:
         table = RedisTable("redis://user:secret@example.org:77/3", "x:{id}")
@@ -227,10 +268,14 @@ class TestPostgres:
     @pytest.mark.parametrize(
         ("kind", "dtype", "said"),
         [
-            ("timestamp", pa.timestamp("us", "UTC"), "timestamp_ntz"),
-            ("timestamptz", pa.timestamp("us"), "query's type timestamp,"),
-            ("timestamptz", pa.date32(), "query's type timestamp,"),
-            ("date", pa.timestamp("us"), "query's type date"),
+            ("timestamp", pa.timestamp("us", "UTC"), r"(Ask for|Make a) timestamp_ntz"),
+            ("timestamptz", pa.timestamp("us"), r"(Ask for|Make a) timestamp\b"),
+            ("timestamptz", pa.date32(), r"(Ask for|Make a) timestamp\b"),
+            ("date", pa.timestamp("us"), r"(Ask for|Make a) date"),
+            ("bigint", pa.timestamp("us", "UTC"), "as bigint, which does not go with"),
+            ("int", pa.date32(), "as integer, which does not go with"),
+            ("text", pa.date32(), "as text, which does not go with"),
+            ("bytea", pa.string(), "as bytea, which does not go with"),
         ],
     )
     def test_no_zone_is_assumed(
@@ -242,6 +287,59 @@ class TestPostgres:
             table.connect(pa.schema([("at", dtype)]), 5).fetch(pa.record_batch({"id": [1]}))
         with pytest.raises(UsageError, match=said):
             table.connect(pa.schema([("id", pa.int32())]), 5).fetch(pa.record_batch({"at": pa.nulls(1, dtype)}))
+
+    def test_no_times_are_made_of_an_array_of_numbers(self, postgres_server: real_postgres.Server, client: Any) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, at bigint[])")
+        table = PostgresTable(postgres_server.conninfo, "things")
+        with pytest.raises(UsageError, match=r"as bigint\[\], which does not go with"):
+            table.connect(pa.schema([("at", pa.list_(pa.timestamp("us")))]), 5).fetch(pa.record_batch({"id": [1]}))
+
+    @pytest.mark.parametrize(
+        ("kind", "has", "keys", "bad"),
+        [
+            ("uuid", f"{0:08}-0000-0000-0000-{1:012}", [f"{0:08}-0000-0000-0000-{1:012}", "junk"], {1}),
+            ("int", 1, ["x", "y", "1", "z"], {0, 1, 3}),
+            ("date", dt.date(2026, 1, 1), pa.array([3_000_000, 20_454], pa.date32()), {0}),
+            ("text", "a", ["b\0", "a"], set()),
+            ("text", "a", pa.array([b"\xff", b"a"]).view(pa.string()), set()),
+        ],
+    )
+    def test_a_key_that_the_column_cannot_have_fails_alone(
+        self, postgres_server: real_postgres.Server, client: Any, kind: str, has: Any, keys: Any, bad: set[int]
+    ) -> None:
+        """Or is not there, where no table could have it."""
+        client.execute(f"CREATE TABLE things (id {kind} PRIMARY KEY, name text)")
+        client.execute("INSERT INTO things VALUES (%s, 'x')", [has])
+        connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("name", pa.string())]), 5)
+        found = connection.fetch(pa.record_batch({"id": keys}))
+        assert set(found.unreadable) == bad
+        assert list(in_order(found).values()) == [{"name": "x"}]
+        connection.close()
+
+    def test_a_time_that_python_has_not_fails_its_own_key(
+        self, postgres_server: real_postgres.Server, client: Any
+    ) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, day date)")
+        client.execute("INSERT INTO things SELECT n, '2026-01-01' FROM generate_series(0, 9) n")
+        client.execute("UPDATE things SET day = 'infinity' WHERE id IN (2, 7)")
+        connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("day", pa.date32())]), 5)
+        found = connection.fetch(pa.record_batch({"id": list(range(10))}))
+        assert set(found.unreadable) == {2, 7}
+        assert "infinity" in found.unreadable[2]
+        assert in_order(found) == {n: {"day": dt.date(2026, 1, 1)} for n in range(10) if n not in (2, 7)}
+        connection.close()
+
+    def test_options_of_the_users_stay(self, postgres_server: real_postgres.Server, client: Any) -> None:
+        """A search path says which of two tables is meant."""
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, name text)")
+        client.execute("INSERT INTO things VALUES (1, 'public')")
+        client.execute("DROP SCHEMA IF EXISTS other CASCADE")
+        client.execute("CREATE SCHEMA other CREATE TABLE things (id int PRIMARY KEY, name text)")
+        client.execute("INSERT INTO other.things VALUES (1, 'other')")
+        table = PostgresTable(f"{postgres_server.conninfo} options='-c search_path=other'", "things")
+        connection = table.connect(pa.schema([("name", pa.string())]), 5)
+        assert in_order(connection.fetch(pa.record_batch({"id": [1]}))) == {0: {"name": "other"}}
+        connection.close()
 
     @pytest.mark.parametrize(("kind", "keys"), [("real", [16777217]), ("float8", [1]), ("bool", [2])])
     def test_what_is_no_key(

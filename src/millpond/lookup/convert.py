@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Convert = Callable[[Sequence[Any], pa.DataType], pa.Array]
 
@@ -18,6 +19,8 @@ def texts(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Array:
     if pa.types.is_binary(dtype):
         return raw
     text = raw.cast(pa.string())
+    if pa.types.is_float32(dtype):
+        return _single(text.cast(pa.float64()))
     return text if pa.types.is_string(dtype) else text.cast(dtype)
 
 
@@ -27,7 +30,19 @@ def objects(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
         said = pa.array(values)
         if pa.types.is_floating(said.type) or pa.types.is_decimal(said.type):
             return said.cast(dtype)
-    return pa.array(values, dtype)
+    return _single(pa.array(values, pa.float64())) if pa.types.is_float32(dtype) else pa.array(values, dtype)
+
+
+def _single(values: pa.Array) -> pa.Array:
+    """Numbers in single precision.
+
+    Raises:
+        OverflowError: one is too large for it.
+    """
+    made = values.cast(pa.float32(), safe=False)
+    if pc.any(pc.and_(pc.is_inf(made), pc.is_finite(values))).as_py():
+        raise OverflowError
+    return made
 
 
 def column(values: Sequence[Any], field: pa.Field, convert: Convert) -> tuple[pa.Array, dict[int, str]]:

@@ -252,14 +252,24 @@ _ADVICE = {
 }
 
 
+def _shown(part: pa.Array) -> str:
+    """One part of one key."""
+    try:
+        return repr(part[0].as_py())
+    except ValueError:  # a text that is not in UTF-8, a time beyond those of Python's
+        return (
+            repr(part.cast(pa.binary())[0].as_py()) if pa.types.is_string(part.type) else str(part.cast(pa.string())[0])
+        )
+
+
 def error_of(spec: EnrichSpec, failure: Failure, key: pa.RecordBatch, count: int) -> MillpondError:
     """The error of a batch that fails because `count` keys could not be looked up; `key` is the first of them."""
-    one = ", ".join(f"{name} = {value!r}" for name, value in key.to_pylist()[0].items())
+    one = ", ".join(f"{name} = {_shown(part)}" for name, part in zip(key.schema.names, key.columns, strict=True))
     advice = (
         f"{_ADVICE[failure.kind]}. Nothing is lost: the batch is run again. To go on without what cannot be looked up, "
         "give enrich on_error='null' or 'side'."
     )
-    others = f" and {count - 1} others" if count > 1 else ""
+    others = f" and {count - 1} other{'s' * (count > 2)}" if count > 1 else ""
     if failure.kind == "unreadable":
         said = f"The table '{spec.name}' has for {one}{others} what cannot be read: {failure.said}."
         return UsageError(said, action=advice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -77,7 +78,7 @@ class PostgresTable:
                 self.conninfo,
                 autocommit=True,
                 connect_timeout=max(2, round(timeout)),
-                options=f"-c statement_timeout={max(1, round(timeout * 1000))}",
+                options=f"{self._options()} -c statement_timeout={max(1, round(timeout * 1000))}",
             )
         except psycopg.OperationalError as error:
             if "FATAL" in str(error) and any(said in str(error) for said in _LASTING):
@@ -92,6 +93,16 @@ class PostgresTable:
             connection.close()
             raise
         return connection
+
+    def _options(self) -> str:
+        """The server's options that the user gives, a search path say: ours come behind them, not in their place.
+
+        Raises:
+            psycopg.ProgrammingError: how to connect is malformed.
+        """
+        from psycopg.conninfo import conninfo_to_dict
+
+        return str(conninfo_to_dict(self.conninfo).get("options") or os.environ.get("PGOPTIONS", ""))
 
     def _refused(self, error: Exception) -> UsageError:
         return UsageError(
@@ -122,6 +133,36 @@ def _limited(gen: Generator[Any, Any, Any], until: float) -> Generator[Any, Any,
         return end.value
 
 
+def _values(column: pa.Array, unreadable: dict[int, str]) -> list[Any]:
+    """Parts of keys as the client takes them; null for those that no table can have, or that cannot be asked for.
+
+    Args:
+        column: of one part. unreadable: gets the latter, by position, and why.
+    """
+    if pa.types.is_string(column.type):
+        return [_text(raw) for raw in column.cast(pa.binary()).to_pylist()]
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        pass
+    values = []
+    for position, one in enumerate(column):
+        try:
+            values.append(one.as_py())
+        except (ValueError, OverflowError) as error:  # a time beyond those of Python's
+            unreadable[position] = f"the key cannot be asked for: {error}"
+            values.append(None)
+    return values
+
+
+def _text(raw: bytes) -> str | None:
+    """A text; null if PostgreSQL has no such: one with a zero in it, or that is not in UTF-8."""
+    try:
+        return None if b"\0" in raw else raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 class _PostgresConnection:
     def __init__(self, table: PostgresTable, client: Any, columns: pa.Schema, timeout: float) -> None:
         self._table = table
@@ -133,6 +174,7 @@ class _PostgresConnection:
 
     def learn(self) -> None:
         """Find out of what types the table's columns are, so that keys are compared as those."""
+        self._client.until = time.monotonic() + self._timeout
         rows = self._ask(
             # Without lengths, by which casts would cut keys short: `character` alone has one, and domains may.
             "SELECT attname, format_type(CASE typtype WHEN 'd' THEN typbasetype ELSE atttypid END, -1) "
@@ -145,29 +187,47 @@ class _PostgresConnection:
     def _ask(self, statement: Any, parameters: Any) -> list[Any]:
         import psycopg
 
-        self._client.until = time.monotonic() + self._timeout
         try:
             return list(self._client.execute(statement, parameters).fetchall())
         except psycopg.errors.QueryCanceled as error:
             raise TimeoutError("no answer") from error
-        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+        except (psycopg.ProgrammingError, psycopg.NotSupportedError) as error:
             raise self._table._refused(error) from error
 
     def fetch(self, keys: pa.RecordBatch) -> Found:
-        """Read the rows of all keys with one statement."""
+        """Read the rows of all keys with one statement; with several, where one key or row is of no use."""
+        self._client.until = time.monotonic() + self._timeout
         if self._statement is None:
             self._statement = self._select(keys.schema)
-        lists = [one.to_pylist() for one in keys.columns]
-        rows = self._ask(self._statement, [*lists, *lists])
+        unreadable: dict[int, str] = {}
+        lists = [_values(one, unreadable) for one in keys.columns]
+        rows = self._rows(lists, 0, unreadable)
         names, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in self._columns))
         at = [int(position) - 1 for position in names]
         arrays: list[pa.Array] = []
-        unreadable: dict[int, str] = {}
         for one, some in zip(self._columns, values, strict=True):
             array, wrong = column(some, one, objects)
             arrays.append(array)
             unreadable |= {at[position]: why for position, why in wrong.items()}
         return Found(pa.RecordBatch.from_arrays(arrays, schema=self._columns), at, unreadable)
+
+    def _rows(self, lists: list[list[Any]], start: int, unreadable: dict[int, str]) -> list[Any]:
+        """The rows of some keys, the first of which is number `start`; halves are asked for where that fails.
+
+        A key that is none of its column's type, and a row with a time that Python does not have, fail a statement.
+        """
+        import psycopg
+
+        try:
+            rows = self._ask(self._statement, [*lists, *lists])
+        except psycopg.DataError as error:
+            count = len(lists[0])
+            if count == 1:
+                unreadable[start] = str(error).strip().splitlines()[0]
+                return []
+            left = self._rows([one[: count // 2] for one in lists], start, unreadable)
+            return left + self._rows([one[count // 2 :] for one in lists], start + count // 2, unreadable)
+        return [(start + position, *values) for position, *values in rows] if start else rows
 
     def _select(self, schema: pa.Schema) -> Any:
         """The statement: keys come as arrays, and each row tells which of them it is of."""
@@ -180,8 +240,10 @@ class _PostgresConnection:
                 f"'{self._table.name}' has no column {', '.join(missing)}.",
                 action=f"It has {', '.join(self._types)}: name those in `on` and `columns`.",
             )
-        for one in [*schema, *self._columns]:
-            self._check_time(one)
+        for one in schema:
+            self._check_key(one)
+        for one in self._columns:
+            self._check_column(one)
         arrays = [sql.SQL("%s::") + sql.SQL(self._compared(one) + "[]") for one in schema]
         numbered = sql.SQL(", ").join(sql.Identifier(f"k{number}") for number in range(len(keys)))
         equal = [
@@ -222,11 +284,27 @@ class _PostgresConnection:
             raise self._unlike(key, "Look up by another column, or by a view that has it as the query does.")
         return kind
 
-    def _check_time(self, one: pa.Field) -> None:
-        """See that a column has a time, or a day, or a time of a zone, where the query has that."""
-        here, there = _time_of(one.type), _TIMES.get(self._types[one.name])
-        if here is not None and there is not None and here != there:
-            raise self._unlike(one, f"Give it the query's type {there}, or take a view that has a {here}.")
+    def _check_key(self, key: pa.Field) -> None:
+        """See that keys and their column are both days, times, times of a zone, bytes, or none of these.
+
+        As text, a server would write and read them as its settings say.
+        """
+        kind = self._types[key.name]
+        if _time_of(key.type) != _TIMES.get(kind) or pa.types.is_binary(key.type) != (kind == "bytea"):
+            spark = _TIMES.get(kind) or ("binary" if kind == "bytea" else "string")
+            raise self._unlike(key, f"Make a {spark} of it in the query, or take a view that has the query's type.")
+
+    def _check_column(self, wanted: pa.Field) -> None:
+        """See that no number is taken for a time, no time for one of a zone, and no bytes for text."""
+        kind, dtype = self._types[wanted.name], wanted.type
+        while pa.types.is_list(dtype):
+            kind, dtype = kind.removesuffix("[]"), dtype.value_type
+        here, there = _time_of(dtype), _TIMES.get(kind)
+        if here is not None and here != there:
+            action = f"Ask for {there}" if there else "Ask for the type that it has"
+            raise self._unlike(wanted, f"{action}, or take a view that has a {here}.")
+        if kind == "bytea" and pa.types.is_string(dtype):
+            raise self._unlike(wanted, "Ask for binary.")
 
     def _unlike(self, one: pa.Field, action: str) -> UsageError:
         said = f"'{self._table.name}' has {one.name} as {self._types[one.name]}, which does not go with {one.type}."

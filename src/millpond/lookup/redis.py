@@ -16,6 +16,9 @@ from millpond.errors import UsageError
 from millpond.lookup.convert import column, texts
 from millpond.lookup.table import Found
 
+_PLAIN = 6
+"""Digits behind the point with which Arrow writes every decimal without an exponent."""
+
 
 @dataclass(frozen=True)
 class RedisTable:
@@ -32,6 +35,25 @@ class RedisTable:
     url: str = field(repr=False)
     key: str
     fields: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """See that the URL and the key can be read.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        try:
+            parts = urlsplit(self.url)
+            good = parts.scheme in ("redis", "rediss", "unix") and not parts.fragment and (parts.port or 1) > 0
+        except ValueError:  # its text may have a part of the password
+            good = False
+        if not good:
+            raise UsageError(
+                f"The URL of the RedisTable with hashes {self.key} cannot be read.",
+                action="Write it like redis://user:password@host:6379/0 (or rediss://, unix://); in a password, "
+                "write what is no letter or number with a per cent sign: %23 for #, %2F for /, %40 for @.",
+            )
+        parts_of(self.key)
 
     @property
     def name(self) -> str:
@@ -73,12 +95,19 @@ class RedisTable:
             )
         except (redis.AuthenticationError, AuthorizationError) as error:
             raise self._refused(error) from error
+        except redis.ResponseError as error:
+            if "DB index" in str(error):
+                raise self._refused(error) from error
+            raise
         except ValueError as error:
             raise UsageError(f"'{self.name}' cannot be reached by its URL: {error}.", action="Mend the URL.") from error
         return _RedisConnection(self, client, columns, parts, timeout)
 
     def _refused(self, said: object) -> UsageError:
-        return UsageError(f"'{self.name}' refuses the request: {said}.", action="Mend the URL, or the user's rights.")
+        return UsageError(
+            f"'{self.name}' refuses the request: {str(said).rstrip('.')}.",
+            action="Mend the URL's user, password and database, or the user's rights.",
+        )
 
 
 def parts_of(key: str) -> list[tuple[str, str | None]]:
@@ -149,7 +178,11 @@ class _RedisConnection:
 
     def _said(self, error: Exception) -> str:
         """What the server says of one key. What it would say of any is raised."""
+        from redis.exceptions import NoPermissionError
+
         said = str(error)
+        if isinstance(error, NoPermissionError):  # redis-py has cut the code off
+            raise self._table._refused(said)
         if said.startswith("WRONGTYPE"):
             return "what it has there is no hash"
         if said.startswith(("NOPERM", "NOAUTH", "MOVED", "unknown command")):
@@ -166,7 +199,7 @@ class _RedisConnection:
         return pc.binary_join(everything, _bytes(""))[0].as_buffer()
 
     def _keys(self, keys: pa.RecordBatch) -> pa.Array:
-        """The hashes' keys. Bytes stand for themselves, all else as Arrow writes it."""
+        """The hashes' keys. Bytes stand for themselves, decimals have no exponent, all else is as Arrow writes it."""
         pieces = []
         for text, name in self._parts:
             pieces.append(_bytes(text))
@@ -179,7 +212,7 @@ class _RedisConnection:
                     action="Name in braces the key's columns, as the table has them.",
                 )
             column = keys.column(name)
-            pieces.append(column if pa.types.is_binary(column.type) else column.cast(pa.string()).cast(pa.binary()))
+            pieces.append(column if pa.types.is_binary(column.type) else _written(column).cast(pa.binary()))
         return _joined(pieces)
 
     def close(self) -> None:
@@ -193,3 +226,9 @@ def _bytes(text: str) -> pa.Scalar:
 
 def _joined(pieces: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
     return pc.binary_join_element_wise(*pieces, _bytes(""))
+
+
+def _written(column: pa.Array) -> pa.Array:
+    if pa.types.is_decimal(column.type) and column.type.scale > _PLAIN:
+        return pa.array([format(value, "f") for value in column.to_pylist()], pa.string())
+    return column.cast(pa.string())

@@ -45,6 +45,10 @@ def enriched(
     Raises:
         UsageError: an argument does not fit.
     """
+    if isinstance(table, type):
+        raise UsageError(
+            f"{table.__name__} is a class, and no table to look keys up in.", action=f"Make one: {table.__name__}(…)."
+        )
     if not isinstance(table, LookupTable):
         raise UsageError(
             f"{type(table).__name__} is no table to look keys up in: it has no `name`, or no `connect`.",
@@ -56,12 +60,16 @@ def enriched(
         *(("cache", cache, 0), ("timeout", timeout, 0.001), ("retries", retries, 0)),
         *(("concurrency", concurrency, 1), ("batch", batch, 1), ("ttl", 0 if ttl is None else ttl, 0)),
     ):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise UsageError(f"{name} is {number!r}, which is no number.", action="Give a number.")
         if not least <= number < math.inf:
             raise UsageError(f"{name} is {number}, and is {least} at least.", action="Give another.")
-    names = {on: on} if isinstance(on, str) else dict(on) if isinstance(on, Mapping) else {name: name for name in on}
+    names = _names(on)
     schema = df.schema
     keys = _keys(schema, names)
     found = _found(schema, columns, on_error)
+    if on_error == "side" and ERROR.name in (name.lower() for name in schema.names):
+        raise UsageError(f"There is a column {ERROR.name} already.", action="Rename that, or give another on_error.")
     if isinstance(table, RedisTable):
         _check_pattern(table, list(names.values()))
     spec = EnrichSpec(
@@ -77,7 +85,7 @@ def enriched(
         retries=retries,
         concurrency=concurrency,
         request=batch,
-        table=cloudpickle.dumps(table),
+        table=_pickled(table),
         name=table.name,
     )
     fields = [StructField(field.name, field.dataType) for field in schema.fields]
@@ -92,6 +100,29 @@ def enriched(
 
 
 _ERROR = StructType([StructField("kind", StringType()), StructField("message", StringType())])
+
+
+def _pickled(table: LookupTable) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(table))
+    except Exception as error:  # whatever its parts raise
+        raise UsageError(
+            f"The table '{table.name}' cannot be pickled, so that it gets to where keys are looked up: {error}.",
+            action="Have it hold what says how to connect, and make clients and locks in its `connect`.",
+        ) from error
+
+
+def _names(on: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Columns, with what the table calls them."""
+    if isinstance(on, str):
+        return {on: on}
+    names = dict(on) if isinstance(on, Mapping) else {name: name for name in on} if isinstance(on, list | tuple) else on
+    if not isinstance(names, dict) or not all(isinstance(one, str) for pair in names.items() for one in pair):
+        raise UsageError(
+            f"`on` is {on!r}, and wants names of columns.",
+            action="Give a name, a list of names, or names with what the table calls them: {'ad': 'ad_id'}.",
+        )
+    return names
 
 
 def _one_of(name: str, given: str, known: Sequence[str]) -> None:
@@ -116,19 +147,22 @@ def _keys(schema: StructType, names: Mapping[str, str]) -> tuple[int, ...]:
         if dtype is None or dtype.nested or holds_floats(dtype) or not dtype.atomic:
             raise UsageError(
                 f"The column {name} is of type {schema[name].dataType.simpleString()}, which is no key.",
-                action="Use integers, strings, decimals, booleans, dates or times.",
+                action="Use integers, strings without a collation, bytes, decimals, booleans, dates or timestamps.",
             )
     return tuple(schema.names.index(name) for name in names)
 
 
 def _found(schema: StructType, columns: str, on_error: str) -> list[StructField]:
+    action = "Write them like 'name string, price decimal(10,2)'."
+    if not isinstance(columns, str):
+        raise UsageError(f"The columns are {columns!r}, and no text.", action=action)
+    if not columns.strip():
+        raise UsageError("There is no column to look up.", action=action)
     try:
         found: list[StructField] = StructType.fromDDL(columns).fields
     except Exception as error:
-        raise UsageError(
-            f"The columns {columns!r} cannot be read: {str(error).splitlines()[0]}.",
-            action="Write them like 'name string, price decimal(10,2)'.",
-        ) from error
+        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UsageError(f"The columns {columns!r} cannot be read: {said.rstrip('.')}.", action=action) from error
     taken = {name.lower() for name in [*schema.names, *([ERROR.name] if on_error == "side" else [])]}
     for field in found:
         if field.name.lower() in taken:
