@@ -152,11 +152,11 @@ def test_what_is_pinned_keeps_its_names() -> None:
         "over": ("columns", "keys", "order", "calls", "preceding", "retracts", "changes"),
         "processor": (
             *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
-            *("time", "marked", "lag_ms", "purged", "emitted", "initial"),
+            *("time", "marked", "lag_ms", "purged", "emitted", "initial", "full"),
         ),
         "group_state": (
             *("columns", "keys", "outputs", "variables", "time_mode", "output_mode"),
-            *("time", "marked", "lag_ms", "purged", "emitted", "initial"),
+            *("time", "marked", "lag_ms", "purged", "emitted", "initial", "full"),
         ),
         "enrich": (
             *("columns", "keys", "named", "found", "how", "on_error", "most", "ttl_ms", "timeout_ms", "retries"),

@@ -172,6 +172,19 @@ _WIDER = ("tinyint", "smallint", "int", "bigint", "float", "double")
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z_0-9.]+)|([^\s]))")
 
 
+def has_full_fields(fields: str) -> bool:
+    """Whether one of some fields, as DDL (`a int, b string not null`), is never null."""
+    depth = 0
+    before = ""
+    for match in _TOKEN.finditer(fields):
+        token = match.group(0).strip().lower()
+        depth += (token in "<(") - (token in ">)") if token else 0
+        if not depth and (before, token) == ("not", "null"):
+            return True
+        before = token
+    return False
+
+
 @lru_cache(maxsize=4096)
 def parse_type(ddl: str) -> DataType:
     """Read a type from DDL (`bigint`, `decimal(10,2)`, `struct<a:int,b:array<string>>`).

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 import millpond
 from tests.differential.processors.checks import ONCE, Query, Turn, compare, script, spoken, transformed
@@ -89,6 +90,44 @@ def test_refused(spark: SparkSession, tmp_path: Path, before: str, after: str) -
     ]
     found = compare(spark, tmp_path, turns, ours_on=ENGINE)
     assert spoken(found, "a") == [["None"], ["(1,)"]]
+
+
+NEVER_NULL = {
+    "DDL": ("Value", "a int not null"),
+    "struct": ("List", StructType([StructField("a", IntegerType(), False)])),
+    "map": ("Map", "k int", "a int not null"),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_NULL)
+def test_fields_that_are_never_null(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Refused where the query has begun with Avro, whatever the setting is later; taken where it has not."""
+    kind, *arguments = NEVER_NULL[name]
+    strict: Variables = {"v": (kind, *arguments)}
+    plain: Variables = {"v": (kind, *(one if one == "k int" else "a int" for one in arguments))}
+    update = {"Value": "v.update((1,))", "List": "v.put([(1,)])", "Map": "v.updateValue((1,), (1,))"}[kind]
+    fails = "TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE"
+    turns = [
+        Turn(of(strict), [script(("a", update))], conf=AVRO, fails=fails),
+        Turn(of(plain), [], conf=AVRO),
+        Turn(of(strict), [script(("b", update))], conf=PLAIN, fails=fails),
+        Turn(of(plain), [], conf=PLAIN),
+    ]
+    compare(spark, tmp_path / "avro", turns, ours_on=ENGINE)
+    turns = [
+        Turn(of(strict), [script(("a", update))], conf=PLAIN),
+        Turn(of(strict), [script(("a", "v.exists()"))], conf=AVRO),
+    ]
+    compare(spark, tmp_path / "plain", turns, ours_on=ENGINE)
+
+
+def test_full_fields_at_any_depth(spark: SparkSession, tmp_path: Path) -> None:
+    """Those of structs in fields, and of keys of maps, are taken."""
+    inner = StructType([StructField("x", IntegerType(), False)])
+    deep = StructType([StructField("s", inner), StructField("l", ArrayType(IntegerType(), False))])
+    variables: Variables = {"v": ("Value", deep), "m": ("Map", "k int not null", "a int")}
+    do = "v.update((Row(x=1), [1])), m.updateValue((1,), (2,)), v.get(), m.keys()"
+    compare(spark, tmp_path, [Turn(of(variables), [script(("a", do))], conf=AVRO)], ours_on=ENGINE)
 
 
 def test_read_at_versions(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import millpond
-from tests.differential.processors.checks import ONCE, Query, Turn, compare, script, spoken, transformed
+from tests.differential.processors.checks import APIS, ONCE, Query, Turn, compare, script, spoken, transformed
 from tests.differential.processors.processors import Script, Variables
 
 HOUR = 3_600_000
@@ -55,6 +55,20 @@ def test_a_map_of_many_entries(spark: SparkSession, tmp_path: Path) -> None:
     assert str(ENTRIES) in spoken(found, "k")[0][1]
     shown = millpond.read_state(spark, str(tmp_path / "ours"), variable="m")
     assert {row.k: len(row.m) for row in shown.collect()} == {"k": 1, "small": 1}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_key_whose_rows_come_in_pieces(spark: SparkSession, tmp_path: Path, api: str) -> None:
+    """More than 64 MB of them, between those of other keys; frames are cut as Spark cuts them."""
+    wide = f"v.update(((v.get() or (0,))[0] + len('{'x' * 100_000}'),)), v.get()"
+    lines = [("heavy" if n % 8 else f"light {n}", wide) for n in range(900)]
+
+    def query(df: DataFrame) -> DataFrame:
+        return transformed(df, Script({"v": ("Value", "n bigint")}).using(api))
+
+    conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "70"} if api == "pandas" else {}
+    found = compare(spark, tmp_path, [Turn(query, [script(*lines), script(("heavy", "v.get()"))], conf=conf)])
+    assert spoken(found, "heavy")[1] == ["(78700000,)"]
 
 
 @pytest.mark.timeout(600)

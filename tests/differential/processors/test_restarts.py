@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.differential.processors.checks import ONCE, Query, Turn, compare, script, spoken, transformed
+from tests.differential.processors.checks import APIS, ONCE, Query, Turn, compare, script, spoken, transformed
 from tests.differential.processors.processors import Script, Strict, Variables
 
 
@@ -76,6 +76,36 @@ def test_variables_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
         "((1,), [((2,), (2,))])",
         "((1,), [], [((1,), (1,))], [((2,), (2,))], None)",
     ]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_variable_that_begins_anew(spark: SparkSession, tmp_path: Path, api: str) -> None:
+    """What is deleted, and asked for then, is empty when a batch begins, for keys with rows and for all others."""
+    kinds = {"v": ("Value", "'n int'"), "l": ("List", "'n int'"), "m": ("Map", "'k int', 'n int'")}
+    made = (f"{name}=handle.get{kind}State('{name}', {types})" for name, (kind, types) in kinds.items())
+    deleted = (f"handle.deleteIfExists('{name}')" for name in kinds)
+    anew = f"{', '.join(deleted)}, globals().update({', '.join(made)})"
+    kept: Variables = {"kept": ("Value", "n int")}
+    all_kept: Variables = {**kept, **{name: (kind, *eval(f"[{types}]")) for name, (kind, types) in kinds.items()}}
+    do = (
+        "kept.get(), v.get(), list(l.get()), list(m.keys()), kept.update((row.n,)), v.update((row.n,)), "
+        "l.appendList([(n,) for n in range(600)]), [m.updateValue((n,), (n,)) for n in range(70 + row.n)] and None, "
+        "v.get(), sum(1 for _ in l.get()), sum(1 for _ in m.keys())"
+    )
+
+    def query(variables: Variables, init: str = "") -> Query:
+        return lambda df: transformed(df, Script(variables, init=init).using(api))
+
+    tables = [script(("a", do), ("a", do), (other, do)) for other in "bcabb"]
+    turns = [
+        Turn(query(all_kept), tables[:1]),
+        Turn(query(kept, anew), tables[1:3]),
+        Turn(query(kept, anew), tables[3:4]),
+        Turn(query(all_kept), tables[4:]),
+    ]
+    found = compare(spark, tmp_path, turns)
+    empty = [said[0].startswith("((1,), None, [], []") for said in spoken(found, "a")]
+    assert empty == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize("time", ["none", "eventTime"])

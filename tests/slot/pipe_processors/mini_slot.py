@@ -19,7 +19,7 @@ from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import InitialColumns, Running, UserProcessor
 from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.slot.process.messages import Call
-from millpond.spec.kinds.processor import HEAD, TIMERS, ProcessorSpec, TimeMode
+from millpond.spec.kinds.processor import HEAD, TIMERS, InitialState, ProcessorSpec, TimeMode
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 
@@ -109,6 +109,7 @@ def user_processor(
         variables=tuple(learned(processor, mode).variables),
         time_mode=mode,
         output_mode="update",
+        initial=InitialState(fields(initial), tuple(range(len(keys)))) if initial else None,
     )
     names = {"none": "None", "processing": "ProcessingTime", "event": "EventTime"}
     util = TransformWithStateInPandasUdfUtils(processor, names[mode])

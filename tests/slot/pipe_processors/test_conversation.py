@@ -176,6 +176,34 @@ def test_what_close_raises_has_no_key(task: PipeTask) -> None:
     assert "batch 7. The state" in caught.value.__notes__[0]
 
 
+def test_output_goes_on_after_parts_were_asked_for(task: PipeTask) -> None:
+    """What is asked has another schema than what is given out before and after."""
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        for n in range(30_000):
+            if n % 7000 == 0:
+                self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [n]}))
+            yield Row(k=f"row {n}", n=n)
+
+    def slot(connection: Connection) -> None:
+        sent = tables("a")
+        connection.send(Call("rows", 0, 0, list(sent)))
+        send_tables(connection, sent)
+        shown: list[Any] = []
+        while True:
+            kind, payload = connection.receive()
+            if isinstance(payload, Fetch):
+                receive_table(connection)
+                send_tables(connection, {payload.table: pa.record_batch({"value": [0]})})
+            elif isinstance(payload, Called):
+                break
+            elif kind is Kind.BATCH:
+                shown += payload.to_pylist()
+        assert shown == [{"k": f"row {n}", "n": n} for n in range(30_000)]
+
+    assert converse(task, slot, init=counting, rows=rows) == SHOWN.to_pylist()
+
+
 def test_parts_that_were_not_sent_are_asked_for(task: PipeTask) -> None:
     got: list[Any] = []
 

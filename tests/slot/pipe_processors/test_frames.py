@@ -71,7 +71,10 @@ def compared(types: list[str], columns: list[list[Any]], most: int = 2) -> bool:
     sliced: list[bool] = []
     chosen = frames._chosen
     frames._chosen = lambda series: sliced.append(False) or chosen(series)
-    got = [(key, list(parts)) for key, parts in frames.groups([batch.column(0).take([0, 3, 4])], [3, 1, 2], batch)]
+    got = [
+        (key, list(parts))
+        for key, parts in frames.groups([batch.column(0).take([0, 3, 4])], [3, 1, 2], (one for one in [batch]))
+    ]
     wanted = native(batch, 1, most)
     assert [key for key, _ in got] == [key for key, _ in wanted]
     for (_, mine), (_, theirs) in zip(got, wanted, strict=True):

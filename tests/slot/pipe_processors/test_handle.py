@@ -260,10 +260,22 @@ def test_a_time_to_live_needs_processing_time(mode: Any, name: str) -> None:
         learned(processor, mode)
 
 
-def test_a_variable_that_is_deleted_and_kept() -> None:
+def test_a_variable_that_is_deleted_and_begins_anew() -> None:
     def init(self: Any, handle: Any) -> None:
-        handle.deleteIfExists("x")
-        handle.getValueState("x", "a int")
+        handle.getValueState("a", "n int")
+        handle.deleteIfExists("b")
+        handle.getListState("b", "n int")
+        handle.deleteIfExists("c")
 
-    with pytest.raises(UsageError, match="deletes the state variable 'x'"):
+    handle = learned(Scripted(init=init), "none")
+    assert [one.name for one in handle.variables] == ["a", "b"]
+    assert handle.purged == ["b", "c"]
+
+
+def test_a_variable_that_is_deleted_once_it_is_there() -> None:
+    def init(self: Any, handle: Any) -> None:
+        handle.getValueState("x", "a int")
+        handle.deleteIfExists("x")
+
+    with pytest.raises(UsageError, match="asks for the state variable 'x' and deletes it then"):
         learned(Scripted(init=init), "none")

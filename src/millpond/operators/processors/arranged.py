@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from millpond.operators.processors.input import Group
+from millpond.operators.processors.input import Group, Pieces
 from millpond.spec.operators import Field
 
 
@@ -31,5 +31,12 @@ class Arranged:
 
     def rows(self, group: Group) -> pa.RecordBatch:
         """The rows of some keys, their columns where they came from."""
-        columns = [group.rows[self._places[at]] for at in range(len(self._names))]
+        return self._back(group.rows)
+
+    def piece(self, pieces: Pieces, number: int) -> pa.StructArray:
+        """A piece of the rows of a key, their columns where they came from."""
+        return self._back(pieces.batch(number).columns[1:]).to_struct_array()
+
+    def _back(self, rows: Sequence[pa.Array]) -> pa.RecordBatch:
+        columns = [rows[self._places[at]] for at in range(len(self._names))]
         return pa.RecordBatch.from_arrays(columns, names=self._names)

@@ -5,13 +5,16 @@ A call is about some keys, each once, in some order. Its tables, by name:
 - `keys`: a row for each key: the key's columns, and `count`, how many rows of `rows`, or of `due`, belong to it.
 - `rows` (phases `initial` and `rows`): the columns of the initial state, or the input's; the rows of the first key,
   then those of the second, and so on, each in the order in which they came.
+  A key that has many rows has a call of its own, and `rows` only the first **piece** of them.
 - `due` (phase `timers`): one column, `time`: the times of the due timers, key after key, each in order.
 - for each variable its table's name, and, if there may be timers, `timers`: one column, `value`, with a row for each
   key: what it has there (of type `Variable.stored`, or `array<bigint>`), null for nothing. What has expired may be in
   it. If a key of the call has parts beside that, there is a second column, `head` (of type `HEAD`), null without parts.
 
 While the call runs, parts are asked for by the name of their table: `at`, the position of a key in the call, and
-`part`, a number. The answer has a row for each, in the same order: one column, `value`, null for nothing.
+`part`, a number. The answer has a row for each, in the same order: one column, `value`, null for nothing. More rows
+of the key are asked for by the name `rows`, and the number of their piece as `part`, from 1 on: `value` has them,
+as structs.
 
 The answer to the call has rows of the output's columns, as many batches as there need be, and then tables of what has
 changed, by the same names: `at`, the position of a key in the call; `value`, all that it has there now, null for

@@ -80,7 +80,7 @@ class GroupStateOperator(ProcessorOperator):
             (held,) = one.read(keys)
         else:
             counts = np.zeros(len(group.counts), np.int64)
-            held = group.rows[-1]
+            held = group.last
         states = pc.struct_field(held, STATE) if self.spec.expires else held
         tables = {
             KEYS: pa.RecordBatch.from_arrays([*group.keys, pa.array(counts)], names=[*names, COUNT]),

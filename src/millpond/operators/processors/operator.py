@@ -146,6 +146,10 @@ class ProcessorOperator:
 
     def finish(self) -> dict[str, TableDelta]:
         """Have the user's code called for all rows, then for timers that are due; seal what it changed."""
+        for variable in self.spec.variables:
+            if variable.name in self.spec.purged:
+                self._variables[variable.table].empty(self._make_table)
+                self._parts.empty(variable.parts)
         self._begin_with(self.initial_rows)
         self._call_for_rows()
         if self.spec.timed:
@@ -218,7 +222,7 @@ class ProcessorOperator:
                 continue
             self._fetched = 0
             try:
-                answered = self._ask(phase, tables, partial(self._part, some))
+                answered = self._ask(phase, tables, partial(self._part, phase, some))
             except OSError:
                 self.lost = _told(phase, tables[KEYS])
                 raise
@@ -226,8 +230,11 @@ class ProcessorOperator:
             self._learn(phase, len(some.counts), [tables[name] for name in keys], [one for _, one in answered])
             at += len(some.counts)
 
-    def _part(self, group: Group, table: str, asked: pa.RecordBatch) -> pa.Array:
-        """Parts of some keys of a call (see `Parts.read`), which the user's code has in memory until it is over."""
+    def _part(self, phase: Phase, group: Group, table: str, asked: pa.RecordBatch) -> pa.Array:
+        """More rows of the key of a call; or parts of some keys (see `Parts.read`), which stay in memory."""
+        if table == ROWS:
+            assert group.pieces is not None
+            return self._arranged[phase].piece(group.pieces, asked.column("part")[0].as_py())
         found = self._parts.read(group, table, asked)
         self._fetched += found.nbytes
         return found
@@ -239,7 +246,7 @@ class ProcessorOperator:
         if arranged := self._arranged.get(phase):
             tables[ROWS] = arranged.rows(group)
         else:
-            tables[DUE] = pa.RecordBatch.from_arrays(group.rows[-1:], names=[_TIME.name])
+            tables[DUE] = pa.RecordBatch.from_arrays([group.last], names=[_TIME.name])
         for name, one in self._asked_for.items():
             columns = one.read(keys[name])
             if phase == "timers" and name == TIMERS:
@@ -325,7 +332,7 @@ class ProcessorOperator:
 def _joined(group: Group, left: pa.Array) -> pa.Array:
     """The timers of some keys: those that are due, and those that are left."""
     ends = np.cumsum(group.counts)
-    due = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), group.rows[-1])
+    due = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), group.last)
     lengths = np.diff(due.offsets.to_numpy())
     others = left.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     keys = np.arange(len(lengths))

@@ -102,6 +102,11 @@ class Parts:
                 one.write(_keys(one, group, at[some], begin[some] + number), pa.nulls(len(some)), None)
         return heads
 
+    def empty(self, name: str) -> None:
+        """Remove all parts that a table has, if it is there."""
+        if name in self._stored:
+            self._stored[name].empty(self._make_table)
+
     def evict(self, now: int) -> None:
         """Remove what has expired by a time in milliseconds."""
         for one in self._stored.values():

@@ -14,6 +14,7 @@ from millpond.layout import LENGTH, NEVER, Ints, Rows
 from millpond.operators.columns.decode import OversizeError, ints, key_columns, nested_column
 from millpond.operators.columns.encode import ALL, as_it_is, flatten, key_rows, strings, validity
 from millpond.operators.columns.nested import pack
+from millpond.operators.processors.input import Input
 from millpond.operators.processors.tables import Variable
 from millpond.operators.protocol import MakeTable
 from millpond.spec.kinds.processor import HEAD
@@ -175,6 +176,22 @@ class Stored:
         for rows in self._expiry.due(limit):
             before = np.cumsum((self.table.words[rows, self._at] & LENGTH).astype(np.int64))
             yield from np.split(rows, np.flatnonzero(np.diff(before // _MOST)) + 1)
+
+    def empty(self, make_table: MakeTable) -> None:
+        """Remove everything; `make_table`: opens tables that live for a moment."""
+        keyed = self.variable.keyed
+        keys = Input(self.variable.fields, (), make_table, as_it_is, "emptied")
+        try:
+            names = ["__hash", *(field.name for field in self.variable.fields)]
+            for held in self.table.scan():
+                columns = [pa.array(ints(held, 0)), *key_columns(held, keyed.keys, keyed.types)]
+                keys.add(pa.RecordBatch.from_arrays(columns, names=names))
+            for group in keys.groups():
+                self.write(
+                    self.keys(group.hashes, group.keys), pa.nulls(len(group.counts), self.variable.type.arrow), None
+                )
+        finally:
+            keys.close()
 
     def evict(self, now: int) -> None:
         """Remove what has expired by a time in milliseconds."""

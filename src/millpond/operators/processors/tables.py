@@ -16,11 +16,12 @@ class Variable:
     """How a variable is stored: its table has the key and, as one byte string, all that the key has of it, or a part.
 
     Attributes:
-        keyed: the table. type: of what a key has.
+        fields: the columns of the key. keyed: the table. type: of what a key has.
         expires: whether the rows have a second column, which says when something of them is due, in milliseconds.
         headed: whether the rows have a last column, which says what parts there are beside; no bytes if there are none.
     """
 
+    fields: tuple[Field, ...]
     keyed: Keyed
     type: DataType
     expires: bool
@@ -48,4 +49,4 @@ def _variable(fields: tuple[Field, ...], stored: str, *, expires: bool, headed: 
         columns.append((Column("expiry", "word"), False))
     if headed:
         columns.append((Column("head", "bytes"), False))
-    return Variable(keyed(fields, columns), parse_type(stored), expires, headed)
+    return Variable(fields, keyed(fields, columns), parse_type(stored), expires, headed)

@@ -126,6 +126,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         time=reading.time,
         marked=any(one.kind == "EventTimeWatermark" for one in node.children[0].walk()),
         purged=tuple(kept.purged),
+        full=tuple(kept.full),
         initial=InitialState(tuple(one.field for one in initial.inputs), initial.positions) if initial else None,
     )
     if spec.unsupported is not None:

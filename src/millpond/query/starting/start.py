@@ -132,8 +132,6 @@ class Start:
                 file=checkpoint,
             )
         plan = fingerprint(catalyst, self.decision)
-        # A query whose input cannot be repeated waits for its commits, unless the user has accepted that it may differ.
-        tolerant = self.sync_reason is not None or self.settings.on_changed_replay == "run"
         version = None
         if not anew:
             version = goes_on_with(recovery, ledger)
@@ -144,7 +142,7 @@ class Start:
             recovery,
             ledger,
             plan,
-            even_if_changed=tolerant,
+            even_if_changed=self.settings.on_changed_replay == "run",
             runs_planned=self.runs_planned,
             shape=shape,
             retain=retain,

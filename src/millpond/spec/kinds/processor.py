@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from millpond.errors import UsageError
 from millpond.metrics import PROCESSORS
 from millpond.spec.calls import ONCE
 from millpond.spec.functions import INPUT_TYPE
@@ -112,10 +113,12 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         time: the column whose event time says which rows are late; only in time mode `event`.
         marked: whether there is a watermark.
         lag_ms: how far the watermark that reaches the operator lags behind the query's.
-        purged: names of variables of earlier runs that are to be deleted.
+        purged: names of variables of earlier runs that are to be deleted. Those that are asked for as well begin anew
+            in each batch, as in Spark, where each of them begins with `init`.
         emitted: position among the outputs of the event time of rows, by which operators above close; none if there is
             none. No row may be late there.
         initial: what the first batch begins with; none if with nothing.
+        full: names of variables whose values have fields that are never null.
     """
 
     columns: tuple[Field, ...]
@@ -130,14 +133,25 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     purged: tuple[str, ...] = ()
     emitted: int | None = None
     initial: InitialState | None = None
+    full: tuple[str, ...] = ()
 
     def keeping(self, before: Spec) -> Self:
-        """The same, with the variables of an earlier run that it does not ask for, in the order of their names."""
+        """The same, with the variables of an earlier run that it does not ask for, in the order of their names.
+
+        Raises:
+            UsageError: the types of values may change, and have fields that are never null, as in Spark.
+        """
         left_out = {*self.purged, *(one.name for one in self.variables)}
         earlier = before.variables if isinstance(before, ProcessorSpec) else ()
         idle = (msgspec.structs.replace(one, idle=True) for one in earlier if one.name not in left_out)
         known = {one.name: one for one in earlier}
         evolves = earlier[0].evolves if earlier else any(one.evolves for one in self.variables)  # as it was at first
+        if evolves and self.full:
+            raise UsageError(
+                "[TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE] The query began with spark.sql.streaming.stateStore."
+                f"encodingFormat=avro, so all fields of the state variable {self.full[0]!r} must be nullable.",
+                action="Leave NOT NULL out.",
+            )
         own = (_followed(known.get(one.name), msgspec.structs.replace(one, evolves=evolves)) for one in self.variables)
         variables = sorted([*own, *idle], key=lambda one: one.name)
         return msgspec.structs.replace(self, variables=tuple(variables))

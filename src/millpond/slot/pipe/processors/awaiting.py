@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from millpond.operators.processors.calls import ROWS, Ask
+from millpond.operators.processors.calls import Ask
 from millpond.slot.pipe.processors.asynchronous.base import row_by_row, yields
 from millpond.slot.pipe.processors.asynchronous.controller import Controller, Task
 from millpond.slot.pipe.processors.asynchronous.variables import AwaitedHandle
@@ -41,26 +41,25 @@ class AwaitingRunning(Running):
     ) -> Iterator[pa.RecordBatch]:
         assert self._initial is not None
         call = self._processor.handleInitialState
-        groups = self._initial.lasting(*counted_keys(tables), tables[ROWS])
-        tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
-        yield from self._run(call, tasks)
+        with self._pieces(tables) as pieces:
+            groups = self._initial.lasting(*counted_keys(tables), pieces)
+            tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
+            yield from self._run(call, tasks)
 
     def _with_rows(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        groups = self._input.lasting(*counted_keys(tables), tables[ROWS])
-        tasks: Iterator[Task]
-        if self._single:
-            call = self._processor.handleInputRow
-            tasks = ((at, key, map(call, repeat(key), rows, repeat(times))) for at, (key, rows) in enumerate(groups))
-        else:
-            call = self._processor.handleInputRows
-            odd = self._input.odd
-            tasks = (
-                (at, key, map(call, repeat(key), calls(key, rows) if odd else (rows,), repeat(times)))
-                for at, (key, rows) in enumerate(groups)
-            )
-        yield from self._run(call, tasks)
+        call = self._processor.handleInputRow if self._single else self._processor.handleInputRows
+
+        def given(key: Any, rows: Iterator[Any]) -> Iterable[Any]:
+            if self._single:
+                return rows
+            return calls(key, rows) if self._input.odd else (rows,)
+
+        with self._pieces(tables) as pieces:
+            groups = enumerate(self._input.lasting(*counted_keys(tables), pieces))
+            tasks = ((at, key, map(call, repeat(key), given(key, rows), repeat(times))) for at, (key, rows) in groups)
+            yield from self._run(call, tasks)
 
     def _with_timers(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]

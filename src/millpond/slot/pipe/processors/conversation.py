@@ -58,12 +58,8 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
     assert isinstance(asking, Asking)
     tables = {name: connection.receive_table() for name in call.tables}
     output = running.call(call, tables)
-    announced = False
     while (batch := _next(output, running, asking, place)) is not None:
-        if not announced:
-            connection.send_schema(batch.schema)
-            announced = True
-        connection.send_batch(batch)
+        send_table(connection, batch)  # what was asked since the last batch had another schema
     changes = running.changes()
     connection.send(Called([name for name, _ in changes]))
     for _, table in changes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +19,14 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructField, StructType
 
-from millpond.slot.pipe.processors.rows import TOGETHER, Typed, unequal
+from millpond.errors import UsageError
+from millpond.slot.pipe.processors.rows import TOGETHER, Pieces, Typed, unequal
 
 _ANY = (1 << 31) - 1  # as Spark says that there is no limit
+_LARGEST = (1 << 31) - 1  # bytes of a column, as most kinds of them can have
+
+Cut = Callable[[int, int], pd.DataFrame]
+"""Gives the frame of the rows between two places."""
 
 
 class Frames:
@@ -48,22 +53,50 @@ class Frames:
         self._most: int = conf.arrow_max_records_per_batch if conf.arrow_max_records_per_batch > 0 else _ANY
         self._indexes: dict[int, pd.RangeIndex] = {}
 
-    def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
-        """Each key and its frames, which have a row each where a key has NaN (see `rows.calls`)."""
-        typed = self._typed(batch.columns)
-        series = ArrowBatchTransformer.to_pandas(
-            typed, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
-        )
+    def groups(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
+        """Each key and its frames, which have a row each where a key has NaN (see `rows.calls`).
+
+        Args:
+            keys, counts: columns of the keys, and how many rows each has. pieces: the rows, several only of one key.
+        """
+        typed = self._typed(next(pieces).columns)
+        series = self._series(typed)
         ends = list(accumulate(counts, initial=0))
         firsts = [series[at].iloc[ends[:-1]].tolist() for at in self._keys]
         told = zip(*firsts, strict=True) if firsts else iter([()] * len(counts))
         most = self._chunk(typed)
-        frame = self._whole(series)
-        cut = self._chosen(series) if frame is None else self._sliced(frame)
+        if ends[-1] > typed.num_rows:
+            key = next(told)
+            yield key, self._streamed(typed, pieces, 1 if unequal(key) else most)
+            return
+        cut = self._cut(series)
         for key, (start, stop) in zip(told, pairwise(ends), strict=True):
             yield key, _cuts(cut, range(start, stop, 1 if unequal(key) else most))
 
     lasting = groups
+
+    def _streamed(self, first: pa.RecordBatch, others: Iterator[pa.RecordBatch], most: int) -> Iterator[pd.DataFrame]:
+        """The frames of one key, of some rows each but for the last.
+
+        Args:
+            first, others: pieces of its rows, the first one typed. most: how many rows a frame has.
+        """
+        for some in _whole_frames(chain([first], (self._typed(piece.columns) for piece in others)), most):
+            yield from _cuts(self._cutting(some), range(0, some.num_rows, most))
+
+    def _cutting(self, batch: pa.RecordBatch) -> Cut:
+        """What gives the frame of some rows."""
+        return self._cut(self._series(batch))
+
+    def _cut(self, series: list[pd.Series]) -> Cut:
+        frame = self._whole(series)
+        return self._chosen(series) if frame is None else self._sliced(frame)
+
+    def _series(self, batch: pa.RecordBatch) -> list[pd.Series]:
+        made: list[pd.Series] = ArrowBatchTransformer.to_pandas(
+            batch, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
+        )
+        return made
 
     def _chunk(self, batch: pa.RecordBatch) -> int:
         """How many rows a frame has at most."""
@@ -90,7 +123,7 @@ class Frames:
         frame.columns = self._names[self._values]
         return frame if made else None
 
-    def _sliced(self, frame: pd.DataFrame) -> Callable[[int, int], pd.DataFrame]:
+    def _sliced(self, frame: pd.DataFrame) -> Cut:
         manager = frame._mgr
 
         def cut(start: int, stop: int) -> pd.DataFrame:
@@ -100,7 +133,7 @@ class Frames:
 
         return cut
 
-    def _chosen(self, series: list[pd.Series]) -> Callable[[int, int], pd.DataFrame]:
+    def _chosen(self, series: list[pd.Series]) -> Cut:
         rows = pd.concat(series, axis=1)
 
         def cut(start: int, stop: int) -> pd.DataFrame:
@@ -115,7 +148,35 @@ class Frames:
         return self._indexes[length]
 
 
-def _cuts(cut: Callable[[int, int], pd.DataFrame], starts: range) -> Iterator[pd.DataFrame]:
+def _whole_frames(pieces: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """Rows, cut anew so that only the last ones are not as many as whole frames have.
+
+    Raises:
+        UsageError: the rows of a frame take more than 2 GB.
+    """
+    waiting: list[pa.RecordBatch] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(one.num_rows for one in waiting) >= most:
+            together = _concatenated(waiting)
+            stop = together.num_rows - together.num_rows % most
+            yield together.slice(0, stop)
+            waiting = [together.slice(stop)]
+        elif max(sum(one.column(at).nbytes for one in waiting) for at in range(piece.num_columns)) > _LARGEST:
+            raise UsageError(
+                "The rows of a key that make up one frame take more than 2 GB.",
+                action="Set spark.sql.execution.arrow.maxRecordsPerBatch to fewer rows: so many has a frame.",
+            )
+    if waiting and waiting[0].num_rows:
+        yield _concatenated(waiting)
+
+
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    arrays = [pa.concat_arrays(columns) for columns in zip(*(one.columns for one in batches), strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=batches[0].schema)
+
+
+def _cuts(cut: Cut, starts: range) -> Iterator[pd.DataFrame]:
     for at in starts:
         yield cut(at, min(at + starts.step, starts.stop))
 

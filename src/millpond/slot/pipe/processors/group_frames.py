@@ -7,7 +7,7 @@ where a column has nulls there is a frame for the keys that have some, and one f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -15,16 +15,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
-from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import StructType
 
-from millpond.slot.pipe.processors.frames import FrameResults, Frames
+from millpond.slot.pipe.processors.frames import Cut, FrameResults, Frames
+from millpond.slot.pipe.processors.rows import Pieces
 from millpond.slot.pipe.processors.state.columns import nulls
 
 _VARIANTS = 16
 """Frames that are made of a call's rows, at most, for keys that have nulls in different columns."""
-
-Cut = Callable[[int, int], pd.DataFrame]
 
 
 class GroupFrames(Frames):
@@ -35,12 +33,15 @@ class GroupFrames(Frames):
         names = [columns.names[at] for at in self._values]
         self._empty = pd.DataFrame(columns=pd.Index(names))
 
-    def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
-        """Each key and its frames."""
+    def groups(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
+        """Each key and its frames; arguments as of `Frames.groups`."""
         ends = list(accumulate(counts, initial=0))
-        typed = self._typed(batch.columns)
+        typed = self._typed(next(pieces).columns)
         most = self._chunk(typed)
-        cut = self._cutting(typed.select(self._values))
+        if ends[-1] > typed.num_rows:
+            yield next(self._told(keys, 1)), self._streamed(typed, pieces, most)
+            return
+        cut = self._cutting(typed)
         for key, (start, stop) in zip(self._told(keys, len(counts)), pairwise(ends), strict=True):
             yield key, (cut(at, min(at + most, stop)) for at in range(start, stop, most))
 
@@ -66,18 +67,13 @@ class GroupFrames(Frames):
             values[at] = missing
         return values
 
-    def _series(self, batch: pa.RecordBatch) -> list[Any]:
-        made: list[Any] = ArrowBatchTransformer.to_pandas(
-            batch, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
-        )
-        return made
-
     def _varies(self, kind: pa.DataType) -> bool:
         """Whether a column has another type in pandas where some of it is null."""
         return pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and not self._conf.prefer_int_ext_dtype)
 
     def _cutting(self, batch: pa.RecordBatch) -> Cut:
         """What gives the frame of some rows."""
+        batch = batch.select(self._values)
         columns = [at for at, one in enumerate(batch.columns) if one.null_count and self._varies(one.type)]
         if not columns:
             return self._sliced(self._made(batch))

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
-from millpond.operators.processors.calls import ROWS, Ask, Changed
+from millpond.operators.processors.calls import Ask, Changed
 from millpond.operators.protocol import MAIN
 from millpond.slot.pipe.processors.group_frames import GroupFrames, GroupResults, given
 from millpond.slot.pipe.processors.processor import Running, UserProcessor, counted_keys, freeze
@@ -43,7 +43,7 @@ class UserGroups(UserProcessor):
     state: StructType
 
     def start(self, ask: Ask) -> RunningGroups:
-        """The function for one partition and batch, which asks for nothing."""
+        """The function for one partition and batch; `ask`: as `Running`'s."""
         return RunningGroups(self, ask)
 
 
@@ -51,7 +51,7 @@ class RunningGroups(Running):
     """A function over groups at work, for one partition and batch.
 
     Args:
-        groups: what it is. ask: asks for parts of state, of which there are none.
+        groups: what it is. ask: gives more rows of a key; of state there are no parts.
 
     Attributes:
         key: that which it is called for, if it is.
@@ -87,9 +87,14 @@ class RunningGroups(Running):
         keys, counts = counted_keys(tables)
         self._changed = []
         if call.phase == "rows":
-            groups = self._frames.groups(keys, counts, tables[ROWS])
+            with self._pieces(tables) as pieces:
+                yield from self._called(call, tables, self._frames.groups(keys, counts, pieces))
         else:
-            groups = self._frames.timed_out(keys, len(counts))
+            yield from self._called(call, tables, self._frames.timed_out(keys, len(counts)))
+
+    def _called(
+        self, call: Call, tables: Mapping[str, pa.RecordBatch], groups: Iterator[tuple[Any, Any]]
+    ) -> Iterator[pa.RecordBatch]:
         held = stored(tables[MAIN].column("value"))
         function, results = self._function, self._results
         for at, (key, frames) in enumerate(groups):

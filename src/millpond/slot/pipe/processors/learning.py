@@ -16,7 +16,7 @@ from millpond.slot.pipe.processors.handle import CheckedHandle
 from millpond.slot.pipe.processors.state.refusals import refused, wrong_handle_state
 from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.spec.kinds.processor import TimeMode, Variable
-from millpond.spec.types import parse_type
+from millpond.spec.types import has_full_fields, parse_type
 
 _VALUE = {
     "exists": "checking value state exists",
@@ -56,19 +56,32 @@ class LearningHandle(CheckedHandle):
     Attributes:
         variables: what was asked for, in order.
         purged: names of variables that are to be deleted where earlier runs had them.
+        full: names of variables whose values have fields that are never null.
     """
 
     def __init__(self, mode: TimeMode) -> None:
         super().__init__(mode, State.PRE_INIT, self._learnt)
         self.variables: list[Variable] = []
         self.purged: list[str] = []
+        self.full: list[str] = []
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Let a variable of earlier runs be deleted."""
+        """Let a variable of earlier runs be deleted.
+
+        Raises:
+            UsageError: it was asked for before, so that it could not be used.
+        """
         super().deleteIfExists(stateName)
+        if any(one.name == stateName for one in self.variables):
+            raise UsageError(
+                f"The processor asks for the state variable {stateName!r} and deletes it then.",
+                action="Delete it before, and each batch begins with nothing there; or give the new one another name.",
+            )
         self.purged.append(stateName)
 
     def _learnt(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
+        if has_full_fields(value) if isinstance(value, str) else not all(one.nullable for one in value.fields):
+            self.full.append(name)
         self.variables.append(Variable(name, kind, _written(value), _written(key) if kind == "map" else "", ttl_ms))
         return _unusable(kind, name)
 
@@ -78,18 +91,13 @@ def learned(processor: StatefulProcessor, time_mode: TimeMode) -> LearningHandle
 
     Raises:
         PySparkRuntimeError: the processor does what Spark refuses.
-        UsageError: a variable is to be deleted and kept.
+        UsageError: a variable is deleted that was asked for before.
     """
     serializer = CPickleSerializer()
     copy = serializer.loads(serializer.dumps(processor))
     handle = LearningHandle(time_mode)
     copy.init(handle)
     copy.close()
-    for name in {one.name for one in handle.variables} & set(handle.purged):
-        raise UsageError(
-            f"The processor deletes the state variable {name!r} and asks for it.",
-            action="Give the new variable another name.",
-        )
     return handle
 
 

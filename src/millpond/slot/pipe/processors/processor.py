@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Cha
 from millpond.slot.pipe.processors.clock import on_the_clock, zoneless
 from millpond.slot.pipe.processors.frames import FrameResults, Frames
 from millpond.slot.pipe.processors.handle import Handle
-from millpond.slot.pipe.processors.rows import RowResults, Rows, calls
+from millpond.slot.pipe.processors.rows import Pieces, RowResults, Rows, calls
 from millpond.slot.pipe.processors.state.columns import stored
 from millpond.slot.pipe.processors.state.values import Form
 from millpond.slot.process.messages import Call
@@ -168,11 +169,12 @@ class Running:
         assert self._initial is not None
         keys, counts = counted_keys(tables)
         call = fail_on_stopiteration(self._processor.handleInitialState)
-        for at, (key, rows) in enumerate(self._initial.groups(keys, counts, tables[ROWS])):
-            handle.place.at = at
-            self.key = key
-            for one in rows:  # a row, or a frame
-                call(key, one, times)
+        with self._pieces(tables) as pieces:
+            for at, (key, rows) in enumerate(self._initial.groups(keys, counts, pieces)):
+                handle.place.at = at
+                self.key = key
+                for one in rows:  # a row, or a frame
+                    call(key, one, times)
         yield from ()
 
     def _shown(self, handle: Handle) -> Any:
@@ -186,15 +188,32 @@ class Running:
         place, results = handle.place, self._results
         call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
         odd = self._input.odd
-        for at, (key, rows) in enumerate(self._input.groups(keys, counts, tables[ROWS])):
-            place.at = at
-            self.key = key
-            for some in calls(key, rows) if odd else (rows,):
-                given = iter(call(key, some, times))
-                while take(given, key):
+        with self._pieces(tables) as pieces:
+            for at, (key, rows) in enumerate(self._input.groups(keys, counts, pieces)):
+                place.at = at
+                self.key = key
+                for some in calls(key, rows) if odd else (rows,):
+                    given = iter(call(key, some, times))
+                    while take(given, key):
+                        yield from self._taken()
+                if results.enough:
                     yield from self._taken()
-            if results.enough:
-                yield from self._taken()
+
+    def _pieces(self, tables: Mapping[str, pa.RecordBatch]) -> closing[Pieces]:
+        """The rows of a call (see `calls`), of which none are fetched any more when it is over."""
+
+        def fetched() -> Pieces:
+            piece = tables[ROWS]
+            left = sum(tables[KEYS].column(COUNT).to_pylist())
+            for number in count(1):
+                yield piece
+                left -= piece.num_rows
+                if left <= 0:
+                    return
+                asked = pa.RecordBatch.from_pydict({"part": pa.array([number], pa.int64())})
+                piece = pa.RecordBatch.from_struct_array(self.ask(ROWS, asked))
+
+        return closing(fetched())
 
     def _with_timers(
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
@@ -218,8 +237,8 @@ class Running:
         if self._zone is not None:
             keys = [on_the_clock(key, self._zone) for key in keys]
         told = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
-        for key, count in zip(map(self._key.row, told), counts, strict=True):
-            yield key, list(islice(due, count))
+        for key, some in zip(map(self._key.row, told), counts, strict=True):
+            yield key, list(islice(due, some))
 
     def _taken(self) -> Iterator[pa.RecordBatch]:
         """All output so far."""

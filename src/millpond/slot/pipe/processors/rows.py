@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,9 @@ TOGETHER = 10_000
 """Rows of results that travel together."""
 
 _BLOCK = 10_000  # rows that become Python's objects at a time
+
+Pieces = Generator[pa.RecordBatch, None, None]
+"""The rows of a call: of all its keys, or some rows at a time of the only one."""
 
 
 class Typed:
@@ -72,22 +75,33 @@ class Rows:
         self.odd = any(kind in columns[at].dataType.json() for at in keys for kind in ("float", "double"))
         self._row = _maker(Row(*columns.names))
 
-    def groups(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
-        """Each key and its rows, which have to be used, if at all, before the next one is asked for."""
+    def groups(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
+        """Each key and its rows, which have to be used, if at all, before the next one is asked for.
+
+        Args:
+            keys, counts: columns of the keys, and how many rows each has. pieces: the rows, several only of one key.
+        """
         told = self._told(keys, counts)
-        stream = _tuples(self._typed(batch.columns))
+        stream = self._stream(pieces)
         row = self._row
+        rows: Iterator[Any] = iter(())
         for key, count in zip(told, counts, strict=True):
-            rows = islice(stream, count)
-            yield key, map(row, rows)
             for _ in rows:  # what the user has not used
                 pass
+            rows = islice(stream, count)
+            yield key, map(row, rows)
+        pieces.close()  # no more are fetched for whoever has kept the last rows
+        for _ in rows:
+            pass
 
-    def lasting(self, keys: Sequence[pa.Array], counts: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
-        """Each key and its rows, which may be used when others are asked for already."""
+    def lasting(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
+        """Each key and its rows, which may be used when others are asked for already; arguments as of `groups`."""
         told = self._told(keys, counts)
-        typed = self._typed(batch.columns)
         row = self._row
+        if len(counts) == 1:
+            yield next(told), map(row, self._stream(pieces))
+            return
+        typed = self._typed(next(pieces).columns)
         block: list[Any] = []
         first = start = 0  # of the block, and of the key
         for key, count in zip(told, counts, strict=True):
@@ -98,6 +112,9 @@ class Rows:
                     first, block = start, list(_block(typed, start))
                 yield key, map(row, block[start - first : start - first + count])
             start += count
+
+    def _stream(self, pieces: Pieces) -> Iterator[tuple[Any, ...]]:
+        return chain.from_iterable(_tuples(self._typed(piece.columns)) for piece in pieces)
 
     def _told(self, keys: Sequence[pa.Array], counts: list[int]) -> Iterator[tuple[Any, ...]]:
         if not keys:
