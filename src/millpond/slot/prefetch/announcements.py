@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -138,7 +139,9 @@ class Announcements:
         for needed, parts in taken:
             keys = [some for _, some in parts if some is not None]
             if keys and isinstance(operator, KeysAnnounced):
-                operator.announce_keys(pa.concat_batches(keys), needed)
+                # Each lookahead calls the columns what it likes, and may know of fewer that can be null.
+                for _, alike in groupby(keys, lambda some: some.schema):
+                    operator.announce_keys(pa.concat_batches(list(alike)), needed)
             elif parts and isinstance(operator, Announced):
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
 
