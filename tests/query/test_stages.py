@@ -148,6 +148,10 @@ def test_why_a_stage_announces_nothing(keyed: DataFrame, capsys: pytest.CaptureF
     changed = counts(one.withColumn("k", number("k")))
     assert told(changed) == [["exchange"]]
     assert why(changed) == ["its key depends on k, which is <lambda>(k)"]
+    called = one.where("k <> 5").groupBy(number("k")).count()  # not for rows that are filtered out
+    assert told(called) == [["exchange"]]
+    assert why(called) == ["its key depends on <lambda>(k)"]
+    assert why(one.groupBy(F.expr("k + (select max(id) from range(5))")).count())[0].startswith("its key depends on ")
     assert why(one.groupBy("value", "k").count()) == ["its key depends on value, which the stage does not name"]
     assert why(one.groupBy(F.rand().alias("r")).count())[0].startswith("its key depends on ")
     assert why(one.groupBy().count()) == ["all its rows have one key"]
