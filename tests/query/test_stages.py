@@ -17,6 +17,7 @@ from millpond.errors import UsageError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.replay.fingerprint import fingerprint
+from millpond.plan.transplant import announcing
 from tests.asking import asking
 
 KEYS = 300_000
@@ -172,6 +173,20 @@ def test_what_is_no_column(keyed: DataFrame) -> None:
             millpond.lookahead(keyed, *names)
     with pytest.raises(UsageError, match="Two columns"):
         millpond.lookahead(keyed.select("k", "k"), "k")
+
+
+def all_pass(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    for batch in batches:
+        yield pa.repeat(pa.scalar(True), len(batch))
+
+
+def test_columns_may_be_called_what_a_stage_adds(spark: SparkSession) -> None:
+    rows = spark.range(3).selectExpr("id as __ahead", "id + 1 as __AHEAD0", "id + 2 as `__ahead_`")
+    catalyst = Catalyst(spark)
+    below = catalyst.analyzed(rows)
+    passed = catalyst.dataframe(announcing(catalyst, below, below.output[2:], all_pass, "stage"))
+    assert passed.columns == rows.columns
+    assert sorted(passed.collect()) == sorted(rows.collect())
 
 
 def test_a_query_is_the_same_with_and_without(keyed: DataFrame) -> None:
