@@ -151,9 +151,11 @@ def test_whatever_opens_state_knows_who_may_announce_keys(
 class Looking:
     """What looks ahead, so many times, some of which fail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: set[int], batches: int) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, fails: set[int], batches: int, error: type[Exception] = FileNotFoundError
+    ) -> None:
         self.looked: list[int] = []
-        self._fails, self._batches, self._batch = fails, batches, -1
+        self._fails, self._batches, self._batch, self._error = fails, batches, -1, error
         runner = object.__new__(_Runner)
         runner._query, runner._tasks = self, [SimpleNamespace()]
         monkeypatch.setattr(runner, "_asked", lambda task: True)
@@ -167,12 +169,17 @@ class Looking:
     def _look(self, asked: Sequence[PipeTask]) -> None:
         self.looked.append(self._batch)
         if self._batch in self._fails:
-            raise FileNotFoundError(self._batch)
+            raise self._error(self._batch)
 
 
-def test_a_file_that_is_gone_costs_the_hints_of_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Looking(monkeypatch, {1, 2, 5, 6}, 9).looked == list(range(9))
-    assert Looking(monkeypatch, {2, 3, 4}, 9).looked == [0, 1, 2, 3, 4]  # nobody looks in vain for ever
+@pytest.mark.parametrize("error", [FileNotFoundError, KeyError, TypeError, AttributeError])
+def test_a_look_that_fails_costs_its_hints(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    """A file is gone, an offset has another form, a topic is new, the application ends."""
+    assert Looking(monkeypatch, {1, 2, 5, 6}, 9, error).looked == list(range(9))
+
+
+def test_nobody_looks_in_vain_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Looking(monkeypatch, {2, 3, 4}, 9).looked == [0, 1, 2, 3, 4]
 
 
 def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from millpond.plan.decide import decide
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.exchange import ExchangeWrite
+from millpond.plan.transplant import announcing
 from tests.asking import asking
 
 Figures = list[dict[str, float]]
@@ -165,6 +166,10 @@ def test_why_a_stage_announces_nothing(keyed: DataFrame, capsys: pytest.CaptureF
     changed = counts(one.withColumn("k", number("k")))
     assert told(changed) == [["exchange"]]
     assert why(changed) == ["its key depends on k, which is <lambda>(k)"]
+    called = one.where("k <> 5").groupBy(number("k")).count()  # not for rows that are filtered out
+    assert told(called) == [["exchange"]]
+    assert why(called) == ["its key depends on <lambda>(k)"]
+    assert why(one.groupBy(F.expr("k + (select max(id) from range(5))")).count())[0].startswith("its key depends on ")
     assert why(one.groupBy("value", "k").count()) == ["its key depends on value, which the stage does not name"]
     assert why(one.groupBy(F.rand().alias("r")).count())[0].startswith("its key depends on ")
     assert why(one.groupBy().count()) == ["all its rows have one key"]
@@ -185,6 +190,20 @@ def test_what_is_no_column(keyed: DataFrame) -> None:
             millpond.lookahead(keyed, *names)
     with pytest.raises(UsageError, match="Two columns"):
         millpond.lookahead(keyed.select("k", "k"), "k")
+
+
+def all_pass(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    for batch in batches:
+        yield pa.repeat(pa.scalar(True), len(batch))
+
+
+def test_columns_may_be_called_what_a_stage_adds(spark: SparkSession) -> None:
+    rows = spark.range(3).selectExpr("id as __ahead", "id + 1 as __AHEAD0", "id + 2 as `__ahead_`")
+    catalyst = Catalyst(spark)
+    below = catalyst.analyzed(rows)
+    passed = catalyst.dataframe(announcing(catalyst, below, below.output[2:], all_pass, "stage"))
+    assert passed.columns == rows.columns
+    assert sorted(passed.collect()) == sorted(rows.collect())
 
 
 def test_a_query_is_the_same_with_and_without(keyed: DataFrame) -> None:

@@ -269,3 +269,26 @@ def _all(answer: Iterator[pa.RecordBatch], figures: dict[str, float]) -> Iterato
         except StopIteration as end:
             figures.update(end.value.metrics)
             return
+
+
+class Told:
+    """An operator that is told keys, and notes them."""
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[int, int | None]] = []
+
+    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        self.keys += zip(keys.column(0).to_pylist(), keys.column(1).to_pylist(), strict=True)
+
+
+def test_whoever_sends_keys_may_call_their_columns_what_they_like() -> None:
+    """A stage and the exchange have names of their own, and do not agree about what can be null."""
+    hints = Announcements(None, ("lookahead(k, t)", "exchange"), MEMORY)
+    hashes = np.array([3, 4], np.uint64)
+    signed, times = pa.array([3, 4], pa.int64()), pa.array([7, None], pa.int64())
+    sure = pa.schema([pa.field("__hash", pa.int64(), nullable=False), ("t", pa.int64())])
+    for schema in (pa.schema([("_0", pa.int64()), ("_1", pa.int64())]), sure, sure):
+        hints.keep(5, "exchange", hashes, pa.RecordBatch.from_arrays([signed, times], schema=schema))
+    told = Told()
+    hints.pass_on(told, 5)  # type: ignore[arg-type]
+    assert told.keys == 3 * [(3, 7), (4, None)]

@@ -307,10 +307,14 @@ def announcing(
         function: gives true for each row. name: what Spark's own `explain()` calls it.
     """
     safe = [catalyst.without_errors(without_replaceables(catalyst, one)) for one in columns]
-    named = [catalyst.alias(one, f"__ahead{at}") for at, one in enumerate(safe)]
+    mark = "__ahead"
+    while any(column.name.lower().startswith(mark) for column in below.output):
+        mark += "_"
+    names = [f"{mark}{at}" for at in range(len(columns))]
+    named = [catalyst.alias(one, name_) for one, name_ in zip(safe, names, strict=True)]
     frame = catalyst.dataframe(catalyst.project([*below.output, *named], below))
-    seen = arrow_column(frame, function, "boolean", [f"__ahead{at}" for at in range(len(columns))], name)
-    return catalyst.project(below.output, catalyst.analyzed(frame.withColumn("__ahead", seen).where("__ahead")))
+    seen = arrow_column(frame, function, "boolean", names, name)
+    return catalyst.project(below.output, catalyst.analyzed(frame.withColumn(mark, seen).where(mark)))
 
 
 def partition_of(partitions: int) -> str:

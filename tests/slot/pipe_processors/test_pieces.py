@@ -17,7 +17,7 @@ from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.operators.protocol import Times
 from millpond.slot.pipe.processors.groups import UserGroups
 from millpond.slot.pipe.processors.processor import UserProcessor
-from millpond.slot.process.protocol import Call
+from millpond.slot.process.messages import Call
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import Variable
 from tests.operators.rig import Rig, record_batch

@@ -117,8 +117,13 @@ def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Found:
     branches = []
     for child, plan in zip(below, plans, strict=True):
         columns = _flat(catalyst, plan, child.node)
-        alike = not any(True for column in columns for _ in _references(column))
-        branches.append(_none([child], "all its rows have one key") if alike else _below(catalyst, child, columns))
+        opaque = next((part for column in columns if (part := _not_computed(column)) is not None), None)
+        if not any(True for column in columns for _ in _references(column)):
+            branches.append(_none([child], "all its rows have one key"))
+        elif opaque is not None:
+            branches.append(_none([child], f"its key depends on {readable(opaque)}"))
+        else:
+            branches.append(_below(catalyst, child, columns))
     return _merged(branches)
 
 
@@ -158,7 +163,7 @@ def _below(catalyst: Catalyst, decided: Decided, columns: list[Expression]) -> _
         )
     wanted = {one.expr_id for column in columns for one in _references(column)}
     for one in computed:
-        if one.kind == "Alias" and one.expr_id in wanted and not _can_be_computed(one.children[0]):
+        if one.kind == "Alias" and one.expr_id in wanted and _not_computed(one.children[0]) is not None:
             return _none(decided.children, f"its key depends on {one.name}, which is {readable(one.children[0])}")
     columns = _replaced(catalyst, columns, computed)
     if node.kind in _FUNCTIONS:
@@ -206,10 +211,10 @@ def _by_name(catalyst: Catalyst, columns: Sequence[Expression], node: Node) -> l
     return _renamed(catalyst, columns, [one for one, _ in pairs], [other for _, other in pairs])
 
 
-def _can_be_computed(expression: Expression) -> bool:
-    return expression.deterministic and not any(
-        part.kind in _OPAQUE or subquery(part) is not None for part in expression.walk()
-    )
+def _not_computed(expression: Expression) -> Expression | None:
+    """What of an expression is not computed beforehand, if there is anything."""
+    opaque = (part for part in expression.walk() if part.kind in _OPAQUE or subquery(part) is not None)
+    return next(opaque, None if expression.deterministic else expression)
 
 
 def _references(expression: Expression) -> Iterator[Expression]:

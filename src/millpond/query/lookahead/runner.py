@@ -14,7 +14,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem, on_disk
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.lookahead.source import announced, fed_by_source, key_hashes, source_of
@@ -109,7 +108,7 @@ class _Runner:
                 if asked:
                     self._look(asked)
                 failed = 0
-            except (MillpondError, PySparkException, Py4JError, OSError, ValueError) as error:
+            except Exception as error:  # whatever a source has come up with costs hints, and nothing else
                 failed += 1
                 log.debug("keys were not announced: %s", error)
             rest = max(_LOOK_SECONDS, _SHARE * (time.monotonic() - began)) if asked else _REST_SECONDS

@@ -150,7 +150,8 @@ class Announcements:
         for needed, parts in taken:
             keys = [some for _, some in parts if some is not None]
             if keys and isinstance(operator, KeysAnnounced):
-                for _, alike in groupby(keys, attrgetter("schema")):  # each lookahead has names of its own
+                # Each lookahead calls the columns what it likes, and may know of fewer that can be null.
+                for _, alike in groupby(keys, attrgetter("schema")):
                     operator.announce_keys(pa.concat_batches(alike), needed)
             elif parts and isinstance(operator, Announced):
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
