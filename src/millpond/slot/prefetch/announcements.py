@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -136,10 +136,11 @@ class Announcements:
                 hints.kept = []
             self._held = 0
         for needed, parts in taken:
-            keys = [some for _, some in parts if some is not None]
-            if keys and isinstance(operator, KeysAnnounced):
-                operator.announce_keys(pa.concat_batches(keys), needed)
-            elif parts and isinstance(operator, Announced):
+            if isinstance(operator, KeysAnnounced):
+                for keys in _alike(some for _, some in parts if some is not None):
+                    operator.announce_keys(keys, needed)
+                parts = [(hashes, some) for hashes, some in parts if some is None]
+            if parts and isinstance(operator, Announced):
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
 
     def figures(self) -> dict[str, float]:
@@ -190,3 +191,14 @@ class Announcements:
             self._choices, self._chosen = [], None
         if self._switch is not None:
             self._switch.close()
+
+
+def _alike(keys: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Those whose columns have the same types together; lookaheads give columns names of their own."""
+    found: dict[tuple[pa.DataType, ...], list[pa.RecordBatch]] = {}
+    for some in keys:
+        plain = pa.RecordBatch.from_arrays(
+            some.columns, names=["__hash", *(f"_{at}" for at in range(1, some.num_columns))]
+        )
+        found.setdefault(tuple(plain.schema.types), []).append(plain)
+    return [pa.concat_batches(batches) for batches in found.values()]
