@@ -33,11 +33,15 @@ class WrongHints(HintSender):
     def send(self, partition: int, rows: pa.RecordBatch) -> None:
         """Announce anything but the keys of these rows, or these in a wrong way."""
         self._batch = self._right + self._random.choice((0, 0, 0, -1, 1, 7))
-        what = self._random.choice(("others", "others", "some", "all", "none", "again"))
+        what = self._random.choice(("others", "others", "turned", "some", "all", "none", "again"))
         if what == "others":
             low, high = self._task.hash_range(self._random.randrange(self._task.partitions))
             hashes = np.random.default_rng(self._right).integers(low, high, rows.num_rows, np.uint64)
             columns = [pa.array(hashes.view(np.int64)), *rows.columns[1:]]
+            rows = pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+        elif what == "turned":
+            turn = pa.array(np.roll(np.arange(rows.num_rows), 1))
+            columns = [rows.column(0), *(column.take(turn) for column in rows.columns[1:])]
             rows = pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
         elif what == "some":
             rows = rows.slice(0, rows.num_rows // 2)

@@ -77,11 +77,17 @@ class JoinRig:
         self.close()
         self._open()
 
-    def batch(self, pieces: Sequence[pa.RecordBatch], late: int = 0, closed: int = 0) -> list[tuple[Any, ...]]:
-        """Run one batch; its output."""
+    def batch(
+        self, pieces: Sequence[pa.RecordBatch], late: int = 0, closed: int = 0, hints: Sequence[pa.RecordBatch] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run one batch, of which hints come before it and while it is under way; its output."""
         operator = self.operator
+        for hint in hints:
+            operator.announce_keys(hint, self.version)
         operator.begin(self.version, Times(late, closed, 0))
         for piece in pieces:
+            for hint in hints:
+                operator.announce_keys(hint, self.version)
             operator.process(piece)
         sealed = operator.finish()
         self._deltas.append({name: b"".join(bytes(p) for p in delta.pieces) for name, delta in sealed.items()})
@@ -108,7 +114,20 @@ def open_table(
 
         write, forget = staticmethod(shelf.write), staticmethod(shelf.forget)
 
-    return OrderedTable.open(schema, manifest, Store(), budget, Immediate(), drop_matched=drop_matched)  # type: ignore[arg-type]
+    return OrderedTable.open(
+        schema,
+        manifest,
+        Store(),  # type: ignore[arg-type]
+        budget,
+        Immediate(),
+        readers=Immediate(),
+        drop_matched=drop_matched,
+    )
+
+
+def hints_for(spec: JoinSpec, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """What announces some rows of the pipe's input."""
+    return rows.select([0, *(1 + column for column in spec.announced)])
 
 
 Condition = Callable[[Row, Row], bool | None]

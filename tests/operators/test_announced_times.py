@@ -154,5 +154,10 @@ def test_a_key_is_announced_once_for_each_time() -> None:
     hashes, times = np.array([5, 5, 3, 5, 3], np.uint64), [1, 2, 1, 1, None]
     keys = pa.record_batch([pa.array(hashes), pa.array(times, pa.int64())], names=["__hash", "t"])
     assert sorted(_different(keys, hashes).tolist()) == [0, 1, 2, 4]
+    sides = pa.array([True, False, True, None, True])
+    both = pa.record_batch([pa.array(hashes), sides, pa.array(times, pa.int64())], names=["__hash", "right", "t"])
+    assert sorted(_different(both, hashes).tolist()) == [0, 1, 2, 3, 4]
+    one = pa.record_batch([pa.array(hashes), pa.array([True, False, True, True, True])], names=["__hash", "right"])
+    assert sorted(_different(one, hashes).tolist()) == [0, 1, 2]
     named = pa.record_batch([pa.array(hashes), pa.array(list("ababc"))], names=["__hash", "name"])
     assert sorted(_different(named, hashes).tolist()) == [0, 2]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.operators.protocol import Times
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.operators import Field
-from tests.operators.join_rig import JoinRig, Oracle, Row, record_batch, side
+from tests.operators.join_rig import JoinRig, Oracle, Row, hints_for, record_batch, side
 
 KEYS = (Field("a", "string"), Field("b", "int"))
 SECOND = 1_000_000
@@ -118,8 +122,8 @@ def holds(condition: list[Any] | None, left: Row, right: Row) -> bool | None:
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(cases(), st.booleans())
-def test_a_join_equals_sparks_algorithm(case: Any, files: bool) -> None:
+@given(cases(), st.booleans(), st.sampled_from(["none", "right", "wrong"]))
+def test_a_join_equals_sparks_algorithm(case: Any, files: bool, hints: str) -> None:
     spec, batches, bits = case
     oracle = Oracle(spec, lambda left, right: within(spec, left, right) and holds(spec.condition, left, right))
     with TemporaryDirectory() as folder:
@@ -131,10 +135,21 @@ def test_a_join_equals_sparks_algorithm(case: Any, files: bool) -> None:
             wanted = [shown(spec, pair) for pair in oracle.batch(left, right, before, closed)]
             whole = record_batch(spec, left, right, bits)
             middle = whole.num_rows // 3
-            got = rig.batch([whole.slice(0, middle), whole.slice(middle)], before, closed)
+            announced = [hints_for(spec, whole)] if hints != "none" else []
+            if hints == "wrong":
+                announced = [_shuffled(announced[0]), announced[0].slice(middle)]
+            got = rig.batch([whole.slice(0, middle), whole.slice(middle)], before, closed, announced)
             assert sorted(map(str, got)) == sorted(map(str, wanted))
             before = closed
         rig.close()
+
+
+def _shuffled(hints: pa.RecordBatch) -> pa.RecordBatch:
+    """Hints of which each column is turned by another number of rows."""
+    count = hints.num_rows
+    turns = [pa.array((np.arange(count) + at) % max(1, count)) for at in range(hints.num_columns)]
+    columns = [column.take(turn) for column, turn in zip(hints.columns, turns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=hints.schema.names)
 
 
 @pytest.mark.parametrize("kind", ["inner", "left_outer", "left_semi"])
@@ -155,4 +170,81 @@ def test_a_hot_key(kind: str) -> None:
         gone = rig.batch([], 0, 40_000)
         assert len(gone) == 90_000
         assert all(r[3] % 10 for r in gone)
+    rig.close()
+
+
+def test_hints_read_what_rows_can_meet(tmp_path: Path) -> None:
+    """The other side, in the times that the condition allows; for late rows nothing."""
+    spec = join("inner", (-SECOND // 1000, -SECOND // 1000), (-SECOND, SECOND))
+    rig = JoinRig(spec, tmp_path)
+    rig.most_deltas = 100  # files are not merged
+    rig.restart()
+
+    def row(key: str, at: int, **more: Any) -> Row:
+        return {"k": (key, 1), "t": at, "late": at, "able": True} | more
+
+    keys = [f"key {number}" for number in range(300)]
+    for second in (10, 20, 30):
+        left = [row(key, second * SECOND, lv=1, ls=None) for key in keys]
+        right = [row(key, second * SECOND, rv=2, rd=None) for key in keys]
+        assert len(rig.batch([record_batch(spec, left, right)])) == len(keys)
+        for table in rig.operator.tables.values():
+            assert table._files is not None
+            table._files.spill(table.fresh, lambda: False)
+    rig.operator.begin(rig.version, Times(15_000, 15_000, 0))
+    brought: list[tuple[str, int]] = []
+    for name, table in rig.operator.tables.items():
+        for part in table.parts:
+            assert part.rows is None
+            part.bring = lambda _, at=(name, part.oldest // SECOND): brought.append(at)  # type: ignore[method-assign]
+
+    def read(rows: pa.RecordBatch) -> set[tuple[str, int]]:
+        brought.clear()
+        rig.operator.announce_keys(hints_for(spec, rows), rig.version)
+        return set(brought)
+
+    def rights(at: int) -> pa.RecordBatch:
+        return record_batch(spec, [], [row("key 7", at, rv=3, rd=None)])
+
+    assert read(rights(21 * SECOND)) == {("left", 20)}
+    assert read(record_batch(spec, [row("key 7", 30 * SECOND, lv=3, ls=None)], [])) == {("right", 30)}
+    assert read(rights(25 * SECOND)) == set()
+    assert read(rights(15 * SECOND)) == set(), "late"
+    unknown = hints_for(spec, rights(0)).set_column(2, "__time", pa.array([None], pa.int64()))
+    brought.clear()
+    rig.operator.announce_keys(unknown, rig.version)
+    assert set(brought) == {("left", 10), ("left", 20), ("left", 30)}
+    rig.operator.finish()
+    rig.close()
+
+
+def test_both_sides_and_all_files_are_asked_at_once(tmp_path: Path) -> None:
+    """Where blocks come by requests, a batch waits for one round of them, not for one a file."""
+    spec = join("full_outer", (None, None), (None, None))
+    rig = JoinRig(spec, tmp_path)
+    rig.most_deltas = 100  # files are not merged
+    rig.restart()
+
+    def rows(at: int) -> pa.RecordBatch:
+        left = [{"k": (f"key {n}", 1), "t": at, "late": at, "able": True, "lv": 1, "ls": None} for n in range(50)]
+        right = [{"k": (f"key {n}", 1), "t": at, "late": at, "able": True, "rv": 2, "rd": None} for n in range(50)]
+        return record_batch(spec, left, right)
+
+    files = 3
+    for number in range(files):
+        rig.batch([rows((1 + number) * SECOND)])
+        for table in rig.operator.tables.values():
+            assert table._files is not None
+            table._files.spill(table.fresh, lambda: False)
+    together = threading.Barrier(2 * files, timeout=60)
+    operator = rig.operator
+    operator.begin(rig.version, Times())
+    for table in operator.tables.values():
+        assert len(table.parts) == files
+        for part in table.parts:
+            part.run.source.resident = False  # type: ignore[union-attr]
+            part.bring = lambda _: together.wait()  # type: ignore[method-assign]
+    operator.process(rows(9 * SECOND))
+    operator.finish()  # breaks if they are asked one after the other
+    assert sum(batch.num_rows for batch in operator.output()) == 50 * (2 * files + 1)
     rig.close()

@@ -160,6 +160,27 @@ def test_keys_that_expressions_of_spark_compute(keyed: DataFrame) -> None:
     assert told(windows.count()) == [["lookahead(k, timestamp)", "exchange"]]
 
 
+def test_sides_of_joins_are_told_apart_and_their_times_where_they_are_named(keyed: DataFrame) -> None:
+    """Without its time a row may meet what there is of any: its key is announced all the same."""
+    number = F.udf(lambda value: value, LongType())
+    rows = keyed.withColumn("n", number("value"))
+    for columns, named in ((("k",), False), (("k", "timestamp"), True)):
+        left, right = (
+            millpond.lookahead(rows.select(F.col("k").alias("k"), "timestamp", "n"), *columns)
+            .withWatermark("timestamp", "1 minute")
+            .select(F.col("k").alias(f"k{side}"), F.col("timestamp").alias(f"t{side}"), "n")
+            for side in (0, 1)
+        )
+        on = F.expr("k0 = k1 and t1 >= t0 - interval 1 minute and t1 <= t0 + interval 1 minute")
+        decision = decide(left.join(right, on).select("k0", "t1"), "append")
+        title = f"lookahead({', '.join(columns)})"
+        announces = [one.announces[0] for one in decision.stages]
+        assert [one.name for one in announces] == [title, title]
+        for one in announces:
+            assert len(one.columns) == 3
+            assert any(part.kind == "AttributeReference" for part in one.columns[2].walk()) == named
+
+
 def test_why_a_stage_announces_nothing(keyed: DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
     one = millpond.lookahead(keyed, "k")
     number = F.udf(lambda value: value, LongType())

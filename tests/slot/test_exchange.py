@@ -1,6 +1,7 @@
 """The local exchange: rows reach their partition through files, and stay there for whoever asks again."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+import millpond.slot.batch.parcels as slot_parcels
 import millpond.slot.pipe.exchange as exchange
 import millpond.slot.pipe.worker as worker
 from millpond.errors import MillpondError, TransientError
@@ -98,6 +100,26 @@ def test_more_rows_than_fit_come_in_ranges(task: PipeTask, write: Write, most: i
             assert all(low <= row["__hash"] & (1 << 64) - 1 < high for row in piece.to_pylist())
     else:
         assert all(range_ is None for range_, _ in passes)
+
+
+def test_a_large_pass_comes_in_pieces_apart_from_each_other(
+    task: PipeTask, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [random_rows(5_000, 1), random_rows(3_000, 2)]
+    (parcels,) = write(msgspec.structs.replace(task, partitions=1), *batches)
+    monkeypatch.setattr(slot_parcels, "_PIECE", sum(batch.nbytes for batch in batches) // 9)
+    passes = list(in_passes(open_parcels(parcels.column(0).to_pylist()), lambda rows: 2))
+    assert [range_ is not None for range_, _ in passes] == [True, False, False, False] * 2
+    rows = [tuple(row.values()) for _, piece in passes for row in piece.to_pylist()]
+    everything = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+    assert sorted(rows, key=group) == sorted(everything, key=group), "each once; those of a group in their old order"
+    groups = [[group(tuple(row.values())) for row in piece.to_pylist()] for _, piece in passes]
+    assert all(max(one) < min(following) for one, following in pairwise(groups))
+    first, _, _, _, second, *_ = passes
+    assert first[0] is not None
+    assert second[0] is not None
+    assert first[0].hi == second[0].lo
+    assert all(row["__hash"] & (1 << 64) - 1 < first[0].hi for _, piece in passes[:4] for row in piece.to_pylist())
 
 
 def test_no_rows_make_no_parcels(task: PipeTask, write: Write) -> None:

@@ -171,6 +171,33 @@ def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:
     assert batch(13, 0.1) == ()
 
 
+def test_what_lookaheads_send_in_different_shapes_is_all_passed_on() -> None:
+    """A stage and the exchange name their columns differently, and the one may send hashes alone."""
+    told: list[object] = []
+
+    class Told:
+        def announce(self, hashes: np.ndarray, needed: int) -> None:
+            told.append((needed, hashes.tolist()))
+
+        def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+            assert keys.schema.names[0] == "__hash"
+            told.append((needed, [tuple(row.values()) for row in keys.to_pylist()]))
+
+    hints = Announcements(None, ("lookahead(k)", "exchange"), MEMORY)
+
+    def keep(lookahead: str, columns: dict[str, pa.Array]) -> None:
+        keys = pa.record_batch(columns)
+        hashes = keys.column(0).to_numpy().view(np.uint64)
+        hints.keep(0, lookahead, hashes, keys if keys.num_columns > 1 else None)
+
+    keep("exchange", {"__hash": pa.array([1, 2]), "__right": pa.array([True, False])})
+    keep("lookahead(k)", {"_0": pa.array([3]), "_1": pa.array([True])})
+    keep("lookahead(k)", {"_0": pa.array([4]), "_1": pa.array([False]), "_2": pa.array([7])})
+    keep("exchange", {"__hash": pa.array([5])})
+    hints.pass_on(Told(), 0)  # type: ignore[arg-type]
+    assert told == [(0, [(1, True), (2, False), (3, True)]), (0, [(4, False, 7)]), (0, [5])]
+
+
 def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: PipeTask) -> None:
     """A lookup join asks its table by key: what its rows are announced by has the key's columns."""
     memory = Memory("hinted")

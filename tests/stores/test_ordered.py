@@ -299,7 +299,7 @@ def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
     assert all(part.rows is None for part in table.parts)
     probe = words[words[:, 0].argsort()][5:400:9, : rig._probe.rows.width].copy()
     for part in table.parts:  # a read that fails costs no later one
-        part.bring = lambda *_: [][0]  # type: ignore[method-assign]
+        part.bring = lambda _: [][0]  # type: ignore[method-assign]
     table.announce(probe[:, 0].copy())
     assert table.stats()["prefetched_keys"] == 0
     for part in table.parts:
@@ -322,12 +322,53 @@ def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
     flood = np.arange(1 << 17, dtype=np.uint64) << np.uint64(46)
     for start in range(0, len(flood), 1 << 12):
         table.announce(flood[start : start + (1 << 12)])
-    assert sum(one.nbytes for one in table._ahead._waiting) <= rig.table._budget.total // 16
+    held = [column.nbytes for one in table._ahead._waiting for column in one]
+    assert sum(held) <= rig.table._budget.total // 16
     table._ahead._reading = False
     table.seal()
-    assert table.stats()["dropped_hints"] == len(flood) - sum(map(len, table._ahead._waiting))
+    assert table.stats()["dropped_hints"] == len(flood) - sum(len(one.hashes) for one in table._ahead._waiting)
     rig.close()
     assert table.stats()["cache_misses"] == len(probe) * len(table.parts)
+    rig.close()
+
+
+def test_only_parts_of_the_times_that_are_sought_are_read_ahead(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, False, True)
+    table, (store,) = rig.table, rig.stores
+    assert table._files is not None
+    words = np.zeros((2000, rig.layout.rows.width), np.uint64)
+    words[:, 0] = np.arange(2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words[:, rig.layout.rows.offsets[0]] = np.arange(2000)
+    times = (np.array([10, 20, 30]) * SECOND, np.array([NEVER]))
+    for version, at in enumerate(np.concatenate(times).tolist()):
+        table.begin(version)
+        table.append(Rows(words.copy(), np.empty(0, np.uint8)), np.full(2000, at))
+        table.settle()
+        table._files.spill(table.fresh, lambda: False)
+        table.seal()
+    table.begin(4)
+    assert len(table.parts) == 4
+    hashes = words[7:8, 0].copy()
+    keys = np.full(len(hashes), 1)
+
+    def read(lo: int, hi: int) -> list[int]:
+        """The times of the parts of which blocks are read for these keys and times."""
+        store.cache.limit, limit = 0, store.cache.limit  # nothing is there
+        store.cache.limit = limit
+        for part in table.parts:
+            part.run.source.remote().fetched = 0  # type: ignore[union-attr]
+        table.announce(hashes, lo * keys, hi * keys)
+        return [part.oldest // SECOND for part in table.parts if part.run.source.remote().fetched]  # type: ignore[union-attr]
+
+    assert read(10 * SECOND, 20 * SECOND) == [10, 20]
+    assert read(21 * SECOND, 29 * SECOND) == []
+    assert read(25 * SECOND, 1 << 62) == [30]
+    assert len(read(BEGINNING, NEVER)) == 4  # the rows without a time, too
+    assert read(NEVER, BEGINNING) == []
+    table.expire(15 * SECOND)
+    assert read(10 * SECOND, 20 * SECOND) == [10, 20]  # they are part of what this batch reads
+    table.seal()
+    assert read(10 * SECOND, 20 * SECOND) == [20]
     rig.close()
 
 

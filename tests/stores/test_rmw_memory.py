@@ -14,8 +14,9 @@ from millpond.files.formats.segment import decode_rows
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.rmw.policy import Policy
+from millpond.stores.rmw.policy import AheadShare, Policy
 from millpond.stores.rmw.table import RmwTable
+from millpond.stores.runs.prefetcher import Prefetches
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import layout
@@ -378,3 +379,50 @@ def test_passes_go_by_the_different_keys(pools, tmp_path) -> None:
     assert passes[3] * 2 <= passes[2]
     assert passes[4] == 1
     table.close()
+
+
+def test_what_fits_is_worked_through_in_order_and_stays(pools, tmp_path) -> None:
+    budget = MemoryBudget(4 << 20)
+    table = RmwTable(
+        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=Shelf(tmp_path), readers=pools[1]
+    )
+    for version in range(3):
+        table.begin(version)
+        numbers = np.random.default_rng(version).permutation(np.arange(60_000))
+        count_up(table, NUMBERS, numbers, version)
+        table.seal()
+    few = np.arange(0, 60_000, 20)
+    for version in (3, 4):  # the first is not known to be small
+        table.begin(version)
+        passes = table.passes(len(few))
+        table.narrow(HashRange(0, 1 << 63))
+        count_up(table, NUMBERS, few + version, version)
+        table.seal()
+    assert passes == 2
+    assert table.stats()["hot_rows"] > 2 * len(few), "the others are still there"
+    table.begin(5)
+    assert table.passes(500_000) > 2
+    table.narrow(HashRange(0, 1 << 63))
+    assert table.stats()["hot_rows"] == 0
+    # Every block will be read anyway: none is for the sake of hints.
+    assert table.announce(keys(NUMBERS, few).words[:, 0].copy(), 6, 6) == len(few)
+    table.seal()
+    assert table.stats()["dropped_hints"] == len(few)
+    assert table.stats()["prefetched_keys"] == 0
+    table.close()
+
+
+def test_memory_for_what_is_read_ahead_goes_by_what_became_of_it() -> None:
+    share = AheadShare()
+    begun = share.value
+    share.learn(Prefetches(read=100, used=100, dropped=0))
+    share.learn(Prefetches(read=0, used=0, dropped=100))
+    assert share.value == begun
+    for _ in range(9):
+        share.learn(Prefetches(read=100, used=99, dropped=1))
+    assert share.value == 0.5
+    share.learn(Prefetches(read=100, used=90, dropped=1))
+    assert begun < share.value < 0.5
+    for _ in range(9):
+        share.learn(Prefetches(read=100, used=90, dropped=1))
+    assert share.value == 0.125

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from millpond.files.formats.blocks import Shape, shape_of
 from millpond.kernels.ordered.order import Pairs
 from millpond.kernels.runs.gather import addresses, gather_rows
-from millpond.layout import NEVER, HashRange, Rows, Words
-from millpond.operators.columns.encode import portions
+from millpond.layout import HASH, NEVER, HashRange, Rows, Words
+from millpond.operators.columns.encode import hashes_of, plain, portions
 from millpond.operators.joins import condition
 from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_table, times
 from millpond.operators.protocol import NO_FIGURES, PIECE, MakeTable, Times
 from millpond.spec.kinds.join import JoinSpec
+from millpond.stores.ordered.ahead import Sought, Wanted, bring
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.table import OrderedTable
 
@@ -97,6 +98,24 @@ class JoinOperator:
         for side in (self._left, self._right):
             side.table.announce(hashes)
 
+    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        """Let be read what rows of some keys will meet on the other side (see `KeysAnnounced`).
+
+        Late rows will meet nothing. Where a time is not known, it may be any.
+        """
+        hashes = hashes_of(keys).view(np.uint64)
+        right = np.asarray(plain(keys.column(1)).fill_null(False))
+        at = times(keys.column(2)) if keys.num_columns > 2 else np.full(len(hashes), NEVER)
+        for side, other, mine in ((self._left, self._right, ~right), (self._right, self._left, right)):
+            if side.side.late == "time":
+                mine = mine & (at > self._late)
+            if not mine.any():
+                continue
+            lo, hi = self._intervals(side, at[mine])
+            unknown = at[mine] == NEVER
+            lo[unknown], hi[unknown] = BEGINNING, NEVER
+            other.table.announce(hashes[mine], lo, hi)
+
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash to work through a batch: one, their order does not matter."""
         return 1
@@ -169,6 +188,8 @@ class JoinOperator:
     def _meet(self) -> Iterator[_Met]:
         """All pairs of the batch that fulfil the whole condition, in pieces; each is to be used before the next."""
         left, right = self._left.table, self._right.table
+        # What the first rows will meet: at once for both sides and all parts, not one part after the other.
+        bring([*self._far_blocks(self._left, self._right), *self._far_blocks(self._right, self._left)])
         if self.spec.right_first:
             yield from self._probe(self._right, self._left, [(part, left.floor(part)) for part in left.parts])
             floors = [(part, right.floor(part)) for part in right.parts]
@@ -178,6 +199,15 @@ class JoinOperator:
         yield from self._probe(self._left, self._right, [(part, right.floor(part)) for part in right.parts])
         floors = [(part, left.floor(part)) for part in (*left.parts, *left.fresh)]
         yield from self._probe(self._right, self._left, floors)
+
+    def _far_blocks(self, probe: _Side, other: _Side) -> Wanted:
+        """Blocks with rows of one side that the first new ones of the other will meet, which take requests to read."""
+        held = [fresh for fresh in probe.table.fresh if fresh.rows is not None]
+        if not held or not other.table.far:
+            return []
+        first = [next(fresh.chunks())[0] for fresh in held]
+        lo, hi = self._intervals(probe, np.concatenate([held[0].layout.times(rows) for rows in first]))
+        return other.table.far_blocks(Sought(np.concatenate([rows.words[:, HASH] for rows in first]), lo, hi))
 
     def _probe(self, probe: _Side, other: _Side, floors: Sequence[tuple[Part, int]]) -> Iterator[_Met]:
         """New rows of a side with the rows of some parts of the other that are later than a time."""

@@ -128,8 +128,12 @@ class Catalyst:
 
     def null(self, like: Expression) -> Expression:
         """A null of the type of `like`, declared as that is."""
-        java = self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType())
-        return Expression(java) if like.nullable else self.not_null(Expression(java))
+        null = self.unknown(like)
+        return null if like.nullable else self.not_null(null)
+
+    def unknown(self, like: Expression) -> Expression:
+        """A null of the type of `like`."""
+        return Expression(self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType()))
 
     def blank(self, like: Expression) -> Expression:
         """A constant for a column that nobody reads: null, or the default of a type that may not be null."""

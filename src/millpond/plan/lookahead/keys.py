@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -15,7 +15,7 @@ from millpond.plan.lookahead.stages import columns_of, title
 from millpond.plan.reading.aggregate import Reading, prepared, rewrite
 from millpond.plan.reading.decision import Announces, Decided, Operator, Stage
 from millpond.plan.reading.join import JoinReading
-from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.reading.join_input import announced_columns, joined_sides
 from millpond.plan.reading.map_groups import MAPS
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS
 
@@ -99,10 +99,16 @@ def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Found:
         return _none(decided.children, "its state is read as a whole, not key by key")
     reading = operator.reading
     below = decided.children
+    needed = 1 + len(spec.announced)
     if isinstance(reading, JoinReading):
+        needed = 2  # without its time, a row may meet what there is of any
         sides = zip(decided.node.children, joined_sides(catalyst, reading), strict=True)
         plans = [
-            catalyst.analyzed(catalyst.dataframe(catalyst.project(aliases, child)).select(F.expr(columns[-1])))
+            catalyst.analyzed(
+                catalyst.dataframe(catalyst.project(aliases, child)).select(
+                    *map(F.expr, announced_columns(reading, columns))
+                )
+            )
             for child, (aliases, columns) in sides
         ]
     else:
@@ -117,13 +123,14 @@ def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Found:
     branches = []
     for child, plan in zip(below, plans, strict=True):
         columns = _flat(catalyst, plan, child.node)
+        columns = _told_or_null(catalyst, columns, needed, lambda column: _not_computed(column) is None)
         opaque = next((part for column in columns if (part := _not_computed(column)) is not None), None)
         if not any(True for column in columns for _ in _references(column)):
             branches.append(_none([child], "all its rows have one key"))
         elif opaque is not None:
             branches.append(_none([child], f"its key depends on {readable(opaque)}"))
         else:
-            branches.append(_below(catalyst, child, columns))
+            branches.append(_below(catalyst, child, columns, needed))
     return _merged(branches)
 
 
@@ -137,17 +144,22 @@ def _flat(catalyst: Catalyst, plan: Node, below: Node) -> list[Expression]:
     return [column.children[0] if column.kind == "Alias" else column for column in columns]
 
 
-def _below(catalyst: Catalyst, decided: Decided, columns: list[Expression]) -> _Found:
-    """The stages at or below a node that can tell what is computed of its output."""
+def _below(catalyst: Catalyst, decided: Decided, columns: list[Expression], needed: int) -> _Found:
+    """The stages at or below a node that can tell what is computed of its output: the first columns, and the others
+    where they can.
+    """
     node = decided.node
     named = columns_of(node)
     if named is not None:
-        others = {one.name for column in columns for one in _references(column)} - set(named)
-        found = _below(catalyst, decided.children[0], columns)
+        others = {one.name for column in columns[:needed] for one in _references(column)} - set(named)
+        found = _below(catalyst, decided.children[0], columns, needed)
         if others:
             found.reasons[id(node)] = f"its key depends on {', '.join(sorted(others))}, which the stage does not name"
         else:
-            found.places.insert(0, [(node, columns)])
+            told = _told_or_null(
+                catalyst, columns, needed, lambda column: all(one.name in named for one in _references(column))
+            )
+            found.places.insert(0, [(node, told)])
         return found
     computed: list[Expression] = []
     if node.kind == "Project":
@@ -157,26 +169,41 @@ def _below(catalyst: Catalyst, decided: Decided, columns: list[Expression]) -> _
     elif node.kind == "Union":
         return _merged(
             [
-                _below(catalyst, child, _renamed(catalyst, columns, node.output, child.node.output))
+                _below(catalyst, child, _renamed(catalyst, columns, node.output, child.node.output), needed)
                 for child in decided.children
             ]
         )
+    opaque = {one.expr_id for one in computed if one.kind == "Alias" and _not_computed(one.children[0]) is not None}
+    columns = _told_or_null(
+        catalyst, columns, needed, lambda column: all(one.expr_id not in opaque for one in _references(column))
+    )
     wanted = {one.expr_id for column in columns for one in _references(column)}
     for one in computed:
-        if one.kind == "Alias" and one.expr_id in wanted and _not_computed(one.children[0]) is not None:
+        if one.expr_id in wanted & opaque:
             return _none(decided.children, f"its key depends on {one.name}, which is {readable(one.children[0])}")
     columns = _replaced(catalyst, columns, computed)
     if node.kind in _FUNCTIONS:
         columns = _by_name(catalyst, columns, node)
     branches = []
     for child in decided.children:
-        missing = _missing(columns, child.node)
+        missing = _missing(columns[:needed], child.node)
         branches.append(
             _none([child], f"its key depends on {', '.join(missing)}, made by {node.kind}")
             if missing
-            else _below(catalyst, child, columns)
+            else _below(catalyst, child, _there(catalyst, columns, needed, child.node), needed)
         )
     return _merged(branches)
+
+
+def _told_or_null(
+    catalyst: Catalyst, columns: Sequence[Expression], needed: int, told: Callable[[Expression], bool]
+) -> list[Expression]:
+    """Columns, with null for those behind the first that cannot be told."""
+    return [column if at < needed or told(column) else catalyst.unknown(column) for at, column in enumerate(columns)]
+
+
+def _there(catalyst: Catalyst, columns: Sequence[Expression], needed: int, node: Node) -> list[Expression]:
+    return _told_or_null(catalyst, columns, needed, lambda column: not _missing([column], node))
 
 
 def _replaced(catalyst: Catalyst, columns: Sequence[Expression], computed: Sequence[Expression]) -> list[Expression]:

@@ -16,7 +16,7 @@ from millpond.plan.catalyst.nodes import Node
 from millpond.plan.reading.aggregate import Reading, prepared
 from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
-from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.reading.join_input import announced_columns, joined_sides
 from millpond.plan.reading.map_groups import MAPS
 
 _FILES = frozenset({"parquet", "orc", "json", "csv", "text"})
@@ -75,16 +75,12 @@ def fed_by_source(decision: Decision) -> dict[int, Decided]:
     found = {}
     for decided in decision.root.walk():
         operator = decided.operator
-        if (
-            operator is None
-            or operator.spec is None
-            or operator.index is None
-            or not operator.spec.keyed
-            or operator.spec.announced
-        ):
+        if operator is None or operator.spec is None or operator.index is None or not operator.spec.keyed:
             continue
         below = (one for child in decided.children for one in child.operators())
         reading = operator.reading
+        if operator.spec.announced and not isinstance(reading, JoinReading):
+            continue
         plain = isinstance(reading, JoinReading) or (isinstance(reading, Reading) and reading.assigned is None)
         if plain and decided.node.kind not in MAPS and next(below, None) is None and _may_be_repeated(decided):
             found[operator.index] = decided
@@ -109,7 +105,7 @@ def _may_be_repeated(decided: Decided) -> bool:
 
 
 def key_hashes(catalyst: Catalyst, decided: Decided, rows: DataFrame) -> DataFrame:
-    """The hashes of the keys that an operator will ask for, in one column.
+    """The hashes of the keys that an operator will ask for, in the first column, and what it asks for beside them.
 
     Args:
         catalyst: of a session for it. decided: the operator's node. rows: of the source, a batch DataFrame.
@@ -120,7 +116,9 @@ def key_hashes(catalyst: Catalyst, decided: Decided, rows: DataFrame) -> DataFra
     if isinstance(reading, JoinReading):
         sides = zip(children, joined_sides(catalyst, reading), strict=True)
         one, other = (
-            catalyst.dataframe(catalyst.project(aliases, child)).select(F.expr(columns[-1]))
+            catalyst.dataframe(catalyst.project(aliases, child)).select(
+                *map(F.expr, announced_columns(reading, columns))
+            )
             for child, (aliases, columns) in sides
         )
         return one.union(other)

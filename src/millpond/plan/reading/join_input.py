@@ -20,6 +20,11 @@ def joined_sides(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Ex
     ]
 
 
+def announced_columns(reading: JoinReading, columns: list[str]) -> list[str]:
+    """Of the columns of a side's input those with which its keys are announced, the hash first."""
+    return [columns[-1], *(columns[at] for at in reading.spec.announced)]
+
+
 def _side(
     catalyst: Catalyst, spec: JoinSpec, side: JoinSide, reading: SideReading, *, right: bool
 ) -> tuple[list[Expression], list[str]]:

@@ -17,6 +17,10 @@ from millpond.layout import HashRange
 from millpond.slot.batch.rows import key_groups
 from millpond.slot.batch.task import PipeTask
 
+_PIECE = 1 << 20
+"""Bytes of rows that come together where passes are large, about."""
+_MOST_PIECES = 16
+
 
 class Parcel(msgspec.Struct, array_like=True):
     """Rows of one partition in one file.
@@ -47,27 +51,34 @@ def in_passes(
 ) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
     """Rows in passes over ranges of the key groups, each with about equally many; a key's rows keep their order.
 
+    A pass comes in several pieces if it is large, each of a range of its own: what is worked on together lies together
+    in the state, and no two pieces read the same of it.
+
     Args:
         batches: each in order of its rows' key groups.
         passes: says, for a number of rows, in how many passes they are wanted.
 
     Yields:
-        A range of hashes and all the rows that it has; or None and a batch as it came.
+        With the first rows of a pass its range of hashes, with others None; or None and a batch as it came.
     """
     held = list(batches)
     count = passes(sum(batch.num_rows for batch in held))
     if count == 1:
         yield from ((None, batch) for batch in held)
         return
+    steps = max(1, min(_MOST_PIECES, sum(batch.nbytes for batch in held) // count // _PIECE))
     ends = [key_groups(end) for batch in held for end in (batch.slice(0, 1), batch.slice(batch.num_rows - 1))]
     lowest, highest = int(min(ends)[0]), int(max(ends)[0])
-    bounds = np.linspace(lowest, highest + 1, count + 1).astype(np.uint32)
+    bounds = np.linspace(lowest, highest + 1, count * steps + 1).astype(np.uint32)
     cuts = [np.searchsorted(key_groups(batch), bounds).tolist() for batch in held]
-    hashes = [group << (64 - KEY_GROUP_BITS) for group in bounds.tolist()]
+    hashes = [group << (64 - KEY_GROUP_BITS) for group in bounds[::steps].tolist()]
     for number, range_ in enumerate(map(HashRange, hashes, hashes[1:])):
-        parts = [batch.slice(cut[number], cut[number + 1] - cut[number]) for batch, cut in zip(held, cuts, strict=True)]
-        if any(part.num_rows for part in parts):
-            yield range_, pa.concat_batches(parts)
+        begun = False
+        for at in range(number * steps, (number + 1) * steps):
+            parts = [batch.slice(cut[at], cut[at + 1] - cut[at]) for batch, cut in zip(held, cuts, strict=True)]
+            if any(part.num_rows for part in parts):
+                yield None if begun else range_, pa.concat_batches(parts)
+                begun = True
 
 
 def _open(parcel: Parcel) -> Iterator[pa.RecordBatch]:

@@ -216,11 +216,12 @@ def _sketch(query: str, operator: int, lookahead: Lookahead, hot: int) -> Sketch
 
 
 def _different(keys: pa.RecordBatch, hashes: Words) -> NDArray[np.int64]:
-    """The positions of different keys; where a number, as a time, goes with a hash, it makes a difference."""
-    if keys.num_columns == 2 and pa.types.is_int64(keys.schema.field(1).type):
-        numbers = keys.column(1).fill_null(_NO_NUMBER).to_numpy()
-        order: NDArray[np.int64] = np.lexsort((numbers, hashes))
-        changes = (np.diff(hashes[order]) != 0) | (np.diff(numbers[order]) != 0)
+    """The positions of different keys; where numbers, as a time, or a side, go with a hash, they make a difference."""
+    types = keys.schema.types[1:]
+    if types and all(pa.types.is_int64(one) or pa.types.is_boolean(one) for one in types):
+        numbers = [column.cast(pa.int64()).fill_null(_NO_NUMBER).to_numpy() for column in keys.columns[1:]]
+        order: NDArray[np.int64] = np.lexsort((*numbers, hashes))
+        changes = np.any([np.diff(column[order]) != 0 for column in (hashes, *numbers)], axis=0)
         firsts: NDArray[np.int64] = order[np.concatenate([[True], changes])]
     else:
         firsts = np.unique(hashes, return_index=True)[1]

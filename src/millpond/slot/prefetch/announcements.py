@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -148,12 +146,11 @@ class Announcements:
                 taken.append((batch, hints.kept))
                 hints.kept, hints.bytes = [], 0
         for needed, parts in taken:
-            keys = [some for _, some in parts if some is not None]
-            if keys and isinstance(operator, KeysAnnounced):
-                # Each lookahead calls the columns what it likes, and may know of fewer that can be null.
-                for _, alike in groupby(keys, attrgetter("schema")):
-                    operator.announce_keys(pa.concat_batches(alike), needed)
-            elif parts and isinstance(operator, Announced):
+            if isinstance(operator, KeysAnnounced):
+                for keys in _alike(some for _, some in parts if some is not None):
+                    operator.announce_keys(keys, needed)
+                parts = [(hashes, some) for hashes, some in parts if some is None]
+            if parts and isinstance(operator, Announced):
                 operator.announce(np.concatenate([hashes for hashes, _ in parts]), needed)
 
     def figures(self) -> dict[str, float]:
@@ -206,3 +203,17 @@ class Announcements:
             self._choices, self._chosen = [], None
             if self._switch is not None:
                 self._switch.close()
+
+
+def _alike(keys: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Those whose columns have the same types together.
+
+    Lookaheads give columns names of their own, and may know of fewer that can be null.
+    """
+    found: dict[tuple[pa.DataType, ...], list[pa.RecordBatch]] = {}
+    for some in keys:
+        plain = pa.RecordBatch.from_arrays(
+            some.columns, names=["__hash", *(f"_{at}" for at in range(1, some.num_columns))]
+        )
+        found.setdefault(tuple(plain.schema.types), []).append(plain)
+    return [pa.concat_batches(batches) for batches in found.values()]

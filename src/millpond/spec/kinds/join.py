@@ -81,6 +81,16 @@ class JoinSpec(Spec, frozen=True, tag="join"):
         return self.keys
 
     @property
+    def ranged(self) -> bool:
+        """Whether the times of two rows say that they do not meet."""
+        return self.earliest is not None or self.latest is not None
+
+    @property
+    def announced(self) -> tuple[int, ...]:
+        """Which side a row is of, and its time where that matters: they say what it may meet."""
+        return (0, 1) if self.ranged else (0,)
+
+    @property
     def header(self) -> tuple[Field, ...]:
         """The columns of the input before its keys."""
         sides = (self.left, self.right)

@@ -244,21 +244,31 @@ class Part:
             self.sought += end - begin
             yield begin, end, self.blocks(wanted)
 
-    def bring(self, hashes: NDArray[np.uint64], most: int) -> int:
-        """Have up to so many blocks with rows of some hashes (in order) read; how many. For another thread."""
+    def near(self, hashes: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
+        """The numbers of up to so many blocks of the file in which rows of some hashes (in order) may be."""
         run = self.run
-        if run is None or not run.source.index.count:
-            return 0
-        brought = 0
+        if run is None or not run.source.index.count or not len(hashes):
+            return np.empty(0, np.int64)
+        found: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         for _, _, wanted in self._numbers(hashes):
-            wanted = wanted[: most - brought]
-            if not len(wanted):
+            found.append(wanted)
+            if sum(map(len, found)) >= most:
                 break
-            run.source.blocks(wanted)
-            for some in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
-                run.source.expect_blocks(int(some[0]), int(some[-1]) + 1)
-            brought += len(wanted)
-        return brought
+        return np.unique(np.concatenate(found))[:most]
+
+    def bring(self, wanted: NDArray[np.int64]) -> None:
+        """Have some blocks of the file read: into the cache of blocks, or the page cache. For any thread."""
+        run = self.run
+        if run is None:
+            return
+        run.source.blocks(wanted)
+        for some in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
+            run.source.expect_blocks(int(some[0]), int(some[-1]) + 1)
+
+    @property
+    def far(self) -> bool:
+        """Whether its blocks are brought by requests."""
+        return self.run is not None and self.run.far
 
     def _numbers(self, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
         """Hashes (from, to) with the numbers of the blocks in which they may be, some at a time."""

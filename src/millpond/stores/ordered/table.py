@@ -16,16 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
+from millpond.files.formats.blocks import BLOCK_BYTES
 from millpond.files.formats.segment import encode_rows
 from millpond.files.refs import TableManifest
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
 from millpond.kernels.ordered.order import MARK, MATCHED
-from millpond.layout import HASH, META, HashRange, Rows, TableSchema, Words
+from millpond.layout import HASH, META, NEVER, HashRange, Rows, TableSchema, Words
 from millpond.stores.jobs import Elsewhere
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import spooled
-from millpond.stores.ordered.ahead import BlocksAhead
+from millpond.stores.ordered.ahead import BlocksAhead, Sought, Wanted, blocks_near
 from millpond.stores.ordered.files import PartFiles
 from millpond.stores.ordered.layout import OrderedLayout, empty_rows, names_of, sorted_rows
 from millpond.stores.ordered.memory_merge import merged_in_memory
@@ -201,10 +202,28 @@ class OrderedTable:
                 self._files.flush(self.parts, version)
         self._reserve()
 
-    def announce(self, hashes: Words) -> None:
-        """Have what is in files of some keys read that rows of the other side will meet."""
-        if self._ahead is not None:
-            self._ahead.announce(hashes, self.parts)
+    def announce(self, hashes: Words, lo: NDArray[np.int64] | None = None, hi: NDArray[np.int64] | None = None) -> None:
+        """Have what is in files of some keys read that rows of the other side will meet.
+
+        Args:
+            hashes: of the keys; may repeat.
+            lo, hi: the times in which each will be looked for, both ends included; any if not given. What is expired is
+                left out.
+        """
+        if self._ahead is None:
+            return
+        lo = np.full(len(hashes), BEGINNING) if lo is None else lo
+        hi = np.full(len(hashes), NEVER) if hi is None else hi
+        self._ahead.announce(Sought(hashes, lo, hi).after(self.until if self._sealed else self.expired), self.parts)
+
+    @property
+    def far(self) -> list[Part]:
+        """The parts of which blocks are brought by requests."""
+        return [part for part in self.parts if part.far]
+
+    def far_blocks(self, sought: Sought) -> Wanted:
+        """Blocks of these with rows that the batch may look for, not more than there is room for."""
+        return blocks_near(sought.after(self.expired), self.far, self._budget.total // _AHEAD_SHARE // BLOCK_BYTES)
 
     def append(self, rows: Rows, times: NDArray[np.int64], matched: NDArray[np.bool_] | None = None) -> None:
         """Add rows to the batch.

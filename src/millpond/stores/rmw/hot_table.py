@@ -34,6 +34,7 @@ from millpond.stores.rmw.hot_index import HotIndex
 _MAX_ROWS = (1 << 32) - 2
 _LISTED = 8  # bytes that a row takes in the lists of free and of touched rows
 _INDEXED = 24  # bytes that a row takes in the index, at most, but while that grows
+_WASTED = 4  # one in so many bytes of long values is freed, and of no use yet, on average
 _DEAD_SHARE = 8  # tombstones are freed when they are more than one row in so many
 _SAMPLE = 8192  # rows that are looked at to choose what to evict
 
@@ -143,7 +144,8 @@ class HotTable:
     @property
     def cost(self) -> int:
         """Bytes of memory that a row takes, on average, with its places in the lists and in the index."""
-        return self.row_bytes + self._listed + _INDEXED + self.heap.used // max(1, self.count)
+        values = (self.heap.used - self.heap.free) // max(1, self.count)
+        return self.row_bytes + self._listed + _INDEXED + values + values // _WASTED
 
     def growth(self, keys: int, long_bytes: int) -> int:
         """Bytes of memory that so many fresh rows, with so many bytes of long values, may take in addition."""

@@ -15,6 +15,7 @@ from millpond.stores.runs.run_set import RunSet
 _STEP = 16384  # keys that are made room for in advance where memory is plentiful
 _SHARE = 0.2  # of the rows leave together, at least
 _PIECE = 1 << 18  # bytes of a piece that leaves, at least
+_TELLING = 256  # rows that tell what one takes
 _PACK_FROM = 1 << 20  # bytes of freed chunks that are worth an effort
 
 
@@ -50,12 +51,18 @@ class MemoryManager:
         self._keys = 0  # that may be added without asking
         self._bytes = 0  # of long values, likewise
         self._ahead = 0  # bytes of rows that were read ahead, when room was last asked for
+        self._cost = 0  # bytes of a row, as last seen
         self._margin = 0  # bytes of long values that may be written between two upserts, as seen so far
 
     @property
     def capacity(self) -> int:
-        """How many rows the table has memory for."""
-        return max(0, self._account.limit - self._fixed()) * 3 // 4 // self._hot.cost
+        """How many rows the table has memory for, going by those that it has, or had before they left."""
+        self._note_cost()
+        return max(0, self._account.limit - self._fixed()) * 3 // 4 // (self._cost or self._hot.cost)
+
+    def _note_cost(self) -> None:
+        if self._hot.count >= _TELLING:
+            self._cost = self._hot.cost
 
     def narrow(self, range_: HashRange) -> None:
         """Make all the memory free for rows of one range of hashes, which none that are in memory lie in."""
@@ -144,7 +151,9 @@ class MemoryManager:
         hot = self._hot
         self.complete = False
         self._departures += 1
-        buffers = max(2 * _PIECE, hot.memory // 3)
+        self._note_cost()
+        # Of what the table has, not of what is in use now: many small runs take many requests to search.
+        buffers = max(2 * _PIECE, (self._account.reserved - self._fixed()) // 4, hot.memory // 3)
         piece = max(_PIECE, buffers // 3)
         row = hot.average_bytes
         for rows in hot.evict(share, max(64, piece // row)):

@@ -17,7 +17,7 @@ from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from millpond.stores.rmw.flush import Flusher
 from millpond.stores.rmw.hot_table import HotTable
 from millpond.stores.rmw.memory_pressure import MemoryManager
-from millpond.stores.rmw.policy import Policy, Stamps
+from millpond.stores.rmw.policy import AheadShare, Policy, Stamps
 from millpond.stores.rmw.scan import merged
 from millpond.stores.runs.compactor import Compactor, Writer
 from millpond.stores.runs.prefetcher import Prefetcher, Prefetches
@@ -28,8 +28,6 @@ from millpond.stores.windows import axis_word, inside
 _PIECE = 65536  # rows in a piece of a scan or a delta, at most
 _LEAST_PIECE = 1024
 _CHUNK = 16384  # rows that are loaded at once
-_AHEAD_SHARE = 4
-"""Keys that were read ahead may take such a part of the table's memory."""
 
 
 class RecoverableTable:
@@ -100,9 +98,10 @@ class RecoverableTable:
         self._memory = MemoryManager(
             self._hot, runs, self._eviction_buffer, self._account, second_chances=self._stamps.second_chances
         )
+        self._ahead_share = AheadShare()
         self._prefetcher: Prefetcher | None = None
         if readers is not None:
-            self._prefetcher = Prefetcher(runs, readers, lambda: self._account.limit // _AHEAD_SHARE)
+            self._prefetcher = Prefetcher(runs, readers, lambda: int(self._account.limit * self._ahead_share.value))
         self._version = flushed
         self._keys = keys
         self._sought = self._missed = 0  # keys of this batch: looked for, not in memory

@@ -25,8 +25,11 @@ from millpond.stores.rmw.scratch import Scratch
 from millpond.stores.runs.prefetcher import Prefetches
 
 _MOST_ROWS = 1 << 32  # more than any batch has
-_CHUNK = 16384  # rows that are worked on together, at least
+_CHUNK = 16384  # rows that are worked on together, at least, where there is memory for as many
+_LEAST = 1024  # the same where there is not
 _RARE = 0.02  # share of keys to be brought into memory that is small
+_IN_ORDER = 2  # passes, where memory is enough for all
+_FEW = 2048  # rows of which the order does not matter
 
 
 class RmwTable(RecoverableTable):
@@ -38,6 +41,10 @@ class RmwTable(RecoverableTable):
 
     _sealed = True
     _narrow = False
+    _crowded = True  # whether the keys of a batch have no room together, as far as is known
+    _sweeping = False  # whether so many are missing that passes read all there is of the runs, in any case
+    _vain = 0  # keys that were announced, and not read ahead for that reason
+    _coming = 0  # keys that the batch may bring into memory, and that the index was not laid out for
     _missing = 1.0  # share of the last batch's keys that were not in memory; nothing is known of it yet
     _distinct = 1.0  # share of the last batch's keys that were not the same as others of it
     _updated = _sealed_keys = 0  # keys of this batch: looked for to be changed, different ones
@@ -65,12 +72,16 @@ class RmwTable(RecoverableTable):
     def passes(self, rows: int) -> int:
         """In how many passes over ranges of the hash (see `narrow`) to work through a batch of so many rows.
 
-        One, unless the keys which are not in memory, going by the last batch, have no room there together.
+        One, if nearly all keys are in memory, going by the last batch. Few, if those which are not have room there
+        together: rows in the order of their hashes ask for each block of a run once. Else so many that they have.
         """
         coming = rows * min(2 * self._missing, 1.25 * self._distinct)
-        if self._memory.complete or coming <= self._memory.capacity:
-            return 1
-        return math.ceil(rows * self._distinct / self._together)
+        self._crowded = not self._memory.complete and coming > self._memory.capacity
+        self._sweeping = self._crowded and coming > sum(run.source.index.count for run in self._runs.runs)
+        if self._crowded:
+            return math.ceil(rows * self._distinct / self._together)
+        self._coming = int(coming)
+        return 1 if self._at_hand or rows < _FEW else _IN_ORDER
 
     @property
     def _at_hand(self) -> bool:
@@ -79,7 +90,8 @@ class RmwTable(RecoverableTable):
 
     @property
     def _together(self) -> int:
-        return max(_CHUNK, self._memory.capacity // 4)
+        capacity = self._memory.capacity
+        return max(min(_CHUNK, capacity), capacity // 4, _LEAST)
 
     def begin(self, version: int) -> None:
         """Start the batch that reads `version`. Written files are taken over, and rows flushed, here."""
@@ -112,10 +124,15 @@ class RmwTable(RecoverableTable):
         """Hold rows of a part of the table's range only, until the next call or `begin`: no others are asked for.
 
         A batch whose keys do not fit in memory is worked through in passes, each over one part. What a pass needs of
-        the runs lies together there, is read in sequence, and once; the rows of the parts before have left memory.
+        the runs lies together there, is read in sequence, and once; the rows of the parts before have left memory,
+        unless `passes` has found that there is room for all.
         """
-        self._memory.narrow(range_)
-        self._narrow = True
+        if self._crowded:
+            self._memory.narrow(range_)
+            self._narrow = True
+            self._coming = self._together
+        self.expect(self._coming)
+        self._coming = 0
 
     def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
         """Find the rows of some keys, in memory or in runs, and make fresh ones for those that are new.
@@ -327,6 +344,10 @@ class RmwTable(RecoverableTable):
         self._sealed = True
         if self._prefetcher is not None:
             self._prefetcher.over(self._version)
+            came = self._prefetcher.latest
+            self._ahead_share.learn(came)
+            self._prefetcher.latest = came._replace(dropped=came.dropped + self._vain)
+        self._vain = 0
         self._version += 1
         if self._flusher is not None:
             self._flusher.sealed(self._version, held)
@@ -348,6 +369,9 @@ class RmwTable(RecoverableTable):
         Args:
             hashes: of keys. stamp: when they will be used (rows that expire stay in the order in which they do).
 
+        Where the last batch's keys had no room together, and were as many as there are blocks to read, nothing is
+        brought: passes read every block once, and a key read before that would cost one more.
+
         Returns:
             How many were not in memory.
         """
@@ -357,7 +381,9 @@ class RmwTable(RecoverableTable):
         stamp = 0 if self._hot.expiring else self._stamps.announced(stamp)
         there = self._hot.stamp(hashes, np.full(len(hashes), stamp))
         absent = hashes[~there]
-        if self._prefetcher is not None:
+        if self._sweeping:
+            self._vain += len(absent)
+        elif self._prefetcher is not None:
             self._prefetcher.announce(absent, needed)
         return len(absent)
 
