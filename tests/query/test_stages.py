@@ -17,9 +17,9 @@ from millpond.errors import UsageError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.replay.fingerprint import fingerprint
+from millpond.plan.transplant import announcing
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.exchange import ExchangeWrite
-from millpond.plan.transplant import announcing
 from tests.asking import asking
 
 Figures = list[dict[str, float]]

@@ -233,28 +233,6 @@ def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: Pipe
         server.close()
 
 
-class Told:
-    """An operator that is told keys, and keeps them."""
-
-    def __init__(self) -> None:
-        self.keys: list[int] = []
-
-    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
-        self.keys += keys.column(1).to_pylist()
-
-
-def test_each_lookahead_has_names_and_types_of_its_own() -> None:
-    """A stage knows no names of the exchange's columns, and may tell them that nulls cannot be."""
-    hints, operator = Announcements(None, ("lookahead(k)", "exchange"), MEMORY), Told()
-    hints.begin(0)
-    names = [("_0", "_1"), ("_0", "_1"), ("__hash", "k"), ("_0", "_1")]
-    for number, (hash_, name) in enumerate(names):
-        keys = pa.record_batch([pa.array([number]), pa.array([number], pa.int32())], names=[hash_, name])
-        hints.keep(0, "exchange", np.array([number], np.uint64), keys)
-    hints.pass_on(operator, 0)  # type: ignore[arg-type]
-    assert sorted(operator.keys) == [0, 1, 2, 3]
-
-
 def test_a_lookahead_has_a_name_of_any_length(tmp_path: Path, large: PipeTask) -> None:
     """Names of many columns, and of columns with names in other scripts, are too long for a file's."""
     long = [f"lookahead({', '.join(f'Spalte für {letter} {n}' for n in range(20))})" for letter in "AB"]

@@ -188,13 +188,14 @@ def test_output_goes_on_after_parts_were_asked_for(task: PipeTask) -> None:
     def slot(connection: Connection) -> None:
         sent = tables("a")
         connection.send(Call("rows", 0, 0, list(sent)))
-        send_tables(connection, sent)
+        for table in sent.values():
+            connection.send_table(table)
         shown: list[Any] = []
         while True:
             kind, payload = connection.receive()
             if isinstance(payload, Fetch):
-                receive_table(connection)
-                send_tables(connection, {payload.table: pa.record_batch({"value": [0]})})
+                connection.receive_table()
+                connection.send_table(pa.record_batch({"value": [0]}))
             elif isinstance(payload, Called):
                 break
             elif kind is Kind.BATCH:

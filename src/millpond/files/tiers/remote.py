@@ -85,7 +85,7 @@ class RemoteSource:
 
     def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
         """See `BlockSource.blocks`."""
-        numbers = np.unique(wanted)
+        numbers = np.unique(wanted).astype(np.int64, copy=False)
         here = self._cached(numbers, once)
         read = self._read_all(self._spans(_without(numbers, here)))
         self._keep(read, once=once)

@@ -59,7 +59,7 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
     tables = {name: connection.receive_table() for name in call.tables}
     output = running.call(call, tables)
     while (batch := _next(output, running, asking, place)) is not None:
-        send_table(connection, batch)  # what was asked since the last batch had another schema
+        connection.send_table(batch)  # what was asked since the last batch had another schema
     changes = running.changes()
     connection.send(Called([name for name, _ in changes]))
     for _, table in changes:
