@@ -96,12 +96,12 @@ def test_log_lines_are_logged() -> None:
 
 
 def test_figures_are_reported() -> None:
-    from millpond.metrics import COMPACTIONS, FIGURES, OBSERVED, READ_AHEAD, TIERS
+    from millpond.metrics import COMPACTIONS, FIGURES, LOOKUPS, OBSERVED, READ_AHEAD, TIERS
 
     told = re.findall(r"^\| (.+?) \|", section("alerts.md", "Figures"), re.M)
     named = {name for cell in told for name in re.findall(r"`(\w+)`", cell)}
     assert named
-    assert named <= {*FIGURES, *READ_AHEAD, *OBSERVED, *TIERS, *COMPACTIONS}
+    assert named <= {*FIGURES, *READ_AHEAD, *OBSERVED, *TIERS, *COMPACTIONS, *LOOKUPS}
 
 
 def test_the_version_is_that_of_the_project() -> None:
