@@ -96,7 +96,7 @@ def test_a_variable_that_begins_anew(spark: SparkSession, tmp_path: Path, api: s
     def query(variables: Variables, init: str = "") -> Query:
         return lambda df: transformed(df, Script(variables, init=init).using(api))
 
-    tables = [script(("a", do), ("a", do), (other, do)) for other in "bcabb"]
+    tables = [script(("a", do), ("a", do), (other, do)) for other in "bcdbb"]
     turns = [
         Turn(query(all_kept), tables[:1]),
         Turn(query(kept, anew), tables[1:3]),
