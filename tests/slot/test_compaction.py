@@ -198,6 +198,14 @@ def test_what_was_taken_last_leaves_no_request_behind(application: Asking) -> No
     Counts(application.folder).through(application.ledger.last("commits") + 2)
 
 
+def test_what_nobody_has_answered_leaves_no_request_behind(application: Asking) -> None:
+    """A query ends while it waits for compactors."""
+    asked(application)
+    assert application.remote.waiting
+    application.close()
+    wait_until(lambda: not requests(application.files))
+
+
 def test_files_of_a_schema_that_the_table_has_had(tmp_path: Path) -> None:
     """A query was changed, and its state has followed: what it had written is converted on the way."""
     files = open_filesystem(f"faults+{tmp_path}/state")
