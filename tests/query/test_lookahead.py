@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +156,7 @@ class Looking:
         self, monkeypatch: pytest.MonkeyPatch, fails: set[int], batches: int, error: type[Exception] = FileNotFoundError
     ) -> None:
         self.looked: list[int] = []
+        self.rests: list[float] = []
         self._fails, self._batches, self._batch, self._error = fails, batches, -1, error
         runner = object.__new__(_Runner)
         runner._query, runner._tasks = self, [SimpleNamespace()]
@@ -163,6 +165,7 @@ class Looking:
         runner.run()
 
     def awaitTermination(self, seconds: float) -> bool:
+        self.rests.append(seconds)
         self._batch += 1
         return self._batch >= self._batches
 
@@ -178,8 +181,14 @@ def test_a_look_that_fails_costs_its_hints(monkeypatch: pytest.MonkeyPatch, erro
     assert Looking(monkeypatch, {1, 2, 5, 6}, 9, error).looked == list(range(9))
 
 
-def test_nobody_looks_in_vain_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Looking(monkeypatch, {2, 3, 4}, 9).looked == [0, 1, 2, 3, 4]
+def test_looks_in_vain_are_ever_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is away for a while is asked again when it is back, and is not asked all the time until then."""
+    looking = Looking(monkeypatch, set(range(2, 20)), 23)
+    assert looking.looked == list(range(23))
+    away, back = looking.rests[3:21], looking.rests[21:]
+    assert all(before < after or before == after == 60 for before, after in pairwise(away))
+    assert away[-1] == 60
+    assert max(back) < 60
 
 
 def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ _REST_SECONDS = 1.0
 """How often is looked what has come, at most, and whether hints are asked for."""
 _SHARE = 1.0
 """Rest after a look, in times as long as it took: looking is to leave the cores to the query."""
-_TRIES = 3
-"""Looks in a row that fail, after which nobody looks any more: a file may be gone, a broker away."""
+_LONGEST_REST = 60.0
+"""Seconds between looks that fail, at most: each rest is twice the one before. A broker may be away, and come back."""
 
 
 def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]]:
@@ -95,23 +95,23 @@ class _Runner:
         self._session: Catalyst | None = None
 
     def run(self) -> None:
-        """Until the query ends, or what comes cannot be looked at."""
+        """Until the query ends."""
         with suppress(PySparkException, Py4JError):  # what the query ended with is told to who waits for it
             self._watch()
 
     def _watch(self) -> None:
-        rest, failed = _REST_SECONDS, 0
-        while failed < _TRIES and not self._query.awaitTermination(rest):
+        rest = _REST_SECONDS
+        while not self._query.awaitTermination(rest):
             began = time.monotonic()
             asked = [task for task in self._tasks if self._asked(task)]
             try:
                 if asked:
                     self._look(asked)
-                failed = 0
             except Exception as error:  # whatever a source has come up with costs hints, and nothing else
-                failed += 1
                 log.debug("keys were not announced: %s", error)
-            rest = max(_LOOK_SECONDS, _SHARE * (time.monotonic() - began)) if asked else _REST_SECONDS
+                rest = min(_LONGEST_REST, 2 * rest)
+            else:
+                rest = max(_LOOK_SECONDS, _SHARE * (time.monotonic() - began)) if asked else _REST_SECONDS
 
     def _asked(self, task: PipeTask) -> bool:
         return any("source" in lookaheads for lookaheads in wanted(self._directory, task).values())
