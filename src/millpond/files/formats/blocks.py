@@ -28,7 +28,7 @@ BLOCK_BYTES = 65536
 BLOCK_HEAP = 1 << 20
 """Bytes of long values in such a block, unless a single row has more."""
 
-RUN_BLOCK = 16384
+RUN_BLOCK = 32768
 """Bytes of row words and long values together in a block of a run, at most, unless a single row has more.
 
 A key that is looked for in a file brings a whole block of it.

@@ -31,7 +31,7 @@ from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLRUN1"
 FORMAT = 1
-FILTER_GROUP = 256
+FILTER_GROUP = 128
 """Blocks whose filters stand together."""
 
 _TAIL = struct.Struct("<QQ8s")

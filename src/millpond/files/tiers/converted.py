@@ -14,7 +14,7 @@ from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
 from millpond.layout import RowLayout, Rows
 
-_AT_ONCE = 256
+_AT_ONCE = 128
 """Blocks that are converted together, at most."""
 
 

@@ -19,7 +19,7 @@ from millpond.layout import RowLayout
 
 _REACH_ROWS = 16  # a row is seldom farther from where its hash says
 _GAP = 4 * mmap.PAGESIZE
-PART_BLOCKS = 256
+PART_BLOCKS = 128
 """Blocks of a local file that are checked, and probed, at a time."""
 _AT_HAND = 31
 """Calls for which pages are taken to be in memory once some were: to ask the system takes longer than to use them."""

@@ -85,7 +85,7 @@ class RemoteSource:
 
     def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
         """See `BlockSource.blocks`."""
-        numbers = np.unique(wanted).astype(np.int64, copy=False)
+        numbers = np.unique(wanted).astype(np.int64)
         here = self._cached(numbers, once)
         read = self._read_all(self._spans(_without(numbers, here)))
         self._keep(read, once=once)
@@ -143,7 +143,7 @@ class RemoteSource:
         numbers, at = wanted[new], np.cumsum(new) - 1
         offsets, sizes = self.directory.offsets[numbers], self.directory.sizes[numbers]
         gaps = np.append(np.diff(offsets), sizes[-1:]) - sizes
-        each = sizes + np.where(gaps <= GAP, gaps, 0) + np.maximum(RUN_BLOCK, 2 * sizes)
+        each = sizes + np.where(gaps <= GAP, gaps, 0) + np.maximum(RUN_BLOCK, sizes)
         total = np.append(0, np.cumsum(each))
         steps = []
         for begin, end in pairwise(stops_of(tied, total[at] // self._allowance.step)):

@@ -25,7 +25,7 @@ BEGINNING = -(1 << 63)
 """Earlier than every time."""
 
 _SAMPLE = 256
-_PART_BLOCKS = 512
+_PART_BLOCKS = 256
 """Blocks of a file that are brought into memory at a time."""
 _TOP_STAMP = (1 << 48) - 1
 _PIECE = 65536
