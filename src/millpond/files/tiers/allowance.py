@@ -37,6 +37,6 @@ class Allowance:
             self.used -= size
 
 
-_STEPS = 8
+_STEPS = 4
 _LEAST = 12 << 20
 _LARGEST_STEP = 4 << 20

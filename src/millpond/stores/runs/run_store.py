@@ -64,7 +64,7 @@ class RunStore:
         memory: int,
         admission: float = ADMISSION,
         renew: Callable[[], str | None] | None = None,
-        threads: int = 8,
+        threads: int = 16,
         prefix: str = "",
     ) -> None:
         self._prefix = prefix
