@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numba import from_dtype, uint64
 
 from millpond.kernels.compiled import kernel
 
@@ -96,6 +98,7 @@ def test_kernels_work_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pyt
 COMPILE = """
 import sys
 from pathlib import Path
+from typing import Any
 from millpond.kernels import compile, compiled
 from millpond.kernels.runs import bloom
 compile.import_all = lambda: None
@@ -111,15 +114,21 @@ def test_the_others_are_compiled_beside_the_first_query(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "cache"]
 
 
-def test_another_thread_that_has_just_compiled_it_is_no_reason_to_fail() -> None:
-    """Arguments that are converted match once nothing more is compiled, which it may be since it was looked."""
+def test_another_thread_that_compiles_it_meanwhile_is_no_reason_to_fail() -> None:
+    """Arguments that are converted match once nothing more is compiled, which it may be while they are looked at."""
+    record = np.dtype([("value", np.uint64), (f"padding{id(object())}", np.uint8)])
 
-    @kernel("uint64(uint64)")
-    def twice(value: int) -> int:
-        return value * np.uint64(2)
+    @kernel((from_dtype(record)[::1], uint64))
+    def first(records: Any, factor: int) -> int:
+        return records[0].value * factor
 
-    twice.prepare()
-    assert twice._compile_for_args(1) is twice
-    assert twice(1) == 2
+    looked_at = first.typeof_pyval
+
+    def meanwhile(value: Any) -> Any:
+        first.prepare()  # as another thread does
+        return looked_at(value)
+
+    first.typeof_pyval = meanwhile
+    assert first(np.array([(3, 0)], record), 2) == 6
     with pytest.raises(TypeError, match="No matching definition"):
-        twice("text")
+        first("text", 2)

@@ -80,11 +80,11 @@ class Kernel(CPUDispatcher):
         finally:
             os.close(lock)
 
-    def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
-        if not self.declared:
-            return super()._compile_for_args(*args, **kws)
-        self.prepare()  # or another thread just has, since this one was found to have nothing to call
-        return self  # is called next: Numba expects what it is to call
+    def __call__(self, *args: Any) -> Any:
+        """Run it: compiled first, for Numba would look up what to run, and compile, while another thread does."""
+        if self.declared and not self.ready:
+            self.prepare()
+        return super().__call__(*args)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """For Numba, when another kernel that calls this one is compiled."""
