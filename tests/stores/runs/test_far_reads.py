@@ -12,10 +12,12 @@ from millpond.files.backends.filesystem import FileSystem, open_filesystem
 from millpond.files.formats import blocks, run
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.tiers import allowance
-from millpond.layout import Rows
+from millpond.layout import HASH, Rows
+from millpond.stores.runs.merge import merge
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, decode, random_rows
+from tests.slot.conftest import wait_until
 from tests.stores.shelf import found_rows
 
 
@@ -94,6 +96,26 @@ def test_rounds_are_few_though_parts_are_small(far):
     # run by itself, would make hundreds of rounds.
     assert files.rounds < len(files.requests) / 4
     assert store._allowance.used == 0
+
+
+def test_a_scan_asks_all_runs_at_once_and_for_the_next_piece_while_one_is_used(far):
+    files, _, runs, rows = far(0)
+    files.forget()
+    pieces = merge([one.view for one in runs.runs], FIXED, drop_tombstones=False, size=4_000)
+    first = next(pieces)
+    last = int(first.words[-1, HASH])
+    behind = {}
+    for one in runs.runs:
+        directory = one.source.remote().directory
+        behind[one.ref.name] = int(directory.offsets[directory.index.span(last, last)[1]])
+    asked = files.requests
+    wait_until(lambda: {name for name, offset, size in asked if offset + size > behind[name]} == set(behind))
+    found = [first, *pieces]
+    assert len(found) > 10
+    assert len(files.requests) > 3 * len(found)
+    assert files.rounds < len(files.requests) / 4
+    words = np.concatenate([one.words for one in rows])
+    np.testing.assert_array_equal(np.concatenate([one.words for one in found]), words[np.argsort(words[:, HASH])])
 
 
 def test_filters_are_read_once_whatever_blocks_come(far):

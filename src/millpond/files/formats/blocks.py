@@ -161,11 +161,14 @@ class BlockSource(Protocol):
     def memory(self) -> int:
         """Bytes of memory that the source itself holds (caches shared with others not counted)."""
 
-    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
-        """The addresses of some blocks (ascending numbers), brought in and checked as needed.
+    def blocks(self, wanted: Numbers) -> BlockTable:
+        """The addresses of some blocks (ascending numbers), brought in and checked as needed."""
 
-        Args:
-            once: by a scan, which passes each block once: caches keep the blocks only where they have room.
+    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """Begin to bring blocks `begin` to `end` (excluded) for a scan, which passes each once; what is returned waits
+        for their addresses.
+
+        Caches keep the blocks only where they have room.
         """
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
@@ -230,9 +233,13 @@ class MemorySource:
         """Bytes of rows, heap and filter."""
         return self.rows.words.nbytes + self.rows.heap.nbytes + self._filter.nbytes
 
-    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """The addresses of all blocks."""
         return self._table
+
+    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """The addresses of all blocks."""
+        return lambda: self._table
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
         """All in one part."""

@@ -43,9 +43,15 @@ class ConvertedSource:
         """See `BlockSource.memory`."""
         return self._source.memory
 
-    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
-        numbers = np.unique(wanted)
+        return self._blocks(np.unique(wanted).astype(np.int64), once=False)
+
+    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.scanned`."""
+        return lambda: self._blocks(np.arange(begin, end), once=True)
+
+    def _blocks(self, numbers: NDArray[np.int64], *, once: bool) -> BlockTable:
         found = self._cache.get(self._name, numbers.tolist())
         missing = np.array([number for number in numbers.tolist() if number not in found], np.int64)
         for begin in range(0, len(missing), _AT_ONCE):
@@ -58,7 +64,8 @@ class ConvertedSource:
         return BlockTable(words_at, heap_at, list(found.values()))
 
     def _made(self, numbers: NDArray[np.int64], once: bool) -> dict[int, Rows]:
-        table, before = self._source.blocks(numbers, once=once), self._source.layout
+        table = self._source.scanned(int(numbers[0]), int(numbers[-1]) + 1)() if once else self._source.blocks(numbers)
+        before = self._source.layout
         blobs, made = shape_of(before).blobs, {}
         for number in numbers.tolist():
             count = int(self.index.starts[number + 1] - self.index.starts[number])

@@ -312,13 +312,30 @@ class CachedSource:
             if self._remote is not None:
                 self._remote.close()
 
-    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         mapped = self._mapped
         if mapped is not None:
             count = _distinct(wanted)
             self._cache.read(self.ref.name, count / max(1, self.index.count), count)
-        return self._ask(lambda source: source.blocks(wanted, once=once))
+        return self._ask(lambda source: source.blocks(wanted))
+
+    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.scanned`."""
+        mapped = self._mapped
+        if mapped is not None:
+            self._cache.read(self.ref.name, (end - begin) / max(1, self.index.count), end - begin)
+            return lambda: self._ask(lambda source: source.scanned(begin, end)())
+        remote = self.remote()
+        before = remote.fetched
+        bring = remote.scanned(begin, end)
+
+        def told() -> BlockTable:
+            table = bring()
+            self._read_afar(remote, before)
+            return table
+
+        return told
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`."""

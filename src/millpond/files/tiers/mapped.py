@@ -83,7 +83,7 @@ class MappedSource:
         """Whether all blocks are known to be right."""
         return self._all_blocks and self._all_filters
 
-    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         if not self._all_blocks:
             todo = np.unique(wanted)
@@ -95,6 +95,11 @@ class MappedSource:
             if len(todo):
                 self._all_blocks = bool(self._checked.all())
         return self._table._replace(complete=self._all_blocks)
+
+    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.scanned`: as many blocks again are on their way into memory."""
+        self.expect_blocks(begin, min(begin + 2 * (end - begin), self.index.count))
+        return lambda: self.blocks(np.arange(begin, end))
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`."""

@@ -83,18 +83,32 @@ class RemoteSource:
         held = (self.index.fence, self.index.starts, self.index.lines, self._counts)
         self.memory = sum(array.nbytes for array in (*held, directory.offsets, directory.sizes, directory.filter_lines))
 
-    def blocks(self, wanted: Numbers, *, once: bool = False) -> BlockTable:
+    def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         numbers = np.unique(wanted).astype(np.int64)
-        here = self._cached(numbers, once)
+        here = self._cached(numbers, once=False)
         read = self._read_all(self._spans(_without(numbers, here)))
-        self._keep(read, once=once)
+        self._keep(read, once=False)
         table = self._empty_table()
-        pins = self._fill(table, here, read)
-        if once and len(numbers):
-            last = int(numbers[-1])
-            self._edge = {last: here[last] if last in here else _copied(read[-1][1].block(len(read[-1][0]) - 1))}
-        return table._replace(pins=pins)
+        return table._replace(pins=self._fill(table, here, read))
+
+    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.scanned`."""
+        numbers = np.arange(begin, end)
+        here = self._cached(numbers, once=True)
+        asked = [(span, self._pool.submit(self._read, span)) for span in self._spans(_without(numbers, here))]
+
+        def bring() -> BlockTable:
+            read = [(span, future.result()) for span, future in asked]
+            self._keep(read, once=True)
+            table = self._empty_table()
+            pins = self._fill(table, here, read)
+            if len(numbers):
+                last = end - 1
+                self._edge = {last: here[last] if last in here else _copied(read[-1][1].block(len(read[-1][0]) - 1))}
+            return table._replace(pins=pins)
+
+        return bring
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`: requests of the next parts are under way, as far as there is memory for them."""
@@ -114,7 +128,7 @@ class RemoteSource:
                 step = waiting.popleft()
                 under_way.append(step)
                 numbers = step.numbers
-                step.here = self._cached(numbers, once)
+                step.here = self._cached(numbers, once=once)
                 for span in self._spans(_without(numbers, step.here)):
                     step.asked.append((span, self._pool.submit(self._read, span)))
 
@@ -183,7 +197,7 @@ class RemoteSource:
     def _empty_table(self) -> BlockTable:
         return BlockTable(np.zeros(self.index.count, np.uint64), np.zeros(self.index.count, np.uint64), ())
 
-    def _cached(self, numbers: NDArray[np.int64], once: bool) -> dict[int, Rows]:
+    def _cached(self, numbers: NDArray[np.int64], *, once: bool) -> dict[int, Rows]:
         wanted = numbers.tolist()
         found = self._cache.get(self.ref.name, wanted, once=once)
         edge = self._edge

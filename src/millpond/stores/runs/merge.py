@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,15 +28,19 @@ class View(NamedTuple):
     window: HashRange = HashRange()
     axis: int = HASH
 
-    def between(self, lowest: int, highest: int) -> tuple[NDArray[np.int64], BlockTable]:
-        """The blocks with rows of an interval, both ends included; how many rows each has, and their addresses."""
+    def between(self, lowest: int, highest: int) -> Callable[[], tuple[NDArray[np.int64], BlockTable]]:
+        """Begin to bring the blocks with rows of an interval, both ends included; what is returned waits for how many
+        rows each has, and their addresses.
+        """
         index = self.source.index
         if self.axis == HASH and not self.window.meets(HashRange(lowest, highest + 1)):
-            return np.empty(0, np.int64), BlockTable(_NOWHERE, _NOWHERE, ())
+            return lambda: (np.empty(0, np.int64), BlockTable(_NOWHERE, _NOWHERE, ()))
         begin, end = index.span(lowest, highest)
-        self.source.expect_blocks(begin, min(begin + 2 * (end - begin), index.count))
-        counts = np.diff(index.starts[begin : end + 1])
-        table = self.source.blocks(np.arange(begin, end), once=True)
+        bring = self.source.scanned(begin, end)
+        return lambda: self._counted(begin, end, bring())
+
+    def _counted(self, begin: int, end: int, table: BlockTable) -> tuple[NDArray[np.int64], BlockTable]:
+        counts = np.diff(self.source.index.starts[begin : end + 1])
         words_at, heap_at = table.words_at[begin:end], table.heap_at[begin:end]
         if self.axis == HASH or self.window.whole or begin == end:
             return counts, BlockTable(words_at, heap_at, table.pins)
@@ -79,9 +83,13 @@ def merge(
         Non-empty pieces, each with its own compact heap.
     """
     shape = shape_of(layout)
+    ends = list(_boundaries(runs, lowest, highest, size)) if runs else []
+    asked = [run.between(lowest, ends[0] - 1) for run in runs]
     current = lowest
-    for boundary in _boundaries(runs, lowest, highest, size) if runs else ():
-        pieces = [run.between(current, boundary - 1) for run in runs]
+    for number, boundary in enumerate(ends):
+        pieces = [bring() for bring in asked]
+        # What lies afar comes while this piece is used, and that of all runs at the same time.
+        asked = [run.between(boundary, ends[number + 1] - 1) for run in runs] if boundary <= highest else []
         first = np.zeros(len(runs) + 1, np.int64)
         np.cumsum([len(counts) for counts, _ in pieces], out=first[1:])
         if first[-1]:
