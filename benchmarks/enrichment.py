@@ -217,7 +217,7 @@ def two_thirds(given: list[str], options: argparse.Namespace) -> int:
         str(options.ads),
     ]
     full = ["--cache", str(2 * options.ads), "--ttl", "-1", "--seconds", str(2 * options.seconds), "--last", "--alone"]
-    sustained = subprocess.run([*command, *full], check=True, capture_output=True, text=True).stdout
+    sustained = subprocess.run([*command, *full], check=True, stdout=subprocess.PIPE, text=True).stdout
     print(sustained, end="", flush=True)
     rate = json.loads(sustained)["rows_per_second"] * 2 // 3
     tenth = ["--rate", str(rate), "--cache", str(options.ads // 10), "--alone"]
