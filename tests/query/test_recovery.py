@@ -61,9 +61,9 @@ class Job:
 
     def aggregate(self, rows: DataFrame | None = None) -> None:
         """Read all files, or `rows` of them; `emitted` gets each batch's rows (key, count, sum)."""
-        self.run((self.stream() if rows is None else rows).groupBy("key").agg(F.count("*"), F.sum("amount")))
+        self.collect((self.stream() if rows is None else rows).groupBy("key").agg(F.count("*"), F.sum("amount")))
 
-    def run(self, rows: DataFrame) -> None:
+    def collect(self, rows: DataFrame) -> None:
         """Run a query over all files; `emitted` gets each batch's rows."""
 
         def remember(batch: DataFrame, number: int) -> None:
@@ -190,7 +190,7 @@ def test_a_batch_of_a_processor_is_not_repeated_by_another(job: Job, spark: Spar
     """That it does not mind in which order rows come (`commit.mode=async`) does not say that others may come."""
 
     def numbered(rows: DataFrame) -> None:
-        job.run(rows.groupBy("key").transformWithState(Count(), Count.ddl, "update", "none"))
+        job.collect(rows.groupBy("key").transformWithState(Count(), Count.ddl, "update", "none"))
 
     spark.conf.set("spark.millpond.commit.mode", "async")
     try:
