@@ -19,30 +19,34 @@ from millpond.slot.compaction.worker import Worker
 from millpond.stores.runs.pace import Pace
 
 STEPS = BEFORE, AFTER = "before", "after"
-_FOLDER = Path(sys.argv.pop(1))
 _log = logging.getLogger("millpond.compactor")
 _do = Worker._do
 
 
-def _stand(request: Request, step: str, pace: Pace) -> None:
+def _stand(folder: Path, request: Request, step: str, pace: Pace) -> None:
     _log.info("request %s stands %s its work", request.id, step)
-    for _ in pace.over(_until_let_go(request, step)):
+    for _ in pace.over(_until_let_go(folder, request, step)):
         time.sleep(0.01)
 
 
-def _until_let_go(request: Request, step: str) -> Iterator[None]:
-    while not any((_FOLDER / name).exists() for name in ("open", request.id, step)):
+def _until_let_go(folder: Path, request: Request, step: str) -> Iterator[None]:
+    while not any((folder / name).exists() for name in ("open", request.id, step)):
         yield
 
 
-def _held(self: Worker, files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
-    _stand(request, BEFORE, pace)
-    made = _do(self, files, request, pace)
-    _stand(request, AFTER, pace)
-    return made
+def _hold(folder: Path) -> None:
+    """Have workers of this process stand."""
+
+    def held(self: Worker, files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
+        _stand(folder, request, BEFORE, pace)
+        made = _do(self, files, request, pace)
+        _stand(folder, request, AFTER, pace)
+        return made
+
+    Worker._do = held  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    Worker._do = _held  # type: ignore[method-assign]
+    _hold(Path(sys.argv.pop(1)))
     sys.argv.insert(1, "compactor")
     main()
