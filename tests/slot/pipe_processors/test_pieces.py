@@ -13,14 +13,12 @@ from pyspark.sql.types import Row
 
 import millpond
 from millpond.errors import UsageError
-from millpond.operators.processors.calls import Ask, Changed, Phase
-from millpond.operators.protocol import Times
+from millpond.operators.processors.calls import Changed, Phase
 from millpond.slot.pipe.processors.groups import UserGroups
 from millpond.slot.pipe.processors.processor import UserProcessor
-from millpond.slot.process.messages import Call
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import Variable
-from tests.operators.rig import Rig, record_batch
+from tests.slot.pipe_processors.beside import Beside
 from tests.slot.pipe_processors.mini_slot import Scripted, fields, struct, user_processor
 
 COLUMNS = "k string, v bigint, text string"
@@ -42,56 +40,34 @@ def some_rows(*keys: str, heavy: int = 1500) -> list[dict[str, Any]]:
     return [{"k": key, "v": n, "text": f"{key} {n} " * (n % 20)} for n, key in sorted(numbers)]
 
 
-class Calls:
-    """Runs a processor, or a function over groups, beside its operator, in one process.
+class Calls(Beside):
+    """What calls give out, and which they are.
 
     Attributes:
-        told: what it gives out. calls: the phases of its calls, and how many pieces of rows each has asked for.
+        told: what the last batch gave out.
+        calls: the phases of its calls, and how many pieces of rows each has asked for.
     """
 
     def __init__(self, user: UserProcessor, bits: int = 64) -> None:
-        self.user = user
+        super().__init__(user)
         self.bits = bits
-        self.rig = Rig(user.spec)
         self.told: Told = []
         self.calls: list[tuple[Phase, int]] = []
 
     def batch(self, rows: list[dict[str, Any]], now: int = 0, initial: list[dict[str, Any]] | None = None) -> Told:
         """What a batch gives out."""
-        asks: list[Ask] = []
-        running = self.user.start(lambda table, asked: asks[0](table, asked))
-
-        def caller(
-            phase: Phase,
-            times: tuple[int, int],
-            tables: Mapping[str, pa.RecordBatch],
-            take: Callable[[pa.RecordBatch], None],
-            answer: Ask,
-        ) -> Changed:
-            asked: list[Any] = []
-
-            def ask(table: str, which: pa.RecordBatch) -> pa.Array:
-                asked.append(which)
-                return answer(table, which)
-
-            asks[:] = [ask]
-            for shown in running.call(Call(phase, *times, list(tables)), tables):
-                take(shown)
-                self.told += [tuple(row.values()) for row in shown.to_pylist()]
-            asks[:] = [over]
-            self.calls.append((phase, len(asked)))
-            return running.changes()
-
-        def over(table: str, asked: pa.RecordBatch) -> pa.Array:
-            raise AssertionError("the call is over")
-
-        operator: Any = self.rig.operator
-        operator.caller = caller
-        if initial:
-            operator.initial_rows = iter([record_batch(self.user.spec, initial, ["k"], self.bits)])
         self.told = []
-        self.rig.batch(record_batch(self.user.spec, rows, ["k"], self.bits), times=Times(0, 0, now))
+        self.run(rows, now, self.bits, initial)
         return self.told
+
+    def shown(self, rows: pa.RecordBatch) -> None:
+        self.told += [tuple(row.values()) for row in rows.to_pylist()]
+
+    def called(
+        self, phase: Phase, tables: Mapping[str, pa.RecordBatch], asked: tuple[int, int], changed: Changed
+    ) -> None:
+        assert asked[1] == 0  # no rows are asked for when nobody reads them any more
+        self.calls.append((phase, asked[0]))
 
 
 def both(

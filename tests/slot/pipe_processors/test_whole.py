@@ -13,19 +13,17 @@ from pyspark.sql.types import Row
 
 from millpond.operators.kinds.registry import read_rows, read_whole
 from millpond.operators.processors import shown as shown_
-from millpond.operators.processors.calls import Ask, Changed, Phase
-from millpond.operators.protocol import Times
+from millpond.operators.processors.calls import Changed, Phase
 from millpond.slot.pipe.processors.state import columns
-from millpond.slot.process.messages import Call
-from tests.operators.rig import Rig, record_batch
+from tests.slot.pipe_processors.beside import Beside
 from tests.slot.pipe_processors.mini_slot import Scripted, user_processor
 from tests.stores.shelf import Shelf
 
 Step = Callable[[Any, Any, list[int]], None]
 
 
-class Whole:
-    """A processor, its pipe and its operator, in one process."""
+class Whole(Beside):
+    """A processor with a map and a list, of which each key's row is a step."""
 
     def __init__(self, ttl: int = 0, budget: int = 64 << 20, store: Shelf | None = None) -> None:
         def init(self: Any, handle: Any) -> None:
@@ -37,8 +35,7 @@ class Whole:
             yield from ()
 
         mode: Any = "processing" if ttl else "none"
-        self.user = user_processor(Scripted(init=init, rows=rows), mode=mode)
-        self.rig = Rig(self.user.spec, budget=budget, store=store)
+        super().__init__(user_processor(Scripted(init=init, rows=rows), mode=mode), budget, store)
         self.sent = 0
         self.answers: list[int] = []
         """How many tables more than one of each name each call has answered with."""
@@ -46,27 +43,13 @@ class Whole:
     def batch(self, step: Step, keys: Mapping[str, int], now: int = 0, bits: int = 64) -> None:
         """A batch in which each key has a row."""
         self.step = step
-        asks: list[Ask] = []
-        running = self.user.start(lambda table, asked: asks[0](table, asked))
+        self.run([{"k": key, "v": number} for key, number in keys.items()], now, bits)
 
-        def caller(
-            phase: Phase,
-            times: tuple[int, int],
-            tables: Mapping[str, pa.RecordBatch],
-            take: Callable[[pa.RecordBatch], None],
-            answer: Ask,
-        ) -> Changed:
-            asks[:] = [answer]
-            self.sent = max(self.sent, *(table.nbytes for table in tables.values()), 0)
-            for shown in running.call(Call(phase, *times, list(tables)), tables):
-                take(shown)
-            changed = running.changes()
-            self.answers.append(len(changed) - len({name for name, _ in changed}))
-            return changed
-
-        self.rig.operator.caller = caller  # type: ignore[attr-defined]
-        rows = [{"k": key, "v": number} for key, number in keys.items()]
-        self.rig.batch(record_batch(self.user.spec, rows, ["k"], bits), times=Times(0, 0, now))
+    def called(
+        self, phase: Phase, tables: Mapping[str, pa.RecordBatch], asked: tuple[int, int], changed: Changed
+    ) -> None:
+        self.sent = max(self.sent, *(table.nbytes for table in tables.values()), 0)
+        self.answers.append(len(changed) - len({name for name, _ in changed}))
 
     def read(self, name: str) -> dict[str, list[Any]]:
         """What a user reads of a variable."""

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import threading
 
+_LEAST = 12 << 20
+"""Bytes that may always be on their way: at 23 ms a request a store gives no more than 43 times this in a second."""
+_STEPS = 4
+"""Steps that have room at the same time."""
+_LARGEST_STEP = 4 << 20
+"""Bytes that a step should take at most, however much there is room for."""
+
 
 class Allowance:
     """So many bytes that may be on their way at a time, whoever reads. Thread-safe.
 
     Args:
-        limit: bytes, but 12 MB at least: a store with 23 ms a request gives no more than 43 times this in a
-            second. Each reader may have one step of its own on top, or none would get anywhere.
+        limit: bytes, but `_LEAST` at least. Each reader may have one step of its own on top, or none would get
+            anywhere.
 
     Attributes:
         step: bytes that one step of a reader should take at most.
@@ -35,8 +42,3 @@ class Allowance:
         """Give back what was taken."""
         with self._lock:
             self.used -= size
-
-
-_STEPS = 4
-_LEAST = 12 << 20
-_LARGEST_STEP = 4 << 20
