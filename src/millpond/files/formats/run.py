@@ -12,6 +12,7 @@ same run may exist twice: compressed in the state location and raw on a local di
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,13 +77,16 @@ class Directory:
     """Where the parts of one run file stand.
 
     Attributes:
-        footer: as read. index: what searches need.
-        offsets, sizes: of each block; filter_offsets: of each group of filters; filter_lines: filter lines in the
-            group before each block.
+        index: what searches need. stamps: the lowest and the highest of its rows. raw: whether blocks can be used where
+            they lie.
+        offsets, sizes: of each block; group: blocks whose filters stand together; filter_offsets: of each group of
+            filters; filter_lines: filter lines in the group before each block.
     """
 
-    footer: Footer
     index: BlockIndex
+    stamps: tuple[int, int]
+    raw: bool
+    group: int
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     filter_offsets: NDArray[np.int64]
@@ -90,7 +94,7 @@ class Directory:
 
     def filter_size(self, group: int) -> int:
         """Bytes of a group of filters in the file."""
-        blocks = slice(group * self.footer.group, (group + 1) * self.footer.group)
+        blocks = slice(group * self.group, (group + 1) * self.group)
         return HEADER + LINE * int(self.index.lines[blocks].sum())
 
 
@@ -107,9 +111,7 @@ class Target:
         self.compress = compress
         self.bytes = 0
         self.checksum = 0
-        self.offsets: list[int] = []
-        self.sizes: list[int] = []
-        self.filters: list[int] = []
+        self.offsets, self.sizes, self.filters = array("Q"), array("I"), array("Q")
         self.put([MAGIC])
 
     def put(self, pieces: Sequence[Buffer]) -> int:
@@ -132,8 +134,7 @@ class RunWriter:
     def __init__(self, layout: RowLayout, targets: Sequence[Target]) -> None:
         self._layout = layout
         self._targets = targets
-        self._fence: list[int] = []
-        self._counts: list[int] = []
+        self._fence, self._counts = array("Q"), array("I")  # of a large run, lists would take megabytes
         self._filters: list[NDArray[np.uint64]] = []
         self._last = 0
         self._stamps = (1 << 48, 0)
@@ -183,13 +184,13 @@ class RunWriter:
                 last=self._last,
                 oldest=min(self._stamps),
                 newest=self._stamps[1],
-                fence=np.array(self._fence, "<u8").tobytes(),
-                counts=np.array(self._counts, "<u4").tobytes(),
-                offsets=np.array(target.offsets, "<u8").tobytes(),
-                sizes=np.array(target.sizes, "<u4").tobytes(),
+                fence=np.asarray(self._fence, "<u8").tobytes(),
+                counts=np.asarray(self._counts, "<u4").tobytes(),
+                offsets=np.asarray(target.offsets, "<u8").tobytes(),
+                sizes=np.asarray(target.sizes, "<u4").tobytes(),
                 raw=not target.compress,
                 group=FILTER_GROUP,
-                filters=np.array(target.filters, "<u8").tobytes(),
+                filters=np.asarray(target.filters, "<u8").tobytes(),
             )
             encoded = _encoder.encode(footer)
             target.checksum = xxhash.xxh3_64_intdigest(encoded)
@@ -287,4 +288,5 @@ def _directory(footer: Footer, size: int, name: str) -> Directory:
     before = np.cumsum(lines, dtype=np.int64) - lines
     group_start = before[np.arange(len(lines)) // footer.group * footer.group]
     index = BlockIndex(fence, starts, lines, footer.last)
-    return Directory(footer, index, offsets, sizes, filters, before - group_start)
+    stamps = footer.oldest, footer.newest
+    return Directory(index, stamps, footer.raw, footer.group, offsets, sizes, filters, before - group_start)

@@ -353,7 +353,7 @@ class CachedSource:
         """See `BlockSource.filters`."""
         mapped = self._mapped
         if mapped is not None:  # few and small, they would stay in the cache: a copy saves little there
-            self._cache.read(self.ref.name, 0.0, _distinct(wanted // mapped.directory.footer.group))
+            self._cache.read(self.ref.name, 0.0, _distinct(wanted // mapped.group))
         return self._ask(lambda source: source.filters(wanted))
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:

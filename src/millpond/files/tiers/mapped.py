@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers, Part, in_parts
 from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
-from millpond.files.formats.run import Directory, read_directory
+from millpond.files.formats.run import read_directory
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE
 from millpond.kernels.runs.readahead import ask_for, ask_for_range, probably_cached
@@ -37,6 +37,9 @@ class MappedSource:
         layout: the layout of its rows.
         checked: the file was written by this process just now, or checked whole.
 
+    Attributes:
+        stamps: the lowest and the highest of its rows. group: blocks whose filters stand together.
+
     Raises:
         StateDamagedError: the file is not a whole run file.
         CompressedError: it is one, but compressed.
@@ -54,17 +57,16 @@ class MappedSource:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._view = memoryview(self._map)
         # A file of another length than it was written with is found out here, or rows could end beyond the mapping.
-        self.directory: Directory = read_directory(lambda o, n: self._view[o : o + n], self.size, path, layout)
-        directory = self.directory
-        if not directory.footer.raw:
+        directory = read_directory(lambda o, n: self._view[o : o + n], self.size, path, layout)
+        if not directory.raw:
             raise CompressedError(f"{path} is compressed and cannot be used where it lies")
-        self.index = directory.index
+        self.index, self.stamps, self.group = directory.index, directory.stamps, directory.group
         self._base = address(np.frombuffer(self._map, np.uint8))
         base = np.uint64(self._base)
         words_at = base + directory.offsets.astype(np.uint64) + np.uint64(HEADER)
         words_bytes = np.diff(self.index.starts) * (8 * layout.width)
         heap_at = words_at + words_bytes.astype(np.uint64)
-        group = np.arange(self.index.count) // directory.footer.group
+        group = np.arange(self.index.count) // self.group
         filter_at = base + (directory.filter_offsets[group] + HEADER + LINE * directory.filter_lines).astype(np.uint64)
         self._table = BlockTable(words_at, heap_at, (self._map,))
         self._filters = FilterTable(filter_at, (self._map,))
@@ -75,8 +77,8 @@ class MappedSource:
         self._checked_filters = np.full(len(directory.filter_offsets), checked)
         self._all_blocks = self._all_filters = checked
         self._at_hand = 0
-        held = (self.index.fence, self.index.starts, self.index.lines, words_at, heap_at, filter_at)
-        self.memory = sum(array.nbytes for array in (*held, directory.offsets, directory.sizes, directory.filter_lines))
+        held = (self.index.fence, self.index.starts, self.index.lines, words_at, heap_at, filter_at, self._checked)
+        self.memory = sum(array.nbytes for array in held)
 
     @property
     def resident(self) -> bool:
@@ -108,12 +110,13 @@ class MappedSource:
     def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
         if not self._all_filters:
-            todo = np.unique(np.asarray(wanted) // self.directory.footer.group)
+            todo = np.unique(np.asarray(wanted) // self.group)
             todo = todo[~self._checked_filters[todo]]
             for group in todo.tolist():
-                offset = int(self.directory.filter_offsets[group])
+                offset = int(self._filters.at[group * self.group]) - self._base - HEADER
                 header = check_block(self._view, offset, self.path, kind=FILTER, width=LINE // 8)
-                if header.encoding != RAW or HEADER + header.stored != self.directory.filter_size(group):
+                lines = int(self.index.lines[group * self.group : (group + 1) * self.group].sum())
+                if header.encoding != RAW or header.stored != LINE * lines:
                     raise damaged(self.path, f"the filter at byte {offset} has another length")
                 self._checked_filters[group] = True
             if len(todo):
@@ -132,12 +135,14 @@ class MappedSource:
     def expect_blocks(self, begin: int, end: int) -> None:
         """See `BlockSource.expect_blocks`."""
         if begin < end:
-            offset = int(self.directory.offsets[begin])
-            size = int(self.directory.offsets[end - 1] + self.directory.sizes[end - 1]) - offset
-            ask_for_range(self._base + offset, size)
+            stop = self._offset(end) if end < self.index.count else self.size
+            ask_for_range(self._base + self._offset(begin), stop - self._offset(begin))
+
+    def _offset(self, block: int) -> int:
+        return int(self._table.words_at[block]) - self._base - HEADER
 
     def _check(self, block: int) -> None:
-        offset = int(self.directory.offsets[block])
+        offset = self._offset(block)
         header = check_block(self._view, offset, self.path, kind=ROWS, width=self.layout.width)
         rows = int(self.index.starts[block + 1] - self.index.starts[block])
         if header.encoding != RAW or header.rows != rows:

@@ -73,7 +73,7 @@ class RemoteSource:
             layout,
             guess=max(65536, footer_guess(ref, layout)),
         )
-        if self.directory.footer.rows != ref.rows or self.directory.index.highest != ref.last:
+        if self.directory.index.rows != ref.rows or self.directory.index.highest != ref.last:
             raise damaged(self._place, "it is not the file that the checkpoint names")
         self.index = self.directory.index
         self._counts = np.diff(self.index.starts)
@@ -167,7 +167,7 @@ class RemoteSource:
 
     def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
-        per_group = self.directory.footer.group
+        per_group = self.directory.group
         groups = np.flatnonzero(np.bincount(np.asarray(wanted) // per_group)).tolist()
         found = self._cache.get_filters(self.ref.name, groups)
         missing = [group for group in groups if group not in found]

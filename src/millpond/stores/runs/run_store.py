@@ -303,9 +303,9 @@ def _while(going: Callable[[], bool], pieces: Iterable[Rows]) -> Iterator[Rows]:
 
 def _same(mapped: MappedSource, ref: RunRef) -> bool:
     """Whether a local copy is, by all that the reference tells, one of that file."""
-    index, footer = mapped.index, mapped.directory.footer
+    index = mapped.index
     first = int(index.fence[0]) if index.count else 0
-    here = index.rows, first, index.highest, footer.oldest, footer.newest
+    here = index.rows, first, index.highest, *mapped.stamps
     return here == (ref.rows, ref.first, ref.last, ref.oldest, ref.newest)
 
 
