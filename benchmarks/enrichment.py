@@ -4,7 +4,8 @@ As in the Yahoo Streaming Benchmark: events of 114 bytes as JSON, their ads draw
 kept, the campaign of each ad is looked up, and views are counted by campaign and window of ten seconds. Millpond's
 `enrich` stands beside what is written by hand: `foreachBatch`, a client that asks for each different key of a record
 batch and waits for the answer (`synchronous`), or for 500 of them in a pipeline (`pipelines`), and counts that are kept
-in Redis, too. `source` only parses the events.
+in Redis, too. `source` only parses the events. With `--query q13` it is NEXMark's thirteenth: bids, each with what the
+table says of its auction, and nothing is counted.
 
 With `--rate` a clock starts the batches, and latencies of rows are told (`benchmarks.latency`). `--two-thirds` does
 that at two thirds of the rate at which Millpond works with all keys in its cache, with a cache of a tenth of the keys,
@@ -30,7 +31,8 @@ import pyarrow as pa
 from benchmarks.config import RunConfig
 from benchmarks.latency import latencies_of, told
 from benchmarks.workloads import key_sql
-from millpond.workloads.nexmark_spark import numbers
+from millpond.workloads.nexmark import NexmarkConfig
+from millpond.workloads.nexmark_spark import bids, numbers
 from millpond.workloads.peer import PEER_SETTINGS
 
 if TYPE_CHECKING:
@@ -47,6 +49,16 @@ _FIRST = 1_700_000_000_000
 
 
 def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    """What is looked up: a key, `ad_id`, and `at`; of bids, more."""
+    source = numbers(spark, options.rows_per_batch, options.cores)
+    if options.query == "q13":
+        key = f"lpad(cast(auction % {options.ads} as string), 12, '0') as ad_id"
+        config = NexmarkConfig(in_flight_auctions=options.ads // 10)
+        return bids(source, config).selectExpr(key, "dateTime as at", "auction", "bidder", "price")
+    return views(source, options)
+
+
+def views(source: DataFrame, options: argparse.Namespace) -> DataFrame:
     """The parsed views: `ad_id` and `at`."""
     config = RunConfig(engine="", workload="", work="", keys=options.ads, zipf=options.zipf)
     ad = f"lpad(cast({key_sql(config)} as string), 12, '0')"
@@ -54,7 +66,6 @@ def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     text = (
         f"""concat('{{"ad_id":"', {ad}, '","event_type":"', {kind}, '","event_time":', 1700000000000 + n, ',"x":"')"""
     )
-    source = numbers(spark, options.rows_per_batch, options.cores)
     raw = source.selectExpr(f"{text} as text").selectExpr(f"""concat(rpad(text, {_BYTES - 2}, '.'), '"}}') as value""")
     parsed = raw.selectExpr(f"from_json(value, '{_EVENT}') as e").where("e.event_type = 'view'")
     return parsed.selectExpr("e.ad_id", "timestamp_millis(e.event_time) as at")
@@ -67,12 +78,14 @@ def with_millpond(spark: SparkSession, url: str, options: argparse.Namespace, wo
     import millpond
     from millpond.lookup import RedisTable
 
-    views = events(spark, options)
+    rows = events(spark, options)
     table = RedisTable(url, "ad:{ad_id}")
     cache, ttl = -(-options.cache // options.cores), None if options.ttl < 0 else options.ttl
-    found = millpond.enrich(views, table, on="ad_id", columns="campaign bigint", how="inner", cache=cache, ttl=ttl)
-    counts = found.groupBy("campaign", F.window("at", f"{_WINDOW_MS // 1000} seconds")).count()
-    return start(millpond.writeStream(counts).outputMode("update").format("noop"), options, work)
+    found = millpond.enrich(rows, table, on="ad_id", columns="campaign bigint", how="inner", cache=cache, ttl=ttl)
+    if options.query == "ysb":
+        found = found.groupBy("campaign", F.window("at", f"{_WINDOW_MS // 1000} seconds")).count()
+    mode = "update" if options.query == "ysb" else "append"
+    return start(millpond.writeStream(found).outputMode(mode).format("noop"), options, work)
 
 
 def start(writer: Any, options: argparse.Namespace, work: Path) -> StreamingQuery:
@@ -106,14 +119,18 @@ def by_hand(
                     answers = [client.hget(f"ad:{ads[at]}", "campaign")]
                 campaigns += [None if found is None else int(found) for found in answers]
             found = pa.array(campaigns, pa.int64()).take(encoded.indices)
-            yield pa.RecordBatch.from_arrays([found, batch.column(1)], names=["campaign", "at"])
+            yield pa.RecordBatch.from_arrays([found, *batch.columns[1:]], names=["campaign", *batch.schema.names[1:]])
         client.close()
 
-    def count(views: DataFrame, batch: int) -> None:
+    def count(rows: DataFrame, batch: int) -> None:
         import redis
         from pyspark.sql import functions as F
 
-        found = views.mapInArrow(look_up, "campaign bigint, at timestamp").where("campaign is not null")
+        columns = ", ".join(f"{name} {kind}" for name, kind in [("campaign", "bigint"), *rows.dtypes[1:]])
+        found = rows.mapInArrow(look_up, columns).where("campaign is not null")
+        if options.query == "q13":
+            found.write.format("noop").mode("append").save()
+            return
         window = F.unix_millis("at") - F.pmod(F.unix_millis("at"), F.lit(_WINDOW_MS))
         counts = found.groupBy("campaign", window.alias("window")).count().collect()
         with redis.Redis.from_url(url) as client:
@@ -126,7 +143,7 @@ def by_hand(
 
 
 def parsed_only(spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> StreamingQuery:
-    """Nothing but the parsed views."""
+    """Nothing but what is looked up."""
     return start(events(spark, options).writeStream.format("noop"), options, work)
 
 
@@ -231,6 +248,7 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default=",".join(ENGINES), help="which, with commas between")
+    parser.add_argument("--query", choices=("ysb", "q13"), default="ysb")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each engine, its first batches included")
     parser.add_argument("--warmup", type=int, default=5, help="batches that are left out")
     parser.add_argument("--rows-per-batch", type=int, default=100_000)
