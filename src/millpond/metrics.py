@@ -92,13 +92,14 @@ DURABLE = (
     "cache_misses",
     "process_ms",
     *AHEAD,
+    *LOOKUPS,
     *PRICES,
     *TIERS,
     *COMPACTIONS,
 )
 """Figures that a partition's manifest keeps beside its input rows, for those who look from outside: `memory_bytes` of
-the state in memory; `process_ms`, how long the operator took over the batch; requests, tiers and compactions, where
-there are any."""
+the state in memory; `process_ms`, how long the operator took over the batch; what is told of hints, lookups, requests,
+tiers and compactions, where there are any."""
 
 _NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS + AHEAD + LOOKUPS
 _SCALES = {"request_cost": 10}

@@ -12,7 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.errors import MillpondError, TransientError, UsageError
-from millpond.metrics import COMPACTIONS, LOOKAHEAD, LOOKAHEADS, PREFETCH, PRICES, SLACK, TIERS, WAITING, request_cost
+from millpond.metrics import (
+    COMPACTIONS,
+    FETCH,
+    LOOKAHEAD,
+    LOOKAHEADS,
+    PREFETCH,
+    PRICES,
+    SLACK,
+    TIERS,
+    WAITING,
+    request_cost,
+)
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
 from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.queries import find_query
@@ -85,6 +96,8 @@ def picture(progress: Progress, process: int | None, health: CommitHealth | None
     parts.append(_operators(progress.batches[-1], timed[-1] if timed else None))
     if any(one.prefetched for one in progress.batches[-1].operators):
         parts.append(_prefetching(progress.batches[-10:]))
+    if any(one.looked_up for one in progress.batches[-1].operators):
+        parts.append(_lookups(progress.batches[-10:]))
     return Group(*parts)
 
 
@@ -213,6 +226,26 @@ def _prefetching(recent: Sequence[BatchProgress]) -> Table:
             _time(longest / 1000) if read else "–",
             _time(min(slack) / 1000) if slack else "–",
         )
+    return table
+
+
+def _lookups(recent: Sequence[BatchProgress]) -> Table:
+    """What lookup joins asked of their tables in the last batches."""
+    table = Table(title=f"lookups in {counted(len(recent), 'batch', 'batches')}", title_justify="left")
+    table.add_column("operator")
+    for name in ("requests", "keys", "announced", "failed", "longest request"):
+        table.add_column(name, justify="right")
+    for index, one in enumerate(recent[-1].operators):
+        if not one.looked_up:
+            continue
+        told = [batch.operators[index].looked_up for batch in recent]
+        requests, *keys = (
+            sum(figures.get(name, 0) for figures in told)
+            for name in ("fetches", "fetched_keys", "announced_keys", "failed_keys")
+        )
+        longest = max(figures.get(FETCH, 0) for figures in told)
+        asked = [f"{requests:,}", *(f"{each:,}" for each in keys), _time(longest / 1000) if requests else "–"]
+        table.add_row(f"{index}: {one.title}", *asked)
     return table
 
 

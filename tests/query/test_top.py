@@ -220,6 +220,28 @@ def test_what_came_of_hints() -> None:
     assert "prefetching" not in shown(progress_of(batch(5, 2.0, 1000)))
 
 
+def test_what_lookup_joins_asked_of_their_tables() -> None:
+    def told(number: int, requests: int, keys: int, announced: int, failed: int, ms: int) -> BatchProgress:
+        figures = {
+            "fetches": requests,
+            "fetched_keys": keys,
+            "fetch_ms": ms,
+            "announced_keys": announced,
+            "failed_keys": failed,
+        }
+        return BatchProgress(number, 1.0, (OperatorProgress("enrich", looked_up=figures), OperatorProgress("count")))
+
+    def cells(*batches: BatchProgress) -> list[str]:
+        (line,) = [line for line in shown(progress_of(*batches)).splitlines() if "0: enrich" in line][1:]
+        return [cell.strip() for cell in line.strip("│").split("│")]
+
+    idle, busy = told(5, 0, 0, 0, 0, 0), told(6, 12, 5000, 4000, 3, 25)
+    assert cells(idle) == ["0: enrich", "0", "0", "0", "0", "–"]
+    assert cells(idle, busy, busy) == ["0: enrich", "24", "10,000", "8,000", "6", "25 ms"]
+    assert "lookups in 2 batches" in shown(progress_of(idle, busy))
+    assert "lookups" not in shown(progress_of(batch(5, 2.0, 1000)))
+
+
 def test_a_frame_of_a_query_in_trouble_and_of_one_that_has_just_begun() -> None:
     assert "no durable version yet" in shown(progress_of(committed=-1))
     said = shown(progress_of(batch(5, None, 10)), CommitHealth(["the store is full"], 4))

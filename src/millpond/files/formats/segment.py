@@ -40,11 +40,12 @@ def encode_rows(rows: Rows, layout: RowLayout, compress: bool) -> list[Buffer]:
     return [*buffers, *encode_end(rows.count)]
 
 
-def decode_rows(buffer: Buffer, layout: RowLayout, name: str) -> Iterator[Rows]:
+def decode_rows(buffer: Buffer, layout: RowLayout, name: str, piece: int = _PIECE) -> Iterator[Rows]:
     """The rows of some segments that lie one after another, in the order they were written, in pieces of bounded size.
 
     Args:
         buffer: the bytes of the segments; name: the file they come from, for messages.
+        piece: bytes of a piece, at least.
 
     Raises:
         StateDamagedError: the bytes are not those that were written; pieces given out before are right.
@@ -67,7 +68,7 @@ def decode_rows(buffer: Buffer, layout: RowLayout, name: str) -> Iterator[Rows]:
             group.append((offset, header))
             size += header.rows * header.width * 8 + header.heap
             seen += header.rows
-            if size >= _PIECE:
+            if size >= piece:
                 yield _decode_group(data, group, layout, name)
                 group, size = [], 0
         offset += header.size

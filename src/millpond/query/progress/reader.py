@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem, open_filesystem
-from millpond.metrics import AHEAD, COMPACTIONS, LOOKAHEAD, PRICES, TIERS, together
+from millpond.metrics import AHEAD, COMPACTIONS, LOOKAHEAD, LOOKUPS, PRICES, TIERS, together
 from millpond.query.ledger.finding import find_state
 from millpond.query.ledger.ledger import Ledger
 from millpond.slot.reading.reader import StateOperator, StateReader
@@ -28,6 +28,7 @@ class OperatorProgress:
         cache_hits, cache_misses: keys that were in memory; that had to be sought in files.
         prefetched: keys that were not in memory and were read ahead, and what else `millpond.metrics.AHEAD` has of
             hints; empty if nobody announces keys, or a version of Millpond wrote the commits that does not tell.
+        looked_up: what a lookup join asked of its table (`millpond.metrics.LOOKUPS`); empty for others.
         seconds: how long it took, in the partition that took longest.
         requests: of slots to the object store, by kind (those of `millpond.metrics.PRICES`), since the figures before,
             which may have been another operator's; empty if the state is on a disk.
@@ -44,6 +45,7 @@ class OperatorProgress:
     cache_hits: int = 0
     cache_misses: int = 0
     prefetched: Mapping[str, int] = field(default_factory=dict)
+    looked_up: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     requests: Mapping[str, int] = field(default_factory=dict)
     tiers: Mapping[str, int] = field(default_factory=dict)
@@ -207,6 +209,7 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
         cache_hits=total("cache_hits"),
         cache_misses=total("cache_misses"),
         prefetched=figures(AHEAD) if any(LOOKAHEAD in manifest.metrics for manifest in manifests) else {},
+        looked_up=figures(LOOKUPS),
         seconds=max(manifest.metrics.get("process_ms", 0) for manifest in manifests) / 1000,
         requests=totals(PRICES),
         tiers=totals(TIERS),

@@ -29,6 +29,11 @@ def spooled(pieces: Iterable[list[Any]], limit: int) -> list[Any]:
         return [memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))]
 
 
+def joined(buffers: Sequence[Any]) -> memoryview:
+    """The bytes of some buffers, one after another, as one."""
+    return memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+
+
 class Log:
     """Buffers that are added one after another; those beyond some bytes go to a file without a name.
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from millpond.errors import UsageError
 from millpond.files.formats.blocks import shape_of
-from millpond.files.formats.segment import encode_rows
+from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.kernels.hot_table.state import FRESH, STAMP_SHIFT, TOMBSTONE, TOUCHED
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, Bytes, HashRange, Rows, Words
-from millpond.stores.memory.spooled import spooled
+from millpond.stores.memory.spooled import joined, spooled
 from millpond.stores.protocol import Found, Located, TableDelta
 from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.recovery import RecoverableTable
@@ -49,6 +49,7 @@ class RmwTable(RecoverableTable):
     _distinct = 1.0  # share of the last batch's keys that were not the same as others of it
     _updated = _sealed_keys = 0  # keys of this batch: looked for to be changed, different ones
     _changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
+    _encoded: tuple[Any, ...] = ()  # the same in segments, where some of it left memory before it was sealed
 
     def scratch(self) -> Scratch:
         """Room for rows like those of this table."""
@@ -104,7 +105,7 @@ class RmwTable(RecoverableTable):
             self._hot.clear_touched()
             self._memory.spilled.clear()
         self._hot.forget_touched()
-        self._changed = None
+        self._changed, self._encoded = None, ()
         self._conclude()
         self.widen()
         if self._eviction_buffer is not None and self._flusher is not None and self._compactor is not None:
@@ -298,8 +299,12 @@ class RmwTable(RecoverableTable):
         return self._relieved(self._touched(size or self._piece_rows()))
 
     def _touched(self, size: int) -> Iterator[Rows]:
-        if self._changed is not None:
-            for rows in self._changed:
+        sealed = iter(self._changed) if self._changed is not None else None
+        if self._encoded:
+            # What left memory lies in runs, perhaps afar: the segments are nearer.
+            sealed = decode_rows(joined(self._encoded), self.layout, "what a batch changed", self._budget.piece)
+        if sealed is not None:
+            for rows in sealed:
                 words = rows.words
                 dead = (words[:, META] & np.uint64(TOMBSTONE)) != 0
                 words = words[~dead] if dead.any() else words
@@ -341,6 +346,7 @@ class RmwTable(RecoverableTable):
         delta = TableDelta(count, pieces)
         self._sealed_keys = count
         self._changed = kept if held <= limit else None
+        self._encoded = tuple(pieces) if held > limit and self._memory.spilled else ()
         self._sealed = True
         if self._prefetcher is not None:
             self._prefetcher.over(self._version)
