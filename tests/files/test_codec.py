@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
 from millpond.files.formats import blocks
-from millpond.files.formats.blocks import cut_blocks, run_blocks, stops_of
-from millpond.files.formats.codec import decode_block, decode_blocks, encode_block
+from millpond.files.formats.blocks import cut_blocks, stops_of
+from millpond.files.formats.codec import decode_block, decode_blocks, encode_block, encode_blocks
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.kernels.pointers import address
-from millpond.layout import Rows
+from millpond.layout import RowLayout, Rows
 from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, random_rows
 
 
@@ -145,25 +145,44 @@ def test_parts_hold_ties_together(ties, steps):
         assert all(ties[i] for i in range(first, end))
 
 
-def test_blocks_of_runs_are_bounded_in_words_and_heap_together(monkeypatch):
-    monkeypatch.setattr(blocks, "RUN_BLOCK", 10_000)
-    rows = random_rows(1000, MIXED, 1, longest=100)
-    cut = list(run_blocks(rows, MIXED))
+def blocks_of(rows: Rows, shape: RowLayout, most: int | None = None) -> list[Rows]:
+    """Rows as blocks hold them, encoded in both forms and decoded again."""
+    words = np.ascontiguousarray(rows.words)
+    cut = cut_blocks(words, shape, most)
+    forms = list(zip(*encode_blocks(Rows(words, rows.heap), shape, cut, [False, True]), strict=True))
+    raw, small = (
+        [decode_block(memoryview(joined(one)), 0, shape, "x")[0] for one in form] for form in forms or ((), ())
+    )
+    for one, other in zip(raw, small, strict=True):
+        assert (one.words == other.words).all()
+        assert (one.heap == other.heap).all()
+    assert [one.count for one in raw] == (cut.stops - cut.starts).tolist()
+    assert [one.heap.nbytes for one in raw] == cut.heaps.tolist()
+    return raw
+
+
+@pytest.mark.parametrize("shape", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000, 20_000])
+def test_rows_that_are_encoded_together_are_those_decoded_block_by_block(shape, count):
+    rows = random_rows(count, shape, 1, longest=100)
+    for most in (None, 10_000):
+        assert [e for b in blocks_of(rows, shape, most) for e in decode(b, shape)] == decode(rows, shape)
+
+
+def test_blocks_of_runs_are_bounded_in_words_and_heap_together():
+    cut = blocks_of(random_rows(1000, MIXED, 1, longest=100), MIXED, 10_000)
     assert all(b.words.nbytes + b.heap.nbytes <= 10_000 for b in cut)
     assert min(b.words.nbytes + b.heap.nbytes for b in cut[:-1]) > 9_000
-    assert [e for b in cut for e in decode(b, MIXED)] == decode(rows, MIXED)
     long = random_rows(3, MIXED, 1, longest=50_000)
-    assert [b.count for b in run_blocks(long, MIXED)] == [1, 1, 1]
-    plain = list(run_blocks(random_rows(1000, FIXED, 1), FIXED))
+    assert [b.count for b in blocks_of(long, MIXED, 10_000)] == [1, 1, 1]
+    plain = blocks_of(random_rows(1000, FIXED, 1), FIXED, 10_000)
     assert {b.words.nbytes for b in plain[:-1]} == {10_000 // (8 * FIXED.width) * 8 * FIXED.width}
 
 
 def test_blocks_are_bounded_in_rows_and_heap(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_HEAP", 10_000)
-    rows = random_rows(1000, MIXED, 1, longest=100)
-    cut = list(cut_blocks(rows, MIXED))
+    cut = blocks_of(random_rows(1000, MIXED, 1, longest=100), MIXED)
     assert sum(b.count for b in cut) == 1000
     assert all(b.heap.nbytes <= 10_000 for b in cut)
-    assert [e for b in cut for e in decode(b, MIXED)] == decode(rows, MIXED)
     long = random_rows(3, MIXED, 1, longest=50_000)
-    assert [b.count for b in cut_blocks(long, MIXED)] == [1, 1, 1]
+    assert [b.count for b in blocks_of(long, MIXED)] == [1, 1, 1]

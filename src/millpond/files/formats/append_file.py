@@ -30,7 +30,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.patience import patiently
 from millpond.files.formats.blocks import cut_blocks
-from millpond.files.formats.codec import damaged, decode_block, encode_block
+from millpond.files.formats.codec import damaged, decode_block, encode_blocks
 from millpond.files.refs import Window
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.readahead import ask_for_range
@@ -261,19 +261,19 @@ class AppendFileWriter:
     def add(self, rows: Rows, axis: NDArray[np.uint64]) -> None:
         """Write rows of the section; `axis` is where each stands, ascending from call to call."""
         layout, first, counts, offsets, sizes = self._sections[-1]
-        begin = 0
-        for block in cut_blocks(rows, layout):
-            at = int(axis[begin])
-            if at < self._last:
-                raise ValueError("the rows of a section must come in order")
-            self._last = at
-            first.append(at)
-            counts.append(block.count)
+        rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
+        cut = cut_blocks(rows.words, layout)
+        places = axis[cut.starts]
+        if len(places) and int(np.diff(places, prepend=np.uint64(self._last)).view(np.int64).min()) < 0:
+            raise ValueError("the rows of a section must come in order")
+        first += places.tolist()
+        counts += (cut.stops - cut.starts).tolist()
+        self._last = first[-1] if first else 0
+        for (block,) in encode_blocks(rows, layout, cut, [self._compress]):
             offsets.append(self.bytes)
-            for piece in encode_block(block, compress=self._compress):
+            for piece in block:
                 self._put(piece)
             sizes.append(self.bytes - offsets[-1])
-            begin += block.count
 
     def finish(self) -> None:
         """Write what ends the file."""

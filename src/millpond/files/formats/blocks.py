@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.pointers import address
-from millpond.kernels.runs.bloom import LINE, build_filter, lines_for
+from millpond.kernels.runs.bloom import LINE, build_filters, lines_for
 from millpond.kernels.runs.gather import addresses, cut, gather_rows
 from millpond.kernels.runs.search import KEY_PLACES
 from millpond.kernels.runs.sort import order_by_hash
-from millpond.layout import HASH, RowLayout, Rows
+from millpond.layout import HASH, RowLayout, Rows, Words
 
 BLOCK_BYTES = 65536
 """Bytes of row words in a block of what is read from one end to the other, at most."""
@@ -222,9 +222,7 @@ class MemorySource:
         if filtered:
             begins = np.append(0, np.cumsum(lines, dtype=np.int64)) * (LINE // 8)
             self._filter = np.zeros(int(begins[-1]), np.uint64)
-            for block in range(len(lines)):
-                count = int(starts[block + 1] - starts[block])
-                build_filter(words_at[block], layout.width, count, lines[block], self._filter, begins[block])
+            build_filters(address(words), layout.width, np.diff(starts), lines, self._filter)
             filter_at = np.uint64(address(self._filter)) + begins[:-1].astype(np.uint64) * np.uint64(8)
         self._filters = FilterTable(filter_at, (self._filter,))
 
@@ -285,38 +283,34 @@ def stops_of(tied: NDArray[np.bool_], group: NDArray[np.int64]) -> list[int]:
     return [0, *np.unique(free[at[at < len(free)]]).tolist(), len(tied)]
 
 
-def cut_blocks(rows: Rows, layout: RowLayout, most: int | None = None) -> Iterator[Rows]:
-    """Rows in blocks as files hold them, in the order given: bounded, each with its own compact heap.
+class Cut(NamedTuple):
+    """Where rows are cut into blocks: the row behind each, and the bytes of its long values."""
 
-    Blocks of layouts without `bytes` columns are views of `rows.words`.
+    stops: NDArray[np.int64]
+    heaps: NDArray[np.int64]
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The first row of each."""
+        return np.append(0, self.stops[:-1]) if len(self.stops) else self.stops
+
+
+def cut_blocks(words: Words, layout: RowLayout, most: int | None = None) -> Cut:
+    """Cut rows (contiguous words), in the order given, into blocks as files hold them.
 
     Args:
-        most: bytes of words and heap together in a block (see `RUN_BLOCK`); without, `BLOCK_BYTES` and `BLOCK_HEAP`.
+        most: bytes of words and long values together in a block (see `RUN_BLOCK`); without, `BLOCK_BYTES` and
+            `BLOCK_HEAP`.
     """
-    words = np.ascontiguousarray(rows.words)
     if words.shape[1] != layout.width:
         raise ValueError(f"rows of {words.shape[1]} words do not fit a layout of {layout.width}")
     bytes_of_words, heap = (BLOCK_BYTES, BLOCK_HEAP) if most is None else (most, most)
     most_rows = max(1, bytes_of_words // (8 * layout.width))
     if not layout.bytes_columns:
-        for begin in range(0, len(words), most_rows):
-            yield Rows(words[begin : begin + most_rows], _NO_HEAP)
-        return
-    shape = shape_of(layout)
-    stops = np.empty(len(words), np.int64)
+        stops = np.append(np.arange(most_rows, len(words), most_rows), len(words)) if len(words) else np.empty(0)
+        return Cut(stops.astype(np.int64), np.zeros(len(stops), np.int64))
+    stops, heaps = np.empty(len(words), np.int64), np.empty(len(words), np.int64)
     together = bytes_of_words + heap if most is None else most
-    at = address(words), len(words), shape.width, shape.blobs
-    blocks = cut(*at, most_rows, heap, together, stops)
-    rows_at, heaps_at = addresses(words, rows.heap)
-    begin = 0
-    for stop in stops[:blocks].tolist():
-        yield Rows(*gather_rows(rows_at[begin:stop], heaps_at[begin:stop], shape.width, shape.blobs))
-        begin = stop
-
-
-def run_blocks(rows: Rows, layout: RowLayout) -> Iterator[Rows]:
-    """Rows in blocks as run files hold them (see `cut_blocks`)."""
-    return cut_blocks(rows, layout, RUN_BLOCK)
-
-
-_NO_HEAP = np.empty(0, np.uint8)
+    shape = shape_of(layout)
+    found = cut(address(words), len(words), shape.width, shape.blobs, most_rows, heap, together, stops, heaps)
+    return Cut(stops[:found].copy(), heaps[:found].copy())

@@ -16,6 +16,8 @@ multiple of 8 can be used where they lie.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +27,9 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import Cut, shape_of
 from millpond.kernels.pointers import address
-from millpond.kernels.runs.byte_shuffle import shuffle, unpack, unshuffle
+from millpond.kernels.runs.byte_shuffle import pack, shuffle, unpack, unshuffle
 from millpond.kernels.runs.gather import stray
 from millpond.layout import RowLayout, Rows
 
@@ -40,6 +42,9 @@ _CHECK = struct.Struct("<Q")
 _PAD = bytes(8)
 _ACTION = "Restore the file from a copy, or restart from an older checkpoint."
 _codec = pa.Codec("lz4_raw")
+_GROUP = 1 << 18
+"""Bytes of blocks that are packed together."""
+_NOWHERE = np.empty(0, np.uint64)
 
 
 class BlockHeader(NamedTuple):
@@ -89,6 +94,52 @@ def encode_block(rows: Rows, *, compress: bool, kind: int = ROWS) -> list[Buffer
     return _framed(
         len(words), heap.nbytes, words.shape[1], kind, RAW, [words.data, heap.data] if heap.nbytes else [words.data]
     )
+
+
+def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]) -> Iterator[list[list[Buffer]]]:
+    """Rows (contiguous words) in blocks, each as buffers to write one after another.
+
+    Many blocks cost a few calls together: what is done for each is its checksum, and to compress it.
+
+    Args:
+        cut: where they are cut.
+        forms: whether to compress, for each form in which the blocks are wanted. Uncompressed rows of a layout without
+            `bytes` columns are referred to, not copied: they must not change any more.
+
+    Yields:
+        Of one block, its buffers in each form.
+    """
+    shape = shape_of(layout)
+    stride, blobs = 8 * shape.width, shape.blobs
+    counts = cut.stops - cut.starts
+    sizes = counts * stride + cut.heaps
+    before = np.cumsum(sizes) - sizes
+    groups = np.flatnonzero(np.diff(before // _GROUP)) + 1 if len(sizes) else []
+    for low, high in pairwise([0, *groups, len(sizes)] if len(sizes) else []):
+        each, first = sizes[low:high], address(rows.words) + int(cut.starts[low]) * stride
+        at = np.cumsum((each + 7) & ~7) - ((each + 7) & ~7)
+        total = int(at[-1] + each[-1])
+        raw = np.empty(total if len(blobs) else 0, np.uint8)
+        shuffled = np.empty(total if any(forms) else 0, np.uint8)
+        raw_at, shuffled_at = (
+            np.uint64(address(copies)) + at.astype(np.uint64) if len(copies) else _NOWHERE for copies in (raw, shuffled)
+        )
+        numbers = counts[low:high], cut.heaps[low:high]
+        pack(first, address(rows.heap), *numbers, shape.width, blobs, raw_at, shuffled_at)
+        if not len(blobs):
+            begin, end = int(cut.starts[low]), int(cut.stops[high - 1])
+            raw = rows.words[begin:end].reshape(-1).view(np.uint8)
+        plain, packed = memoryview(raw), memoryview(shuffled)
+        for begin, size, count, heap in zip(*(column.tolist() for column in (at, each, *numbers)), strict=True):
+            encoded = []
+            for compress in forms:
+                encoding, payload = RAW, plain[begin : begin + size]
+                if compress:
+                    smaller = _codec.compress(packed[begin : begin + size], asbytes=False)
+                    if smaller.size < size:
+                        encoding, payload = SHUFFLED_LZ4, smaller
+                encoded.append(_framed(count, heap, shape.width, ROWS, encoding, [payload]))
+            yield encoded
 
 
 def encode_end(rows: int) -> list[Buffer]:

@@ -15,6 +15,7 @@ import struct
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -23,11 +24,11 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import RUN_BLOCK, BlockIndex, run_blocks
-from millpond.files.formats.codec import FILTER, HEADER, damaged, encode_block
+from millpond.files.formats.blocks import RUN_BLOCK, BlockIndex, cut_blocks
+from millpond.files.formats.codec import FILTER, HEADER, damaged, encode_block, encode_blocks
 from millpond.files.refs import RunRef
 from millpond.kernels.pointers import address
-from millpond.kernels.runs.bloom import BITS_PER_KEY, LINE, build_filter, lines_for
+from millpond.kernels.runs.bloom import LINE, build_filters, lines_for
 from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLRUN1"
@@ -146,20 +147,27 @@ class RunWriter:
             meta = rows.words[:, META]
             self._stamps = min(self._stamps[0], int(meta.min()) >> 16), max(self._stamps[1], int(meta.max()) >> 16)
             self._tombstones += int(np.count_nonzero(meta & np.uint64(1)))
-        for block in run_blocks(rows, self._layout):
-            words = block.words
-            if int(words[0, HASH]) < self._last:
+        rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
+        words = rows.words
+        cut = cut_blocks(words, self._layout, RUN_BLOCK)
+        fence, counts = words[cut.starts, HASH], cut.stops - cut.starts
+        if rows.count:
+            before = np.append(np.uint64(self._last), words[cut.stops[:-1] - 1, HASH])
+            if (fence < before).any():
                 raise ValueError("the rows of a run must come in hash order")
             self._last = int(words[-1, HASH])
-            self._fence.append(int(words[0, HASH]))
-            self._counts.append(len(words))
-            lines = max(1, -(-len(words) * BITS_PER_KEY // (8 * LINE)))
-            filter_ = np.zeros((lines, LINE // 8), np.uint64)
-            build_filter(address(words), words.shape[1], len(words), lines, filter_.reshape(-1), 0)
-            self._filters.append(filter_)
-            for target in self._targets:
+        self._fence.frombytes(fence.tobytes())
+        self._counts.frombytes(counts.astype(np.uint32).tobytes())
+        lines = lines_for(counts)
+        filters = np.zeros((int(lines.sum()), LINE // 8), np.uint64)
+        build_filters(address(words), words.shape[1], counts, lines, filters.reshape(-1))
+        ranges = pairwise([0, *np.cumsum(lines).tolist()])
+        encoded = encode_blocks(rows, self._layout, cut, [target.compress for target in self._targets])
+        for forms, (begin, end) in zip(encoded, ranges, strict=True):
+            for target, pieces in zip(self._targets, forms, strict=True):
                 target.offsets.append(target.bytes)
-                target.sizes.append(target.put(encode_block(block, compress=target.compress)))
+                target.sizes.append(target.put(pieces))
+            self._filters.append(filters[begin:end])
             if len(self._filters) == FILTER_GROUP:
                 self._put_filters()
 

@@ -17,7 +17,7 @@ from millpond.files.formats.codec import (
     check_block,
     damaged,
     decode_into,
-    encode_block,
+    encode_blocks,
     encode_end,
     read_header,
 )
@@ -34,10 +34,9 @@ def encode_rows(rows: Rows, layout: RowLayout, compress: bool) -> list[Buffer]:
 
     Uncompressed rows of a layout without `bytes` columns are referred to, not copied: they must not change any more.
     """
-    buffers: list[Buffer] = []
-    for block in cut_blocks(rows, layout):
-        buffers += encode_block(block, compress=compress)
-    return [*buffers, *encode_end(rows.count)]
+    rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
+    blocks = encode_blocks(rows, layout, cut_blocks(rows.words, layout), [compress])
+    return [*(buffer for (block,) in blocks for buffer in block), *encode_end(rows.count)]
 
 
 def decode_rows(buffer: Buffer, layout: RowLayout, name: str, piece: int = _PIECE) -> Iterator[Rows]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import HALF
-from millpond.kernels.pointers import prefetch, word
+from millpond.kernels.pointers import prefetch, step, word
 
 LINE = 64
 """Bytes per filter line: a cache line."""
@@ -46,8 +46,8 @@ def _spread(mixed: int) -> int:
     return (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB) >> np.uint64(8)
 
 
-@kernel("void(uint64, int64, int64, int64, uint64[::1], int64)")
-def build_filter(rows_at: int, stride: int, count: int, lines: int, target: NDArray[np.uint64], start: int) -> None:
+@kernel()
+def _build_filter(rows_at: int, stride: int, count: int, lines: int, target: NDArray[np.uint64], start: int) -> None:
     """Enter `count` rows (address of the first, words a row) into `lines` zeroed lines at word `start` of `target`."""
     for i in range(count):
         mixed = _mix(word(rows_at, i * stride))
@@ -57,6 +57,22 @@ def build_filter(rows_at: int, stride: int, count: int, lines: int, target: NDAr
             bit = bits & np.uint64(511)
             target[base + np.int64(bit >> np.uint64(6))] |= np.uint64(1) << (bit & np.uint64(63))
             bits >>= np.uint64(9)
+
+
+@kernel("void(uint64, int64, int64[::1], int32[::1], uint64[::1])")
+def build_filters(
+    rows_at: int, stride: int, counts: NDArray[np.int64], lines: NDArray[np.int32], target: NDArray[np.uint64]
+) -> None:
+    """Enter rows that stand one after another (address of the first, words a row) into the zeroed filters of blocks.
+
+    Args:
+        counts, lines: rows of each block, and lines of its filter. target: the filters, one behind the other.
+    """
+    start = 0
+    for b in range(len(counts)):
+        _build_filter(rows_at, stride, counts[b], lines[b], target, start)
+        rows_at = step(rows_at, counts[b] * stride * 8)
+        start += lines[b] * (LINE // 8)
 
 
 @kernel(

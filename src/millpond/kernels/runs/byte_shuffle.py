@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import HALF
 from millpond.kernels.pointers import byte_at, copy_bytes, put_byte_at, put_word_at, step, word, word_at
-from millpond.kernels.runs.gather import stray
+from millpond.kernels.runs.gather import copy_row, stray
 
 _Eight = tuple[int, int, int, int, int, int, int, int]
 _LOW32 = np.uint64(0x00000000FFFFFFFF)
@@ -99,6 +99,42 @@ def unshuffle(planes: int, count: int, width: int, rows: int) -> None:
         for i in range(whole, count):
             for k in range(8):
                 put_byte_at(rows, (i * width + w) * 8 + k, byte_at(planes, p + k * count + i))
+
+
+@kernel("void(uint64, uint64, int64[::1], int64[::1], int64, int64[::1], uint64[::1], uint64[::1])")
+def pack(
+    rows: int,
+    heap: int,
+    counts: NDArray[np.int64],
+    heaps: NDArray[np.int64],
+    width: int,
+    blobs: NDArray[np.int64],
+    raw_at: NDArray[np.uint64],
+    shuffled_at: NDArray[np.uint64],
+) -> None:
+    """Copy rows that stand one after another into blocks, each with its own heap behind its words.
+
+    Args:
+        rows, heap: addresses of the first row, and of the heap that rows point into.
+        counts, heaps: of each block, rows, and bytes of their long values. width: words of a row; blobs: first words of
+            bytes columns.
+        raw_at: addresses that the blocks are copied to; of none if rows without long values are to stay where they are.
+        shuffled_at: addresses that they are copied to with shuffled words (see `shuffle`); of none if not.
+    """
+    stride = width * 8
+    source = rows
+    for b in range(len(counts)):
+        words, behind = source, counts[b] * stride
+        if len(raw_at):
+            words = raw_at[b]
+            used = 0
+            for i in range(counts[b]):
+                target = step(words, i * stride)
+                used = copy_row(step(source, i * stride), heap, target, width, blobs, step(words, behind), used)
+        if len(shuffled_at):
+            shuffle(words, counts[b], width, shuffled_at[b])
+            copy_bytes(step(shuffled_at[b], behind), step(words, behind), heaps[b])
+        source = step(source, behind)
 
 
 @kernel("int64(uint64[::1], boolean[::1], int64[::1], int64[::1], int64, int64[::1], uint64[::1], uint64[::1])")

@@ -29,9 +29,10 @@ def heap_bytes(rows_at: NDArray[np.uint64], count: int, blobs: NDArray[np.int64]
 
 
 @inlined
-def _copy(
+def copy_row(
     source: int, source_heap: int, target: int, width: int, blobs: NDArray[np.int64], heap: int, used: int
 ) -> int:
+    """Copy a row, and its long values behind the first `used` bytes of a heap; returns the bytes now used."""
     for w in range(width):
         put_word(target, w, word(source, w))
     for c in range(len(blobs)):
@@ -69,7 +70,7 @@ def gather(
         if i + _AHEAD < count:
             for line in range(lines):
                 prefetch(rows_at[i + _AHEAD], line * 64)
-        used = _copy(rows_at[i], heaps_at[i], step(target, i * width * 8), width, blobs, heap, used)
+        used = copy_row(rows_at[i], heaps_at[i], step(target, i * width * 8), width, blobs, heap, used)
     return used
 
 
@@ -89,7 +90,7 @@ def gather_to(
 ) -> int:
     """Copy rows, each to a place (row number) of its own; the rest is as for `gather`."""
     for i in range(count):
-        used = _copy(rows_at[i], heaps_at[i], step(target, places[i] * width * 8), width, blobs, heap, used)
+        used = copy_row(rows_at[i], heaps_at[i], step(target, places[i] * width * 8), width, blobs, heap, used)
     return used
 
 
@@ -146,7 +147,7 @@ def rebase(rows: int, count: int, width: int, blobs: NDArray[np.int64], shift: i
                 put_word(rows, i * width + blobs[c] + 1, word(rows, i * width + blobs[c] + 1) + np.uint64(shift))
 
 
-@kernel("int64(uint64, int64, int64, int64[::1], int64, int64, int64, int64[::1])")
+@kernel("int64(uint64, int64, int64, int64[::1], int64, int64, int64, int64[::1], int64[::1])")
 def cut(
     rows: int,
     count: int,
@@ -156,11 +157,12 @@ def cut(
     most_heap: int,
     most: int,
     stops: NDArray[np.int64],
+    heaps: NDArray[np.int64],
 ) -> int:
     """Cut rows into blocks of at most so many rows and, unless it is a single row, bytes of long values, and of both.
 
     Args:
-        stops: filled with the row behind each block; as large as `count`.
+        stops, heaps: filled with the row behind each block, and its bytes of long values; as large as `count`.
 
     Returns:
         The number of blocks.
@@ -176,13 +178,13 @@ def cut(
                 size += length
         together = (i - begin + 1) * width * 8 + heap + size
         if i > begin and (i - begin == most_rows or heap + size > most_heap or together > most):
-            stops[blocks] = i
+            stops[blocks], heaps[blocks] = i, heap
             blocks += 1
             begin = i
             heap = 0
         heap += size
     if count > begin:
-        stops[blocks] = count
+        stops[blocks], heaps[blocks] = count, heap
         blocks += 1
     return blocks
 
