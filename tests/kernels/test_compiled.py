@@ -1,5 +1,6 @@
 """When kernels are compiled: not before somebody calls them, and once among processes."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 from numba import from_dtype, uint64
 
+from millpond import kernels
 from millpond.kernels.compiled import kernel
+
+KERNELS = Path(kernels.__path__[0])
 
 CALL = """
 import numpy as np
@@ -132,3 +136,24 @@ def test_another_thread_that_compiles_it_meanwhile_is_no_reason_to_fail() -> Non
     assert first(np.array([(3, 0)], record), 2) == 6
     with pytest.raises(TypeError, match="No matching definition"):
         first("text", 2)
+
+
+def names_of_what_it_makes(function: ast.FunctionDef) -> set[str]:
+    """The names that a function gives to what calls return."""
+    assigned = [one for one in ast.walk(function) if isinstance(one, ast.Assign)]
+    made = [one for one in assigned if any(isinstance(part, ast.Call) for part in ast.walk(one.value))]
+    names = [name for one in made for target in one.targets for name in getattr(target, "elts", [target])]
+    return {name.id for name in names if isinstance(name, ast.Name)}
+
+
+def test_no_kernel_takes_the_address_of_an_array_that_it_makes() -> None:
+    """Numba frees such an array behind its last mention, while what knows the address still writes there."""
+    found = []
+    for path in sorted(KERNELS.rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                made = names_of_what_it_makes(function)
+                asked = [one for one in ast.walk(function) if isinstance(one, ast.Attribute) and one.attr == "ctypes"]
+                names = [ast.unparse(one.value) for one in asked]
+                found += [f"{path.name}, {function.name}: {name}" for name in names if name in made]
+    assert not found

@@ -263,12 +263,12 @@ class AppendFileWriter:
         layout, first, counts, offsets, sizes = self._sections[-1]
         rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
         cut = cut_blocks(rows.words, layout)
-        places = axis[cut.starts]
-        if len(places) and int(np.diff(places, prepend=np.uint64(self._last)).view(np.int64).min()) < 0:
+        places = axis[cut.starts].astype(np.uint64)
+        if (places < np.append(np.uint64(self._last), places)[:-1]).any():
             raise ValueError("the rows of a section must come in order")
         first += places.tolist()
         counts += (cut.stops - cut.starts).tolist()
-        self._last = first[-1] if first else 0
+        self._last = first[-1] if first else self._last
         for (block,) in encode_blocks(rows, layout, cut, [self._compress]):
             offsets.append(self.bytes)
             for piece in block:

@@ -307,10 +307,15 @@ def cut_blocks(words: Words, layout: RowLayout, most: int | None = None) -> Cut:
     bytes_of_words, heap = (BLOCK_BYTES, BLOCK_HEAP) if most is None else (most, most)
     most_rows = max(1, bytes_of_words // (8 * layout.width))
     if not layout.bytes_columns:
-        stops = np.append(np.arange(most_rows, len(words), most_rows), len(words)) if len(words) else np.empty(0)
-        return Cut(stops.astype(np.int64), np.zeros(len(stops), np.int64))
+        starts = np.arange(0, len(words), most_rows, dtype=np.int64)
+        return Cut(np.minimum(starts + most_rows, len(words)), np.zeros(len(starts), np.int64))
     stops, heaps = np.empty(len(words), np.int64), np.empty(len(words), np.int64)
     together = bytes_of_words + heap if most is None else most
     shape = shape_of(layout)
     found = cut(address(words), len(words), shape.width, shape.blobs, most_rows, heap, together, stops, heaps)
     return Cut(stops[:found].copy(), heaps[:found].copy())
+
+
+def cut_run(words: Words, layout: RowLayout) -> Cut:
+    """Where rows are cut into the blocks of a run (see `cut_blocks`)."""
+    return cut_blocks(words, layout, RUN_BLOCK)

@@ -114,8 +114,8 @@ def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]
     counts = cut.stops - cut.starts
     sizes = counts * stride + cut.heaps
     before = np.cumsum(sizes) - sizes
-    groups = np.flatnonzero(np.diff(before // _GROUP)) + 1 if len(sizes) else []
-    for low, high in pairwise([0, *groups, len(sizes)] if len(sizes) else []):
+    groups = np.flatnonzero(np.diff(before // _GROUP, prepend=-1)).tolist()
+    for low, high in pairwise([*groups, len(sizes)]):
         each, first = sizes[low:high], address(rows.words) + int(cut.starts[low]) * stride
         at = np.cumsum((each + 7) & ~7) - ((each + 7) & ~7)
         total = int(at[-1] + each[-1])
@@ -129,7 +129,7 @@ def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]
         if not len(blobs):
             begin, end = int(cut.starts[low]), int(cut.stops[high - 1])
             raw = rows.words[begin:end].reshape(-1).view(np.uint8)
-        plain, packed = memoryview(raw), memoryview(shuffled)
+        plain, packed = raw.data, shuffled.data
         for begin, size, count, heap in zip(*(column.tolist() for column in (at, each, *numbers)), strict=True):
             encoded = []
             for compress in forms:

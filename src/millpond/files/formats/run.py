@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import RUN_BLOCK, BlockIndex, cut_blocks
+from millpond.files.formats.blocks import RUN_BLOCK, BlockIndex, cut_run
 from millpond.files.formats.codec import FILTER, HEADER, damaged, encode_block, encode_blocks
 from millpond.files.refs import RunRef
 from millpond.kernels.pointers import address
@@ -149,7 +149,7 @@ class RunWriter:
             self._tombstones += int(np.count_nonzero(meta & np.uint64(1)))
         rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
         words = rows.words
-        cut = cut_blocks(words, self._layout, RUN_BLOCK)
+        cut = cut_run(words, self._layout)
         fence, counts = words[cut.starts, HASH], cut.stops - cut.starts
         if rows.count:
             before = np.append(np.uint64(self._last), words[cut.stops[:-1] - 1, HASH])

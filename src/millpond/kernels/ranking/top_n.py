@@ -292,8 +292,8 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
     return filled, size, changed
 
 
-@kernel(I64(U64, I64, U64, I64, KEY_BLOCK, U64, U64, KINDS, RANKING_IN, INTS, I64, _ENTRIES))
-def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, blobs, version, entries):
+@kernel(I64(U64, I64, U64, I64, KEY_BLOCK, U64, U64, KINDS, RANKING_IN, INTS, I64, INTS, INTS, _ENTRIES))
+def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, blobs, version, net, spare, entries):
     """Decide what a block's rows change in the slots of their keys.
 
     Args:
@@ -304,6 +304,7 @@ def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, bl
         signs: 1 or −1 for each row (comes, goes); empty if all come.
         ranking: as `RANKING`. blobs: first words of the columns of byte strings.
         version: of the batch.
+        net, spare: room for a number for each row.
         entries: filled.
 
     Returns:
@@ -314,9 +315,8 @@ def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, bl
     ranked = _in_registers(ranking[0])
     now = np.uint64(version + 1)
     cuts = (ranked.flags & ALL_ROWS) == 0 and ranked.function != DENSE_RANK
-    net = np.empty(len(members), np.int64)
-    spare = np.empty(len(members), np.int64)
-    # Phases take addresses: references to arrays would be counted for each group.
+    # Phases take addresses: references to arrays would be counted for each group. They are of the caller's arrays: one
+    # that is made here is freed behind its last mention, though its address is still in use.
     members_at = np.uint64(members.ctypes.data)
     net_at = np.uint64(net.ctypes.data)
     signs_at = np.uint64(signs.ctypes.data) if len(signs) != 0 else np.uint64(0)

@@ -143,9 +143,9 @@ class TopNOperator:
         firsts = block.members[block.starts[:-1]]
         slab = (*self._slab(), data_of(self._table.heap.data), self._place)
         heap = data_of(rows.heap)
-        found = ranking.decide(
-            *slab, block, data_of(rows.words), heap, signs, self._ranking, slots.blobs, self._version, entries
-        )
+        room = np.empty(rows.count, dtype=np.int64), np.empty(rows.count, dtype=np.int64)
+        at = *slab, block, data_of(rows.words), heap
+        found = ranking.decide(*at, signs, self._ranking, slots.blobs, self._version, *room, entries)
         if found < 0:
             raise unknown_retraction()
         if not found:
