@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.patience import patiently
 from millpond.files.formats.blocks import RUN_BLOCK, BlockTable, FilterTable, Numbers, Part, stops_of
 from millpond.files.formats.codec import FILTER, HEADER, RAW, Decoded, check_block, damaged, decode_blocks
@@ -96,10 +96,11 @@ class RemoteSource:
         """See `BlockSource.scanned`."""
         numbers = np.arange(begin, end)
         here = self._cached(numbers, once=True)
-        asked = [(span, self._pool.submit(self._read, span)) for span in self._spans(_without(numbers, here))]
+        asked = [(span, self._pool.submit(self._fetch, span)) for span in self._spans(_without(numbers, here))]
 
         def bring() -> BlockTable:
-            read = [(span, future.result()) for span, future in asked]
+            read = [(span, self._decode(span, future.result())) for span, future in asked]
+            asked.clear()
             self._keep(read, once=True)
             table = self._empty_table()
             pins = self._fill(table, here, read)
@@ -130,14 +131,14 @@ class RemoteSource:
                 numbers = step.numbers
                 step.here = self._cached(numbers, once=once)
                 for span in self._spans(_without(numbers, step.here)):
-                    step.asked.append((span, self._pool.submit(self._read, span)))
+                    step.asked.append((span, self._pool.submit(self._fetch, span)))
 
         try:
             go_on()
             yield None
             while under_way:
                 step = under_way[0]
-                read = [(span, asked.result()) for span, asked in step.asked]
+                read = [(span, self._decode(span, asked.result())) for span, asked in step.asked]
                 step.asked.clear()
                 self._keep(read, once=once)
                 yield Part(step.begin, step.end, table._replace(pins=self._fill(table, step.here, read)))
@@ -229,14 +230,19 @@ class RemoteSource:
         return [numbers[begin:end] for begin, end in pairwise([0, *cuts, len(numbers)])]
 
     def _read_all(self, spans: list[NDArray[np.int64]]) -> _Read:
-        read = self._pool.map(self._read, spans) if len(spans) > 1 else map(self._read, spans)
-        return list(zip(spans, read, strict=True))
+        fetched = self._pool.map(self._fetch, spans) if len(spans) > 1 else map(self._fetch, spans)
+        return [(span, self._decode(span, data)) for span, data in zip(spans, fetched, strict=True)]
 
-    def _read(self, span: NDArray[np.int64]) -> Decoded:
+    def _fetch(self, span: NDArray[np.int64]) -> Buffer:
         offsets, sizes = self.directory.offsets[span], self.directory.sizes[span]
         begin, end = int(offsets[0]), int(offsets[-1] + sizes[-1])
         self.fetched += int(sizes.sum())  # a race loses a count, which does no harm
-        data = patiently(lambda: self._files.get_range(self.ref.name, begin, end - begin))
+        return patiently(lambda: self._files.get_range(self.ref.name, begin, end - begin))
+
+    def _decode(self, span: NDArray[np.int64], data: Buffer) -> Decoded:
+        # By whoever waits: many threads that decode a little each would mostly wait for each other.
+        offsets = self.directory.offsets[span]
+        begin = int(offsets[0])
         return decode_blocks(
             memoryview(data).cast("B"), offsets - begin, self._counts[span], self.layout, self._place, begin
         )
@@ -279,7 +285,7 @@ class _Step:
     numbers: NDArray[np.int64]
     size: int
     here: dict[int, Rows] = field(default_factory=dict)
-    asked: list[tuple[NDArray[np.int64], Future[Decoded]]] = field(default_factory=list)
+    asked: list[tuple[NDArray[np.int64], Future[Buffer]]] = field(default_factory=list)
 
 
 def _without(numbers: NDArray[np.int64], here: dict[int, Rows]) -> NDArray[np.int64]:
