@@ -33,7 +33,7 @@ class Watch:
     def __init__(self, server: PartitionServer) -> None:
         self.server = server
         self.kept = 0
-        self.read = 0.0  # share of a table's memory
+        self.read = 0.0  # share of the most that a table's reads ahead may take
         self.waiting = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
@@ -42,7 +42,7 @@ class Watch:
         while not self._over.wait(0.001):
             partition, table, prefetcher = held(self.server)
             self.kept = max(self.kept, partition._hints._held)
-            limit = prefetcher._limit()
+            limit = table._account.limit // 2  # a table's share may have shrunk since it was read for
             self.read = max(self.read, table._runs.fetched_memory / limit)
             with prefetcher._lock:
                 waiting = sum(one.nbytes for one in prefetcher._waiting.values())
