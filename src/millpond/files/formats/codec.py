@@ -42,8 +42,8 @@ _CHECK = struct.Struct("<Q")
 _PAD = bytes(8)
 _ACTION = "Restore the file from a copy, or restart from an older checkpoint."
 _codec = pa.Codec("lz4_raw")
-_GROUP = 1 << 18
-"""Bytes of blocks that are packed together."""
+_GROUP = 1 << 16
+"""Bytes of blocks that are packed together: larger buffers, which come and go, leave holes in the heap."""
 _NOWHERE = np.empty(0, np.uint64)
 
 
