@@ -1,9 +1,11 @@
 """`millpond.read_state`: what it says where there is nothing to read."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import millpond
 from millpond.errors import UsageError
@@ -30,6 +32,23 @@ def test_state_that_lies_elsewhere_is_found_from_the_checkpoint(spark: SparkSess
     ledger, files = (open_filesystem(str(tmp_path / name)) for name in ("ledger", "state/millpond"))
     Ownership(ledger.url, ledger, str(tmp_path / "state"), files).note(1)
     assert millpond.read_state(spark, str(tmp_path / "ledger")).count() == len(rows_of(0))
+
+
+def test_state_is_that_of_the_last_batch_as_soon_as_the_query_has_ended(spark: SparkSession, tmp_path: Path) -> None:
+    """Its commit takes two seconds, which is longer than reading does."""
+    long = F.expr("array_join(transform(sequence(1, 60), x -> sha2(cast(id * 60 + x as string), 256)), '')")
+    for _ in range(2):
+        spark.range(100, numPartitions=1).withColumn("v", long).write.mode("append").parquet(str(tmp_path / "rows"))
+    session = spark.newSession()
+    session.conf.set("spark.millpond.state.location", f"faults+file:{tmp_path}/store?bandwidth_mb=0.2")
+    read = (
+        session.readStream.schema("id long, v string").option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "rows"))
+    )
+    counts = read.groupBy("id").agg(F.count("*").alias("rows"), F.max("v"))
+    writer: Any = millpond.writeStream(counts).outputMode("update").format("noop").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    state = millpond.read_state(spark, str(tmp_path / "checkpoint")).toDF("id", "rows", "v")
+    assert {row.rows: row["count"] for row in state.groupBy("rows").count().collect()} == {2: 100}
 
 
 def test_an_object_store_that_spark_has_no_connector_for_is_looked_at(spark: SparkSession) -> None:

@@ -52,7 +52,7 @@ class Echo:
     def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
         pass
 
-    def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
+    def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:
         return [(operator, partition, version) for (operator, partition), version in self.versions.items()]
 
     def answered(self, query: str) -> list[tuple[int, int, int]]:

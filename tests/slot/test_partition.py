@@ -366,6 +366,20 @@ def test_a_query_that_drains_slowly_keeps_no_other_waiting(counting, servers):
     assert drained.is_set()
 
 
+def test_a_run_that_has_ended_leaves_nothing_behind(counting, servers):
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    assert server.drain(counting.key, 10, counting.generation) == [(0, 0, 1)]
+    assert server.answered(counting.key) == []
+    with pytest.raises(FencedError, match="has ended"):
+        run(server, counting, 1, grouped(0, [1], [1]))
+    later = msgspec.structs.replace(counting, generation=counting.generation + 1)
+    begin(later, (1,))
+    assert run(server, later, 1, grouped(0, [1], [5]))[0] == {1: (2, 6)}
+    assert server.drain(counting.key, 10, counting.generation) == []  # the end of the run before
+    assert run(server, later, 2, grouped(0, [1], [5]))[0] == {1: (3, 11)}
+
+
 def test_output_of_a_batch_ends_when_the_next_batch_begins(counting, servers):
     server = servers()
     many = list(range(70_000))

@@ -43,7 +43,6 @@ from millpond.query.ledger.copying import check_finished, check_free, copy_folde
 from millpond.query.ledger.ledger import METADATA, Ledger
 from millpond.query.starting.checks import check_session, check_stream
 from millpond.query.starting.pinning import pinned_query
-from millpond.query.starting.start import DRAIN_SECONDS
 from millpond.query.starting.tasks import first_partitions, pipe_task
 from millpond.query.starting.watching import note_watching
 from millpond.slot.batch.task import PipeTask
@@ -119,7 +118,7 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
                 function = named(Pipe(own), f"import of {operator.title}", 2)
                 map_in_arrow(sent, function, "nothing int").collect()
     finally:
-        drain(task, DRAIN_SECONDS)
+        drain(task)
     missing = Recovery(files).missing(batch + 1)
     if missing:
         raise StateDamagedError(

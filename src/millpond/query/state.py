@@ -15,6 +15,7 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.workers import map_in_arrow
 from millpond.query.ledger.finding import find_state
 from millpond.query.starting.checks import check_spark
+from millpond.query.starting.running import await_commits
 from millpond.slot.reading.reader import StateReader
 
 
@@ -40,6 +41,8 @@ def read_state(
 ) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
+    What a run that has ended on this host is still committing is waited for.
+
     Windows are shown by when they begin (see `Spec.state_fields`). Of a processor (`transformWithState`) one variable
     is read: a row for each key, with its value, its list, its map as a list of entries, or, as `timers`, the times of
     its timers; with a time to live, each part has its `expiry`, and those that have expired may still be there.
@@ -59,6 +62,7 @@ def read_state(
     """
     check_spark(spark)
     location = find_state(_qualified(spark, checkpoint))
+    await_commits(location)
     reader = StateReader(location)
     if not 0 <= operator < len(reader.operators):
         raise UsageError(

@@ -17,7 +17,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.query.starting.start import DRAIN_SECONDS
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import drain
 
@@ -128,5 +127,5 @@ def _delete_when_stopped(query: StreamingQuery, path: str, task: PipeTask, force
             log.debug("the temporary checkpoint %s stays until the application ends: %s", path, error)
             return
     with suppress(MillpondError, OSError):  # what cannot be written any more is not wanted any more
-        drain(task, DRAIN_SECONDS)
+        drain(task)
     shutil.rmtree(path, ignore_errors=True)

@@ -43,7 +43,7 @@ from millpond.query.lookahead.runner import look_ahead, lookaheads
 from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.initial import forget_initial, write_initial
 from millpond.query.starting.pinning import pin_query, pinned_query, settle
-from millpond.query.starting.running import note_while_running
+from millpond.query.starting.running import watch_run
 from millpond.query.starting.tasks import first_partitions, pipe_task
 from millpond.query.starting.watching import note_watching
 from millpond.slot.batch.task import PipeTask
@@ -53,9 +53,6 @@ from millpond.spec.kinds.union import OperatorSpec
 from millpond.words import counted
 
 log = logging.getLogger("millpond")
-
-DRAIN_SECONDS = 30.0
-"""How long a start waits for the pending commits of an earlier run on this host."""
 
 Transplant = Callable[[list[PipeTask]], DataFrame]
 """Makes the rewritten query whose pipes carry the given tasks, by operator index."""
@@ -108,7 +105,7 @@ class Start:
 
         task = self._first_task(identity, location, checkpoint, files, ledger)
         try:
-            drain(task, DRAIN_SECONDS)
+            drain(task)
         except MillpondError as error:
             log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
         load_ahead(self.spark.sparkContext)
@@ -174,7 +171,7 @@ class Start:
         tasks = self._tasks(task, specs)
         running = launch(self.transplant(tasks))
         if on_one_host(self.spark.sparkContext):
-            note_while_running(running, task, identify(catalyst.process_id))
+            watch_run(running, task, identify(catalyst.process_id))
         look_ahead(running, self.spark, self.decision, tasks, ledger_files, self.around)
         watch_commits(running, task)
         forget_initial(running, task, files, ledger)

@@ -34,10 +34,14 @@ _GIVEN_BACK = 256
 
 @dataclass
 class _Query:
-    """A query's place in the slot: its present run, if any, and that run's partitions; `lock` guards changes."""
+    """A query's place in the slot: its present run, if any, and that run's partitions; `lock` guards changes.
+
+    Runs up to the generation `ended` are over: a task that they have left behind brings nothing back.
+    """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: RunningQuery | None = None
+    ended: int = -1
     partitions: dict[tuple[int, int], Partition] = field(default_factory=dict)
 
     def versions(self) -> list[tuple[int, int, int]]:
@@ -156,8 +160,11 @@ class PartitionServer:
             if held is not None:
                 held.hint(batch, lookahead, hashes, keys)
 
-    def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
+    def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable and let go of it.
+
+        Args:
+            query: `PipeTask.key`. timeout: seconds. generation: that has ended, later ones go on; None: whichever runs.
 
         Returns:
             Operator, partition and version of what was held; all of it is durable.
@@ -167,6 +174,10 @@ class PartitionServer:
         """
         held = self._query(query)
         with held.lock:
+            if generation is not None:
+                held.ended = max(held.ended, generation)
+                if held.running is not None and held.running.task.generation > generation:
+                    return []
             versions = held.versions()
             held.drain(timeout)
             held.let_go()
@@ -223,6 +234,11 @@ class PartitionServer:
                 raise FencedError(
                     f"Generation {newer} of the query has taken over from generation {task.generation}.",
                     action="Stop this run; only the newest run of a query may write its checkpoint.",
+                )
+            if task.generation <= query.ended:
+                raise FencedError(
+                    f"The run of generation {task.generation} of the query has ended.",
+                    action="Nothing is to be done: this is a task that its query did not wait for.",
                 )
             if running is not None and running.task.generation < task.generation:
                 query.let_go()

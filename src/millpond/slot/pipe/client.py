@@ -26,6 +26,9 @@ _A = TypeVar("_A")
 
 _LONGEST_LOADING = 600.0
 """Seconds that a template may take to import everything, on a machine where others are busy."""
+_DRAIN = 30.0
+"""Seconds in which a query that ends, or starts again, waits for commits that are pending."""
+
 _PAUSE = 0.002
 _TELL = 10.0
 """Seconds between two lines on how far the kernels are."""
@@ -220,12 +223,13 @@ def _tell_compiling(directory: SlotDirectory) -> None:
         time.sleep(_TELL)
 
 
-def drain(task: PipeTask, timeout: float) -> dict[tuple[int, int], int]:
+def drain(task: PipeTask, timeout: float = _DRAIN, *, ended: bool = False) -> dict[tuple[int, int], int]:
     """Have every slot on this host finish the query's pending commits and let go of its partitions.
 
     Args:
         task: any pipe task of the query.
         timeout: seconds to wait for the store, per slot.
+        ended: whether it is for the end of the task's run: later ones are left alone.
 
     Returns:
         The durable version of each partition that a slot held, by (operator, partition).
@@ -233,9 +237,8 @@ def drain(task: PipeTask, timeout: float) -> dict[tuple[int, int], int]:
     Raises:
         MillpondError: a slot could not make everything durable; the commit's own error.
     """
-    answers = _ask_all(
-        SlotDirectory.of(task), Drain(task.key, timeout), Drained, timeout + task.settings.silence_timeout
-    )
+    message = Drain(task.key, timeout, task.generation if ended else None)
+    answers = _ask_all(SlotDirectory.of(task), message, Drained, timeout + task.settings.silence_timeout)
     return {(operator, partition): version for answer in answers for operator, partition, version in answer.versions}
 
 

@@ -139,10 +139,14 @@ class Opened(msgspec.Struct, tag=True):
 
 
 class Drain(msgspec.Struct, tag=True):
-    """To a slot: finish a query's pending commits and let go of its partitions; `query` is its `PipeTask.key`."""
+    """To a slot: finish a query's pending commits and let go of its partitions; `query` is its `PipeTask.key`.
+
+    With a `generation`, because the run of that has ended: a later run is left alone.
+    """
 
     query: str
     timeout: float
+    generation: int | None = None
 
 
 class Drained(msgspec.Struct, tag=True):

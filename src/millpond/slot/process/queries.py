@@ -54,10 +54,10 @@ def forget_query(directory: SlotDirectory, query: str, run: str) -> None:
 
 def find_query(location: str) -> tuple[SlotDirectory, RunningNote] | None:
     """The query of this user that runs on this host with its state at `location`, and its application's directory."""
-    wanted = _canonical(location)
+    wanted = canonical(location)
     for path in Path(tempfile.gettempdir(), f"millpond-{os.getuid()}").glob(f"*/{_FOLDER}/[!.]*"):
         note = _read(path)
-        if note is not None and _canonical(note.location) == wanted and note.process.alive():
+        if note is not None and canonical(note.location) == wanted and note.process.alive():
             return SlotDirectory(path.parent.parent), note
     return None
 
@@ -69,7 +69,7 @@ def _read(path: Path) -> RunningNote | None:
         return None
 
 
-def _canonical(location: str) -> str:
+def canonical(location: str) -> str:
     """A location in one of the forms that it may be written in."""
     scheme, colon, rest = location.partition(":")
     if not colon or "/" in scheme:

@@ -65,8 +65,8 @@ class Work(Protocol):
     def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
         """Open partitions of a query's operators before their first batch; failures are left to that."""
 
-    def drain(self, query: str, timeout: float) -> list[tuple[int, int, int]]:
-        """Make a query's sealed state durable, let go of it, and say which versions that left."""
+    def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:
+        """Make a query's sealed state durable, let go of it, and say which versions that left (see `Drain`)."""
 
     def answered(self, query: str) -> list[tuple[int, int, int]]:
         """(operator, partition, batch answered last) of the query's partitions."""
@@ -178,7 +178,7 @@ class Slot:
             connection.send(Opened())
         elif isinstance(message, Drain):
             connection.serving = message.query
-            connection.send(Drained(self.work.drain(message.query, message.timeout)))
+            connection.send(Drained(self.work.drain(message.query, message.timeout, message.generation)))
             connection.serving = None
         elif isinstance(message, Status):
             work, query = self.work, message.query
