@@ -126,7 +126,9 @@ def test_functions_come_go_and_move(session: SparkSession, tmp_path: Path, steps
         check(job, names, births, [tuple(row) for row in state.collect()])
 
 
-def test_a_state_larger_than_memory_is_read_as_it_was_written(session: SparkSession, tmp_path: Path) -> None:
+def test_a_state_larger_than_memory_is_read_as_it_was_written(
+    session: SparkSession, own_slots: None, tmp_path: Path
+) -> None:
     session.conf.set("spark.millpond.slot.memory", "16m")
     session.conf.set("spark.millpond.slots", "1")
     job = Job(session, tmp_path)

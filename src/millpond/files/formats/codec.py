@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,8 @@ _GROUP = 1 << 16
 """Bytes of blocks that are packed together: larger buffers, which come and go, leave holes in the heap."""
 _NOWHERE = np.empty(0, np.uint64)
 
+_Size = TypeVar("_Size", int, NDArray[np.int64])
+
 
 class BlockHeader(NamedTuple):
     """What a block says about itself; see the module for the fields. `checksum` comes last, as in the file."""
@@ -64,8 +66,8 @@ class BlockHeader(NamedTuple):
         return padded(HEADER + self.stored)
 
 
-def padded(size: int) -> int:
-    """The size rounded up to whole words."""
+def padded(size: _Size) -> _Size:
+    """A size, or many, rounded up to whole words."""
     return (size + 7) & ~7
 
 
@@ -117,7 +119,8 @@ def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]
     groups = np.flatnonzero(np.diff(before // _GROUP, prepend=-1)).tolist()
     for low, high in pairwise([*groups, len(sizes)]):
         each, first = sizes[low:high], address(rows.words) + int(cut.starts[low]) * stride
-        at = np.cumsum((each + 7) & ~7) - ((each + 7) & ~7)
+        room = padded(each)
+        at = np.cumsum(room) - room
         total = int(at[-1] + each[-1])
         raw = np.empty(total if len(blobs) else 0, np.uint8)
         shuffled = np.empty(total if any(forms) else 0, np.uint8)
