@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 import millpond
+from millpond.errors import StateIncompatibleError
 from millpond.query.starting import start as starting
 from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import open_ahead
+from millpond.slot.pipe.client import drain, open_ahead
 from millpond.slot.process.identity import Process
 from tests.query.test_recovery import Job
 
@@ -67,6 +74,93 @@ def test_state_is_opened_while_spark_plans(
         job.aggregate()
     assert asked == [1, 2]
     assert job.emitted == {batch: job.expected(batch) for batch in range(3)}
+
+
+def test_a_start_that_fails_leaves_nothing_in_the_slots(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[PipeTask] = []
+
+    def opened(tasks: list[PipeTask], version: int, user: Process) -> None:
+        begun.append(tasks[0])
+        open_ahead(tasks, version, user)
+        for thread in threading.enumerate():
+            if thread.name == "millpond-open":
+                thread.join(60)
+
+    job = Job(session, tmp_path)
+    job.write([1, 2])
+    job.aggregate()
+    monkeypatch.setattr(starting, "open_ahead", opened)
+    rows = job.stream().groupBy("key").agg(F.count("*"), F.sum("amount"))
+    writer: Any = millpond.writeStream(rows).outputMode("update").format("nosuchformat")
+    writer.option("checkpointLocation", str(job.checkpoint))
+    with pytest.raises(Py4JJavaError, match="nosuchformat"):
+        writer.start()
+    assert len(begun) == 1
+    assert drain(begun[0]) == {}
+    job.aggregate()
+    assert job.emitted == {0: job.expected(0)}
+
+
+@pytest.mark.parametrize("wrong", ["format", "name", "query"])
+def test_a_start_that_is_refused_leaves_the_running_query_alone(
+    session: SparkSession, tmp_path: Path, wrong: str
+) -> None:
+    def write(rows: DataFrame, **named: str) -> StreamingQuery:
+        options = {"format": "noop", "queryName": "one"} | named
+        writer: Any = millpond.writeStream(rows).outputMode("update").format(options["format"])
+        return writer.queryName(options["queryName"]).option("checkpointLocation", str(job.checkpoint)).start()
+
+    job = Job(session, tmp_path)
+    job.write([1])
+    counts = job.stream().groupBy("key").count()
+    other_rows = job.stream().groupBy("amount").count()
+    named = {"name": {"queryName": "other"}, "format": {"queryName": "two", "format": "none"}}
+    named["query"] = {"queryName": "two"}
+    first = write(counts)
+    other: Any = millpond.writeStream(counts).outputMode("update").format("noop").queryName("other")
+    second = other.option("checkpointLocation", str(tmp_path / "other")).start()
+    try:
+        first.processAllAvailable()
+        with pytest.raises((Py4JJavaError, IllegalArgumentException, StateIncompatibleError)):
+            write(other_rows if wrong == "query" else counts, **named[wrong])
+        assert first.isActive
+        job.write([2])
+        first.processAllAvailable()
+        assert first.lastProgress["batchId"] >= 1
+        third = write(counts, queryName="three")  # takes over, as with Spark
+        assert not first.isActive
+        third.stop()
+    finally:
+        first.stop()
+        second.stop()
+
+
+def test_slots_end_with_the_application_that_its_jvm_outlives(tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+from pathlib import Path
+import millpond
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.sql.shuffle.partitions", 1).getOrCreate()
+rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load().groupBy("value").count()
+writer = millpond.writeStream(rows).outputMode("update").format("noop")
+query = writer.option("checkpointLocation", {str(tmp_path / "checkpoint")!r}).start()
+while query.lastProgress is None:
+    time.sleep(0.1)
+places = lambda: list(Path({str(tmp_path)!r}).glob("millpond-*/*/slot-0.pid"))
+assert len(places()) == 1, places()
+spark.stop()
+deadline = time.monotonic() + 60
+while places() and time.monotonic() < deadline:
+    time.sleep(0.1)
+print("left", places())
+"""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
+    assert "left []" in done.stdout, done.stderr
 
 
 NAMES = ["ünïcode 名", "a%20b+c#d", "trailing/", "(x)[y]{z}=1,2;'"]

@@ -13,6 +13,7 @@ from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.partition.turns import Turns
 from millpond.slot.process.messages import Run
 
 from .conftest import TIME, begin, grouped, table_of
@@ -378,6 +379,36 @@ def test_a_run_that_has_ended_leaves_nothing_behind(counting, servers):
     assert run(server, later, 1, grouped(0, [1], [5]))[0] == {1: (2, 6)}
     assert server.drain(counting.key, 10, counting.generation) == []  # the end of the run before
     assert run(server, later, 2, grouped(0, [1], [5]))[0] == {1: (3, 11)}
+
+
+def test_what_still_works_when_its_run_ends_lets_go_when_it_can(counting, servers, monkeypatch):
+    monkeypatch.setattr(Turns.close, "__defaults__", (0.1,))
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    begun, go_on = threading.Event(), threading.Event()
+    raised = []
+
+    def rows():
+        yield grouped(0, [1], [1])
+        begun.set()
+        go_on.wait(60)
+        yield grouped(0, [2], [2])
+
+    def late():
+        with pytest.raises(TransientError, match="its query has stopped") as error:
+            list(server.run(Run(counting, 0, 1, 0), rows()))
+        raised.append(error.value)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    assert begun.wait(60)
+    assert server.drain(counting.key, 10, counting.generation) == [(0, 0, 1)]
+    tables = list(server._means.budget._accounts)
+    go_on.set()
+    thread.join(60)
+    assert len(raised) == 1
+    assert len(server._means.budget._accounts) < len(tables)
+    assert durable(counting).newest() == 1
 
 
 def test_output_of_a_batch_ends_when_the_next_batch_begins(counting, servers):

@@ -41,8 +41,6 @@ def read_state(
 ) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
-    What a run that has ended on this host is still committing is waited for.
-
     Windows are shown by when they begin (see `Spec.state_fields`). Of a processor (`transformWithState`) one variable
     is read: a row for each key, with its value, its list, its map as a list of entries, or, as `timers`, the times of
     its timers; with a time to live, each part has its `expiry`, and those that have expired may still be there.
@@ -51,7 +49,8 @@ def read_state(
         spark: a classic session.
         checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
         operator: which of the query's operators, as `millpond.explain` numbers them.
-        version: the state after batch `version - 1`; the newest durable one by default. Older ones can be read
+        version: the state after batch `version - 1`; the newest durable one by default, for which what a run that has
+            ended on this host is still committing is waited for. Older ones can be read
             as long as they are kept (`spark.millpond.state.retain`), also where the query was started again since
             then, with another number of partitions, or changed.
         variable: of a processor, its name.
@@ -59,10 +58,12 @@ def read_state(
     Raises:
         UsageError: there is no such state, operator, version or variable; the message says what there is.
         StateDamagedError: the version is not whole, and some of its commits are damaged.
+        TransientError: the last batches of a run that has ended cannot be made durable.
     """
     check_spark(spark)
     location = find_state(_qualified(spark, checkpoint))
-    await_commits(location)
+    if version is None:
+        await_commits(location)
     reader = StateReader(location)
     if not 0 <= operator < len(reader.operators):
         raise UsageError(

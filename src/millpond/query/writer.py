@@ -30,7 +30,14 @@ from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
 from millpond.query.progress.endpoint import endpoint_of
 from millpond.query.session import outside, running_settings, starting
-from millpond.query.starting.checks import check_session, check_stream, check_user_functions, check_writer, runs_nowhere
+from millpond.query.starting.checks import (
+    check_name,
+    check_session,
+    check_stream,
+    check_user_functions,
+    check_writer,
+    runs_nowhere,
+)
 from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
 from millpond.query.starting.start import Start, refuse_own_state
 from millpond.slot.batch.task import PipeTask
@@ -160,6 +167,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             return self._launch_natively(launch, settings)
         check_stream(self._df, decision)
         check_writer(self._spark, self._option)
+        check_name(self._spark, self._said("queryName"))
         checkpoint = choose_checkpoint(
             self._spark, self._sink(), self._said("queryName"), self._option("checkpointLocation")
         )
@@ -196,7 +204,15 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             return runs_planned(self._spark, self._sink(), self._path or self._option("path"), batch)
 
         start = Start(
-            self._spark, decision, settings, checkpoint.path, needs_sync(decision), rewritten, around, planned
+            self._spark,
+            decision,
+            settings,
+            checkpoint.path,
+            needs_sync(decision),
+            self._sink(),
+            rewritten,
+            around,
+            planned,
         )
         with endpoint_of(settings) as endpoint:
             query = start.run(begin)

@@ -253,9 +253,15 @@ class Catalyst:
         hooks = self._class("org.apache.spark.util.ShutdownHookManager")
         hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
 
-    def runs(self, query_id: str) -> bool:
+    def runs(self, query_id: str | None) -> bool:
         """Whether the application runs the query of this id, in whatever session."""
-        return self._active_run(query_id) is not None
+        return query_id is not None and self._active_run(query_id) is not None
+
+    def check_sink(self, name: str) -> None:
+        """See that Spark knows a format that is written to; raises Spark's own error."""
+        if name not in ("", "foreach", "foreachBatch", "memory"):
+            source = self._class("org.apache.spark.sql.execution.datasources.DataSource")
+            source.lookupDataSource(name, self.spark._jsparkSession.sessionState().conf())
 
     def _active_run(self, query_id: str) -> Any:
         queries = self.spark._jsparkSession.sharedState().activeStreamingQueries()

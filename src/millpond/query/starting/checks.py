@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 import pyspark
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import SettingError, UnsupportedError, UsageError
@@ -156,6 +156,18 @@ def _stand_in(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -
     if any(new is not old for new, old in zip(children, node.children, strict=True)):
         return catalyst.with_children(node, children)
     return node
+
+
+def check_name(spark: SparkSession, name: str | None) -> None:
+    """Refuse a name that a running query has, as Spark does, before anything is done for the new one.
+
+    Raises:
+        IllegalArgumentException: Spark's own.
+    """
+    if name is not None and any(query.name == name for query in spark.streams.active):
+        raise IllegalArgumentException(
+            f"Cannot start query with name {name} as a query with that name is already active in this SparkSession"
+        )
 
 
 def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -43,7 +43,7 @@ from millpond.query.lookahead.runner import look_ahead, lookaheads
 from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.initial import forget_initial, write_initial
 from millpond.query.starting.pinning import pin_query, pinned_query, settle
-from millpond.query.starting.running import watch_run
+from millpond.query.starting.running import end_with, let_go, watch_run
 from millpond.query.starting.tasks import first_partitions, pipe_task
 from millpond.query.starting.watching import note_watching
 from millpond.slot.batch.task import PipeTask
@@ -68,6 +68,7 @@ class Start:
         settings: of this query.
         checkpoint: Spark's checkpoint location, any form that Spark takes.
         sync_reason: why commits may not lag, None if they may.
+        sink: the format that is written to, as far as the user has said it.
         transplant: makes the rewritten query.
         around: session settings that the rewritten query is planned and started under.
         runs_planned: whether the sink is sure to run this batch, planned and not committed, when the query starts.
@@ -78,6 +79,7 @@ class Start:
     settings: Settings
     checkpoint: str
     sync_reason: str | None
+    sink: str
     transplant: Transplant
     around: dict[str, str]
     runs_planned: Callable[[int], bool]
@@ -89,6 +91,10 @@ class Start:
             StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store.
             StateDamagedError: state that Spark's ledger counts on is gone.
         """
+        with ExitStack() as opened:
+            return self._run(launch, opened)
+
+    def _run(self, launch: Callable[[DataFrame], StreamingQuery], opened: ExitStack) -> StreamingQuery:
         catalyst = Catalyst(self.spark)
         checkpoint = catalyst.qualified(self.checkpoint)
         ledger_files = open_filesystem(checkpoint)
@@ -101,6 +107,13 @@ class Start:
         if location != checkpoint:
             owner = Ownership(checkpoint, ledger_files, location, files)
             owner.check()
+        query = pinned_query(self.decision, self.settings.key_groups, catalyst)
+        specs = self.decision.specs
+        changed = self.settings.on_changed_state
+        if catalyst.runs(identity) and ledger.last("commits") >= 0:
+            # What is to be refused is refused before that ends for it.
+            pin_query(files, ledger, ledger_files, query, specs, changed=changed)
+            catalyst.check_sink(self.sink)
         catalyst.stop_active_run(identity)
 
         task = self._first_task(identity, location, checkpoint, files, ledger)
@@ -109,16 +122,16 @@ class Start:
         except MillpondError as error:
             log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
         load_ahead(self.spark.sparkContext)
+        local = on_one_host(self.spark.sparkContext)
+        if local:
+            end_with(self.spark.sparkContext, task, identify(catalyst.process_id))
         if run_this_python(self.spark.sparkContext):
             start_ahead(task, identify(catalyst.process_id))
         ledger.forget_interrupted_start()
-        query = pinned_query(self.decision, self.settings.key_groups, catalyst)
-        specs = self.decision.specs
-        changed = self.settings.on_changed_state
         pinned = pin_query(files, ledger, ledger_files, query, specs, changed=changed)
         anew = pinned.anew
 
-        recovery, task = self._claim(files, task, owner, anew=anew)
+        recovery, task = self._claim(files, task, owner, opened, anew=anew)
         roll_back = RollBack(ledger_files, ledger, files, task.generation)
         roll_back.undo_interrupted()
         entries = ledger.last("commits"), ledger.last("offsets")
@@ -165,12 +178,13 @@ class Start:
                 log.warning("every batch waits for its commit (commit.mode=sync): %s", self.sync_reason)
             if again:
                 # The run may see other rows in a primed batch than the priming did: that is no contradiction.
-                recovery, task = self._claim(files, task, owner)
+                recovery, task = self._claim(files, task, owner, opened)
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
                 self._open_ahead(catalyst, self._tasks(task, specs), ledger.next)
         tasks = self._tasks(task, specs)
         running = launch(self.transplant(tasks))
-        if on_one_host(self.spark.sparkContext):
+        opened.pop_all()
+        if local:
             watch_run(running, task, identify(catalyst.process_id))
         look_ahead(running, self.spark, self.decision, tasks, ledger_files, self.around)
         watch_commits(running, task)
@@ -179,7 +193,7 @@ class Start:
         return running
 
     def _claim(
-        self, files: FileSystem, task: PipeTask, owner: Ownership | None, *, anew: bool = False
+        self, files: FileSystem, task: PipeTask, owner: Ownership | None, opened: ExitStack, *, anew: bool = False
     ) -> tuple[Recovery, PipeTask]:
         generation = claim(
             files,
@@ -191,7 +205,9 @@ class Start:
         if owner is not None:
             owner.note(generation.number)
         recovery = Recovery(files, generation, operators=len(self.decision.specs), anew=anew)
-        return recovery, msgspec.structs.replace(task, generation=generation.number)
+        claimed = msgspec.structs.replace(task, generation=generation.number)
+        opened.callback(let_go, claimed)
+        return recovery, claimed
 
     def _open_ahead(self, catalyst: Catalyst, tasks: list[PipeTask], version: int) -> None:
         """Have the slots read what the first batch needs while Spark plans it."""

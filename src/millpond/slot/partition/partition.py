@@ -25,7 +25,7 @@ from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.feed import Feed
 from millpond.slot.partition.running import RunningQuery
 from millpond.slot.partition.tables import Tables, blame
-from millpond.slot.partition.turns import Attempt, Turns
+from millpond.slot.partition.turns import Attempt, Turns, stopped
 from millpond.slot.prefetch.announcements import Announcements
 from millpond.spec.operators import GLOBAL_HASH
 from millpond.stores.aligned.table import AlignedTable
@@ -76,7 +76,7 @@ class Partition:
         self.query = query
         self.task = task
         self.number = number
-        self._turns = Turns(task.settings.attempt_timeout)
+        self._turns = Turns(task.settings.attempt_timeout, self._discard)
         self._memory = task.settings.memory * task.slots // max(task.slots, task.partitions)
         self._hints = Announcements(query.hint_switch(task, number), task.lookaheads, self._memory)
         self._busy = threading.Lock()  # held for each step that reads or replaces the operator
@@ -209,6 +209,8 @@ class Partition:
                     operator.narrow(range_)
                 self._hints.pass_on(operator, batch)
                 take(rows)
+            if self._turns.closed:
+                raise stopped()
             sealing = time.perf_counter()
             deltas = operator.finish()
             figures = self._figures(operator, batch + 1) | {
@@ -221,6 +223,8 @@ class Partition:
             self.query.note_lost_call(operator, self.task.operator, self.number, batch)
             blame(error, self.task.spec, manifest)
             self._discard()  # half a batch is in the tables
+            if self._turns.closed and isinstance(error, Exception):  # what it works with has been closed
+                raise stopped() from error
             raise
         figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}
         self._hints.learn(figures)
@@ -353,7 +357,6 @@ class Partition:
         self._operator = self._manifest = self._applied = self.answered = None
 
     def close(self) -> None:
-        """Cut off whoever writes, and let go of the tables."""
+        """Cut off whoever writes, and let go of the tables as soon as nobody does."""
         self._hints.close()
         self._turns.close()
-        self._discard()

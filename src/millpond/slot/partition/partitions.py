@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import threading
@@ -62,8 +63,11 @@ class _Query:
             partition.close()
         self.partitions.clear()
         if self.running is not None:
+            arrow = self.running.means.arrow
             self.running.close()
-        self.running = None
+            self.running = None
+            gc.collect()  # files stay open, and mapped, as long as cycles refer to them
+            arrow.force(pa.total_allocated_bytes())
 
 
 class PartitionServer:
@@ -179,7 +183,12 @@ class PartitionServer:
                 if held.running is not None and held.running.task.generation > generation:
                     return []
             versions = held.versions()
-            held.drain(timeout)
+            try:
+                held.drain(timeout)
+            except FencedError:
+                if generation is not None:
+                    held.let_go()  # its commits never will be durable
+                raise
             held.let_go()
         return versions
 

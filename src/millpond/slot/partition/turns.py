@@ -33,23 +33,30 @@ class Turns:
 
     Args:
         patience: seconds to wait for the input of an earlier attempt at the same batch before it is cut off.
+        over: called once nobody writes, or will write, any more.
+
+    Attributes:
+        closed: whether nobody may write any more.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, over: Callable[[], None] = lambda: None) -> None:
         self._patience = patience
+        self._over = over
         self._changed = threading.Condition()
         self._current: Attempt | None = None
         self._coming = 0  # attempts that wait
-        self._closed = False
+        self.closed = False
 
     def close(self, patience: float = 5.0) -> None:
-        """Cut off the attempt that holds the turn, wait until it has let go, and let nobody write any more."""
+        """Cut off the attempt that holds the turn, wait some seconds for it, and let nobody write any more."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             if self._current is not None:
                 self._current.abandon()
-            self._changed.wait_for(lambda: self._current is None, patience)
+            free = self._changed.wait_for(lambda: self._current is None, patience)
             self._changed.notify_all()
+        if free:
+            self._over()
 
     @contextlib.contextmanager
     def taken(self, attempt: Attempt) -> Iterator[None]:
@@ -63,24 +70,28 @@ class Turns:
         try:
             yield
         finally:
-            with self._changed:
-                self._current = None
-                self._changed.notify_all()
+            self._leave()
 
     @contextlib.contextmanager
     def if_free(self) -> Iterator[bool]:
         """Hold the turn for a moment if nobody does, or wants to; whether it is held."""
         with self._changed:
-            free = self._current is None and not self._coming and not self._closed
+            free = self._current is None and not self._coming and not self.closed
             if free:
                 self._current = Attempt(-1, -1, lambda: None, fed=True)
         try:
             yield free
         finally:
             if free:
-                with self._changed:
-                    self._current = None
-                    self._changed.notify_all()
+                self._leave()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._current = None
+            closed = self.closed
+            self._changed.notify_all()
+        if closed:
+            self._over()
 
     def _take(self, attempt: Attempt) -> None:
         with self._changed:
@@ -110,5 +121,10 @@ class Turns:
             elif expired:
                 raise TransientError(f"Attempt {current.number} at batch {current.batch} does not end.")
             self._changed.wait(deadline - time.monotonic())
-        if self._closed:
-            raise TransientError("The slot has let go of the partition: its query has stopped.")
+        if self.closed:
+            raise stopped()
+
+
+def stopped() -> TransientError:
+    """The error of an attempt that comes, or goes on, when nobody may write any more."""
+    return TransientError("The slot has let go of the partition: its query has stopped.")

@@ -237,8 +237,14 @@ def drain(task: PipeTask, timeout: float = _DRAIN, *, ended: bool = False) -> di
     Raises:
         MillpondError: a slot could not make everything durable; the commit's own error.
     """
+    directory = SlotDirectory.of(task)
+    running = directory.running().values()
     message = Drain(task.key, timeout, task.generation if ended else None)
-    answers = _ask_all(SlotDirectory.of(task), message, Drained, timeout + task.settings.silence_timeout)
+    answers = _ask_all(directory, message, Drained, timeout + task.settings.silence_timeout)
+    deadline = time.monotonic() + timeout
+    if not directory.needed():  # the application has ended: its slots answer no more, but finish their commits
+        while any(process.alive() for process in running) and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
     return {(operator, partition): version for answer in answers for operator, partition, version in answer.versions}
 
 

@@ -96,6 +96,10 @@ class SlotDirectory:
                 file=str(self.path),
             ) from error
 
+    def leave(self, user: Process) -> None:
+        """Let the slots end though this process lives on."""
+        (self.path / "owners" / f"{user.pid}-{user.start}").unlink(missing_ok=True)
+
     def _create(self) -> None:
         for path in (self.path.parent, self.path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
