@@ -27,7 +27,8 @@ from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import Field
 from millpond.time_slices import base_name
 
-_GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
+GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
+"""What to do where no state is found."""
 
 
 def span(versions: Sequence[int]) -> str:
@@ -95,14 +96,15 @@ class StateReader:
     Args:
         location: URL or path of the checkpoint (or, with `spark.millpond.state.location`, of its folder there).
         generation: of the run by which to read, whatever begins meanwhile; the newest by default.
+        action: what to do if nothing is found.
 
     Raises:
         UsageError: there is no Millpond state.
     """
 
-    def __init__(self, location: str, generation: int | None = None) -> None:
+    def __init__(self, location: str, generation: int | None = None, *, action: str = GIVE) -> None:
         if not location.strip():
-            raise UsageError("The location of the state is empty.", action=_GIVE)
+            raise UsageError("The location of the state is empty.", action=action)
         self.location = location
         self.files: FileSystem = open_state(location)
         claimed = numbers(self.files) if generation is None else [generation]
@@ -112,7 +114,7 @@ class StateReader:
         if newest is None or not self.files.exists(PINNED):
             raise UsageError(
                 "There is no Millpond state here.",
-                action=_GIVE,
+                action=action,
                 file=self.files.url,
             )
         self.claim, self.base = newest.claim, newest.base
