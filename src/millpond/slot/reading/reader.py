@@ -52,13 +52,9 @@ class StateOperator:
         """The table that is read for the operator's state, or for one variable of it, and its columns.
 
         Raises:
-            UsageError: there is no such variable, or there are several, or there is no state.
+            UsageError: there is no such variable, or there are several.
         """
         parts = self.spec.parts
-        if not self.spec.stateful:
-            raise UsageError(
-                f"The operator {self.title!r} has no state.", action="Read another's.", operator=str(self.index)
-            )
         if variable is None and not parts:
             return MAIN, self.spec.state_fields
         if variable is None or variable not in parts:
@@ -126,6 +122,33 @@ class StateReader:
         """The query's operators as they were when a version was made, which may have been another query."""
         shapes = {manifest.shape for manifest in self.manifests(version).values()}
         return self._operators(max(shapes)) if shapes else self.operators
+
+    def choose_operator(self, version: int, number: int | None = None) -> StateOperator:
+        """An operator that has state, as it was when a version was made.
+
+        Args:
+            version: of the state. number: of the operator; the first that has state by default.
+
+        Raises:
+            UsageError: there is no such operator, or it has no state; the message says which have.
+        """
+        operators = self.operators_at(version)
+        stateful = [one for one in operators if one.spec.stateful]
+        for one in stateful:
+            if number in (None, one.index):
+                return one
+        if number is None:
+            said = "No operator of the query has state."
+        elif 0 <= number < len(operators):
+            said = f"Operator {number} ({operators[number].title}) has no state."
+        else:
+            said = f"The query has no operator {number}."
+        having = ", ".join(f"{one.index} ({one.title})" for one in stateful)
+        raise UsageError(
+            said,
+            action=f"Those that have state: {having}." if having else "There is nothing to read: lookups keep nothing.",
+            file=self.files.url,
+        )
 
     def _operators(self, shape: int) -> list[StateOperator]:
         return [
