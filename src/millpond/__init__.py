@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from os import PathLike
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -140,7 +141,11 @@ def lookahead(df: DataFrame, *columns: str) -> DataFrame:
 
 
 def read_state(
-    spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None, variable: str | None = None
+    spark: SparkSession,
+    checkpoint: str | PathLike[str],
+    operator: int | None = None,
+    version: int | None = None,
+    variable: str | None = None,
 ) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
@@ -153,7 +158,7 @@ def read_state(
     Args:
         spark: a classic session.
         checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
-        operator: which of the query's operators, as `explain` numbers them.
+        operator: which of the query's operators, as `explain` numbers them; the first that has state by default.
         version: the state after batch `version - 1`; the newest durable one by default.
         variable: of a processor, the name of a state variable, or `timers`: the times at which they are due.
 
@@ -166,7 +171,9 @@ def read_state(
     return read(spark, checkpoint, operator, version, variable)
 
 
-def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: str = "append") -> Import:
+def import_checkpoint(
+    df: DataFrame, source: str | PathLike[str], checkpoint: str | PathLike[str], output_mode: str = "append"
+) -> Import:
     """Make a checkpoint with which a query that ran on Spark's own state store goes on with its state on Millpond.
 
     Start the query with `writeStream` and the new checkpoint then: it goes on with the batch after the last one that

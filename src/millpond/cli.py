@@ -30,7 +30,7 @@ Location = Annotated[
     str, typer.Argument(help="The query's checkpointLocation (or its folder in spark.millpond.state.location).")
 ]
 Checkpoint = Annotated[str, typer.Argument(help="The query's checkpointLocation.")]
-Operator = Annotated[int, typer.Option(help="Which operator of the query.")]
+Operator = Annotated[int | None, typer.Option(help="Which operator of the query; the first that has state by default.")]
 Version = Annotated[int | None, typer.Option(help="The state after batch VERSION-1; the newest by default.")]
 
 _out = Console()
@@ -98,7 +98,7 @@ def list_state(location: Location) -> None:
 @state.command("show")
 def show_state(
     location: Location,
-    operator: Operator = 0,
+    operator: Operator = None,
     version: Version = None,
     partition: Annotated[int | None, typer.Option(help="Only this partition.")] = None,
     rows: Annotated[int, typer.Option(help="How many rows to print.")] = 20,
@@ -110,12 +110,12 @@ def show_state(
 
     reader = StateReader(find_state(location))
     chosen = reader.choose(version)
-    reader.manifest(operator, 0, chosen)  # says so if there is no such operator
-    name, _ = reader.operators_at(chosen)[operator].part(variable)
+    one = reader.choose_operator(chosen, operator)
+    name, _ = one.part(variable)
     table, left = None, rows
     for number in range(reader.partitions_at(chosen)) if partition is None else [partition]:
-        for batch in reader.read(operator, number, chosen, name):
-            table = table or Table(*batch.schema.names, title=f"operator {operator}, version {chosen}")
+        for batch in reader.read(one.index, number, chosen, name):
+            table = table or Table(*batch.schema.names, title=f"operator {one.index}, version {chosen}")
             for row in batch.slice(0, left).to_pylist():
                 table.add_row(*("null" if value is None else str(value) for value in row.values()))
             left -= min(left, batch.num_rows)
@@ -154,8 +154,9 @@ def verify_state(location: Location, version: Version = None) -> None:
                 except MillpondError as error:
                     failed += 1
                     _complain(error.at(operator=str(operator.index), partition=partition, version=chosen))
-    places = len(operators) * partitions
-    _out.print(f"version {chosen}: {counted(places, 'partition')}, {counted(rows, 'row')}, {failed} damaged")
+    places = counted(partitions, "partition")
+    places += f" of {counted(len(operators), 'operator')}" if len(operators) > 1 else ""
+    _out.print(f"version {chosen}: {places}, {counted(rows, 'row')}, {failed} damaged")
     if failed:
         raise typer.Exit(1)
 

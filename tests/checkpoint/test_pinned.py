@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, pin, plain, read_pinned
@@ -35,6 +36,16 @@ def test_difference_is_printed():
         pin(files, PinnedQuery(1 << 15, ()))
     with pytest.raises(StateIncompatibleError, match="the state had 32768 key groups, and the query asks for 64"):
         pin(files, PinnedQuery(64, query().operators))
+
+
+@pytest.mark.parametrize("functions", [(), ("count(1)",)])
+def test_the_setting_for_changed_functions_is_told_where_there_are_functions(functions):
+    files = memory()
+    before, now = (msgspec.structs.replace(query(type_).operators[0], functions=functions) for type_ in ("int", "long"))
+    pin(files, PinnedQuery(1 << 15, (before,)))
+    with pytest.raises(StateIncompatibleError, match="Change it back") as error:
+        pin(files, PinnedQuery(1 << 15, (now,)))
+    assert ("onChangedState" in str(error.value)) == bool(functions)
 
 
 def test_the_spec_of_another_version_is_told_by_paths():

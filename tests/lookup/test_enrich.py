@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
+import shutil
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from pyspark.sql import functions as F
 
 import millpond
 from millpond.checkpoint.formats.commit import parse_commit_name, read_header
-from millpond.errors import UnsupportedError, UsageError
+from millpond.errors import StateDamagedError, StateIncompatibleError, UnsupportedError, UsageError
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.lookup import Connection, Found, PostgresTable, RedisTable
 from tests import real_postgres, real_redis
@@ -190,9 +191,10 @@ def test_explain_and_figures(session: SparkSession, tmp_path: Path, redis: Redis
     assert figures[0]["cache_hits"] == figures[0]["failed_keys"] == 0
     assert figures[1]["cache_hits"] == ADS + 10
     assert figures[1]["fetches"] == figures[1]["state_rows"] == 0
-    with pytest.raises(UsageError, match="has no state"):
-        millpond.read_state(session, str(tmp_path / "c"))
-    assert millpond.read_state(session, str(tmp_path / "c"), 1).count() == 8
+    for operator in (None, 1):
+        assert millpond.read_state(session, tmp_path / "c", operator).count() == 8
+    with pytest.raises(UsageError, match=r"0 \(enrich by ad\) has no state .* Those that have state: 1 \(aggregate by"):
+        millpond.read_state(session, str(tmp_path / "c"), 0)
 
 
 def test_hints(session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable) -> None:
@@ -510,6 +512,34 @@ def test_a_query_of_sparks_is_taken_over(session: SparkSession, tmp_path: Path, 
     ours: Batches = {}
     run(query(), "update", tmp_path / "ours", ours=True, into=ours)
     assert_equal(ours, {1: into[1]})
+
+
+def test_lookups_alone_go_on_with_spark_and_back(session: SparkSession, tmp_path: Path, redis: RedisTable) -> None:
+    """There is no state that Spark would miss; of what it has done by itself Millpond knows only by an import."""
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+
+    def query() -> DataFrame:
+        return millpond.enrich(stream(session, folder), redis, on={"ad": "id"}, columns="campaign bigint")
+
+    into: Batches = {}
+    for number, ours in enumerate([True, False, True, False, False]):
+        write(folder, number)
+        run(query(), "append", checkpoint, ours=ours, into=into)
+    assert sorted(into) == list(range(5))
+    write(folder, 5)
+    with pytest.raises(StateDamagedError, match="no durable state of version"):
+        run(query(), "append", checkpoint, ours=True, into=into)
+    with pytest.raises(UsageError, match="No operator of the query has state"):
+        millpond.read_state(session, checkpoint)
+    shutil.rmtree(checkpoint / "millpond")
+    with pytest.raises(StateIncompatibleError, match="import_checkpoint"):
+        run(query(), "append", checkpoint, ours=True, into=into)
+    assert millpond.import_checkpoint(query(), checkpoint, tmp_path / "new").version == 5
+    run(query(), "append", tmp_path / "new", ours=True, into=into)
+    assert {number: len(rows) for number, rows in into.items()} == dict.fromkeys(range(6), 300)
+    by_number = millpond.enrich(stream(session, folder), redis, on={"n": "id"}, columns="campaign bigint")
+    with pytest.raises(StateIncompatibleError, match=r"the key ad [\s\S]*state cannot follow this change\.$"):
+        run(by_number, "append", tmp_path / "new", ours=True, into=into)
 
 
 TABLE = """

@@ -206,6 +206,7 @@ def test_what_is_no_column(keyed: DataFrame) -> None:
         (["nobody"], "no column 'nobody'"),
         ([], "no column to look at"),
         ([F.col("k")], "no name of a column"),
+        ([["k"]], r"\['k'\] is no name of a column. Name each: lookahead\(df, 'key', 'other'\)"),
     ):
         with pytest.raises(UsageError, match=said):
             millpond.lookahead(keyed, *names)

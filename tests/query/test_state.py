@@ -35,6 +35,13 @@ def test_state_that_lies_elsewhere_is_found_from_the_checkpoint(spark: SparkSess
     ledger, files = (open_filesystem(str(tmp_path / name)) for name in ("ledger", "state/millpond"))
     Ownership(ledger.url, ledger, str(tmp_path / "state"), files).note(1)
     assert millpond.read_state(spark, str(tmp_path / "ledger")).count() == len(rows_of(0))
+    assert millpond.read_state(spark, tmp_path / "ledger").count() == len(rows_of(0))
+
+
+def test_operators_are_named_where_there_is_no_such(spark: SparkSession, tmp_path: Path) -> None:
+    Counts(tmp_path).through(1)
+    with pytest.raises(UsageError, match=r"has no operator 7 .* Those that have state: 0 \("):
+        millpond.read_state(spark, tmp_path, 7)
 
 
 def test_state_is_that_of_the_last_batch_as_soon_as_the_query_has_ended(

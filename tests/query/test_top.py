@@ -94,14 +94,18 @@ def test_a_running_query_and_when_it_has_stopped(spark: SparkSession, tmp_path: 
     assert ProgressReader(str(checkpoint)).look().batches[0].seconds is None
 
 
-@pytest.mark.parametrize(("batches", "said"), [(0, "no Millpond state"), (1, "Give the query's checkpointLocation")])
-def test_what_is_no_checkpoint_with_state_is_refused(tmp_path: Path, batches: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("batches", "folder", "said"),
+    [(0, "", "no Millpond state"), (1, "millpond", "no Millpond state"), (1, "", "no ledger")],
+)
+def test_what_is_no_checkpoint_with_state_is_refused(tmp_path: Path, batches: int, folder: str, said: str) -> None:
     if batches:
         Counts(tmp_path).through(batches)  # as the folder of state that lies elsewhere: there is no ledger
-    command = [sys.executable, "-c", TOP.format(""), str(tmp_path)]
+    command = [sys.executable, "-c", TOP.format(""), str(tmp_path / folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=120, check=False)
     assert done.returncode == 1
     assert said in done.stdout
+    assert done.stdout.endswith("Give the query's checkpointLocation, also if its state lies elsewhere.\n")
 
 
 def test_a_query_on_an_object_store(tmp_path: Path) -> None:

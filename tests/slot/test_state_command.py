@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
+from millpond.operators.kinds.registry import state_tables
 from millpond.query.ledger.ownership import Ownership
 from millpond.slot.reading.reader import StateOperator, StateReader
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.operators import Field
@@ -237,6 +240,46 @@ def test_sizes_are_those_of_all_slices(tmp_path: Path, state: Callable[..., tupl
         ["0: counts", "main (2 slices)", "4", "4,000", "20,000", "4", "10"],
         ["0: counts", "distinct0", "0", "0", "0", "2", "8"],
     ]
+
+
+@pytest.fixture
+def enriched(tmp_path: Path) -> Path:
+    """A lookup join, which has no state, below counts; there are two partitions."""
+    files = open_filesystem(join_url(str(tmp_path), "millpond"))
+    lookup = EnrichSpec((Field("k", "bigint"),), (0,))
+    tables = {name: plain(table.schema) for name, table in state_tables(GROUPED).items()}
+    operators = (PinnedOperator("enrich by k", plain(lookup), {}), PinnedOperator("counts", plain(GROUPED), tables))
+    pin(files, PinnedQuery(1 << 15, operators))
+    generation = claim(files, run="test", partitions=2)
+    Recovery(files, generation, 2).begin([0])
+    slot = Slot(files, generation.number, tmp_path / "host")
+    for operator, partition in product(range(2), range(2)):
+        held = {"main": (TableManifest(), [])} if operator else {}
+        sealed = seal(PartitionManifest(operator, partition, 0), held, input_checksum=1, input_rows=1)
+        slot.committer.submit(slot.sealed.write(sealed, generation.number))
+    slot.settle()
+    slot.committer.close()
+    return tmp_path
+
+
+def test_the_first_operator_with_state_is_shown(enriched: Path, state: Callable[..., tuple]) -> None:
+    assert state("show", enriched) == state("show", enriched, "--operator", 1) == (0, ["no rows"])
+    exported = "version 1, 2 files, 0 rows"
+    for number, options in enumerate([(), ("--operator", 1)]):
+        assert state("export", enriched, enriched / f"out{number}", *options)[1][0].endswith(exported)
+    for command in (["show", enriched], ["export", enriched, enriched / "none"]):
+        code, (told,) = state(*command, "--operator", 0)
+        assert code == 1
+        assert "Operator 0 (enrich by k) has no state (" in told
+        assert told.endswith(" Those that have state: 1 (counts).")
+        code, (told,) = state(*command, "--operator", 2)
+        assert code == 1
+        assert "has no operator 2 (" in told
+        assert told.endswith(" Those that have state: 1 (counts).")
+
+
+def test_partitions_are_told_apart_from_operators(enriched: Path, state: Callable[..., tuple]) -> None:
+    assert state("verify", enriched) == (0, ["version 1: 2 partitions of 2 operators, 0 rows, 0 damaged"])
 
 
 def test_a_rescale_is_explained_and_made(checkpoint: Path, state: Callable[..., tuple]) -> None:

@@ -98,7 +98,7 @@ def pin(files: FileSystem, query: PinnedQuery) -> None:
         return
     lines = compare(before, query)
     if lines:
-        raise differing(lines, files.locate(shape_name(shape)))
+        raise differing(lines, files.locate(shape_name(shape)), follows=_may_follow(before, query))
 
 
 def compare(before: PinnedQuery, query: PinnedQuery) -> list[str]:
@@ -108,14 +108,29 @@ def compare(before: PinnedQuery, query: PinnedQuery) -> list[str]:
     return differences(plain(before), plain(query)) if before != query else []
 
 
-def differing(lines: Sequence[str], file: str) -> StateIncompatibleError:
-    """The error for a query that the state cannot follow: how it differs, and where that is pinned."""
+def differing(lines: Sequence[str], file: str, *, follows: bool = True) -> StateIncompatibleError:
+    """The error for a query that the state does not follow.
+
+    Args:
+        lines: how it differs. file: where that is pinned.
+        follows: whether state may follow with another setting.
+    """
     return StateIncompatibleError(
         "The query differs from the one that wrote this checkpoint:\n  " + "\n  ".join(lines) + "\n",
         action="Change it back, start with a new checkpointLocation, or see which changes state can follow: of "
-        "aggregates by spark.millpond.onChangedState (docs/guides/changing-a-query.md).",
+        "aggregates by spark.millpond.onChangedState (docs/guides/changing-a-query.md)."
+        if follows
+        else "Change it back, or start with a new checkpointLocation: state cannot follow this change.",
         file=file,
     )
+
+
+def _may_follow(before: PinnedQuery, query: PinnedQuery) -> bool:
+    """Whether an operator with functions differs: `spark.millpond.onChangedState` is about them."""
+    if len(before.operators) != len(query.operators):
+        return False
+    pairs = zip(before.operators, query.operators, strict=True)
+    return any(old != new and bool(old.functions or new.functions) for old, new in pairs)
 
 
 def _as_before(before: tuple[PinnedBetween, ...], now: tuple[PinnedBetween, ...]) -> tuple[PinnedBetween, ...]:

@@ -10,6 +10,7 @@ the last one that Spark has committed. So the new checkpoint is as if Millpond h
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -70,7 +71,9 @@ class Import:
     operators: int
 
 
-def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: str = "append") -> Import:
+def import_checkpoint(
+    df: DataFrame, source: str | os.PathLike[str], checkpoint: str | os.PathLike[str], output_mode: str = "append"
+) -> Import:
     """Make a checkpoint of Millpond's that goes on from one that the query has made natively.
 
     Args:
@@ -95,8 +98,8 @@ def import_checkpoint(df: DataFrame, source: str, checkpoint: str, output_mode: 
             action="Unset it, for the import and for the query: the state cannot be moved there later. To have it on "
             "an object store, give a checkpoint there.",
         )
-    origin = catalyst.qualified(source)
-    original, place = open_filesystem(origin), open_filesystem(catalyst.qualified(checkpoint))
+    origin = catalyst.qualified(os.fspath(source))
+    original, place = open_filesystem(origin), open_filesystem(catalyst.qualified(os.fspath(checkpoint)))
     ledger = Ledger(original)
     query = _check_original(catalyst, original, ledger)
     check_free(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
-from millpond.errors import SettingError, UsageError
+from millpond.errors import SettingError
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.workers import map_in_arrow
@@ -37,7 +38,11 @@ class _PartitionReader:
 
 
 def read_state(
-    spark: SparkSession, checkpoint: str, operator: int = 0, version: int | None = None, variable: str | None = None
+    spark: SparkSession,
+    checkpoint: str | os.PathLike[str],
+    operator: int | None = None,
+    version: int | None = None,
+    variable: str | None = None,
 ) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
@@ -48,7 +53,8 @@ def read_state(
     Args:
         spark: a classic session.
         checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
-        operator: which of the query's operators, as `millpond.explain` numbers them.
+        operator: which of the query's operators, as `millpond.explain` numbers them; the first that has state by
+            default.
         version: the state after batch `version - 1`; the newest durable one by default, for which what a run that has
             ended on this host is still committing is waited for. Older ones can be read
             as long as they are kept (`spark.millpond.state.retain`), also where the query was started again since
@@ -61,23 +67,18 @@ def read_state(
         TransientError: the last batches of a run that has ended cannot be made durable.
     """
     check_spark(spark)
-    location = find_state(_qualified(spark, checkpoint))
+    location = find_state(_qualified(spark, os.fspath(checkpoint)))
     if version is None:
         await_commits(location)
     reader = StateReader(location)
-    if not 0 <= operator < len(reader.operators):
-        raise UsageError(
-            f"The query has no operator {operator}.",
-            action=f"Its operators are {', '.join(f'{o.index} ({o.title})' for o in reader.operators)}.",
-            file=reader.files.url,
-        )
     chosen = reader.choose(version)
-    table, fields = reader.operators_at(chosen)[operator].part(variable)
+    one = reader.choose_operator(chosen, operator)
+    table, fields = one.part(variable)
     schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
     partitions = reader.partitions_at(chosen)
     numbers = spark.range(0, partitions, 1, partitions)
     generation = reader.generation_of(chosen)
-    return map_in_arrow(numbers, _PartitionReader(location, generation, operator, chosen, table), schema)
+    return map_in_arrow(numbers, _PartitionReader(location, generation, one.index, chosen, table), schema)
 
 
 def _qualified(spark: SparkSession, checkpoint: str) -> str:

@@ -32,7 +32,7 @@ def staged(df: DataFrame, columns: Sequence[str]) -> DataFrame:
     found = []
     for name in columns:
         if not isinstance(name, str):
-            raise UsageError(f"{name!r} is no name of a column.", action="Name columns: lookahead(df, 'key').")
+            raise UsageError(f"{name!r} is no name of a column.", action="Name each: lookahead(df, 'key', 'other').")
         same = [one for one in df.columns if one == name or (not sensitive and one.lower() == name.lower())]
         if not same:
             raise UsageError(f"There is no column {name!r} to look at.", action=f"There are {df.columns}.")

@@ -16,6 +16,8 @@ from millpond.query.ledger.finding import find_state
 from millpond.query.ledger.ledger import Ledger
 from millpond.slot.reading.reader import StateOperator, StateReader
 
+_GIVE = "Give the query's checkpointLocation, also if its state lies elsewhere."
+
 
 @dataclass(frozen=True)
 class OperatorProgress:
@@ -130,13 +132,13 @@ class ProgressReader:
 
     def __init__(self, checkpoint: str, batches: int = 40) -> None:
         if not checkpoint.strip():
-            raise UsageError("The location of the checkpoint is empty.", action="Give the query's checkpointLocation.")
+            raise UsageError("The location of the checkpoint is empty.", action=_GIVE)
         self._files: FileSystem = open_filesystem(checkpoint)
         self._ledger = Ledger(self._files)
         self.state = find_state(checkpoint)
         self._batches = batches
         self._known: dict[tuple[int, int], tuple[OperatorProgress, ...]] = {}  # by generation and version
-        StateReader(self.state)  # says so if there is none
+        StateReader(self.state, action=_GIVE)  # says so if there is none
 
     @property
     def has_ledger(self) -> bool:

@@ -66,10 +66,10 @@ def export_state(location: str, target: str, version: int | None = None, operato
         raise UsageError("The target of the export is empty.", action="Name a folder.")
     reader = StateReader(location)
     chosen = reader.choose(version)
-    if operator is not None and not 0 <= operator < len(reader.operators):
-        reader.manifest(operator, 0, chosen)  # says which there are
-    there = reader.operators_at(chosen)
-    operators = [one for one in there if one.spec.stateful] if operator is None else [there[operator]]
+    if operator is None:
+        operators = [one for one in reader.operators_at(chosen) if one.spec.stateful]
+    else:
+        operators = [reader.choose_operator(chosen, operator)]
     partitions = reader.partitions_at(chosen)
     parts = [(one, name, *one.part(name)) for one in operators for name in (one.spec.parts or (None,))]
     schemas = [_schema(one, fields) for one, _, _, fields in parts]

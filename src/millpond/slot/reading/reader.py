@@ -27,7 +27,8 @@ from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import Field
 from millpond.time_slices import base_name
 
-_GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
+GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
+"""What to do where no state is found."""
 
 
 def span(versions: Sequence[int]) -> str:
@@ -51,13 +52,9 @@ class StateOperator:
         """The table that is read for the operator's state, or for one variable of it, and its columns.
 
         Raises:
-            UsageError: there is no such variable, or there are several, or there is no state.
+            UsageError: there is no such variable, or there are several.
         """
         parts = self.spec.parts
-        if not self.spec.stateful:
-            raise UsageError(
-                f"The operator {self.title!r} has no state.", action="Read another's.", operator=str(self.index)
-            )
         if variable is None and not parts:
             return MAIN, self.spec.state_fields
         if variable is None or variable not in parts:
@@ -95,14 +92,15 @@ class StateReader:
     Args:
         location: URL or path of the checkpoint (or, with `spark.millpond.state.location`, of its folder there).
         generation: of the run by which to read, whatever begins meanwhile; the newest by default.
+        action: what to do if nothing is found.
 
     Raises:
         UsageError: there is no Millpond state.
     """
 
-    def __init__(self, location: str, generation: int | None = None) -> None:
+    def __init__(self, location: str, generation: int | None = None, *, action: str = GIVE) -> None:
         if not location.strip():
-            raise UsageError("The location of the state is empty.", action=_GIVE)
+            raise UsageError("The location of the state is empty.", action=action)
         self.location = location
         self.files: FileSystem = open_state(location)
         claimed = numbers(self.files) if generation is None else [generation]
@@ -112,7 +110,7 @@ class StateReader:
         if newest is None or not self.files.exists(PINNED):
             raise UsageError(
                 "There is no Millpond state here.",
-                action=_GIVE,
+                action=action,
                 file=self.files.url,
             )
         self.claim, self.base = newest.claim, newest.base
@@ -124,6 +122,33 @@ class StateReader:
         """The query's operators as they were when a version was made, which may have been another query."""
         shapes = {manifest.shape for manifest in self.manifests(version).values()}
         return self._operators(max(shapes)) if shapes else self.operators
+
+    def choose_operator(self, version: int, number: int | None = None) -> StateOperator:
+        """An operator that has state, as it was when a version was made.
+
+        Args:
+            version: of the state. number: of the operator; the first that has state by default.
+
+        Raises:
+            UsageError: there is no such operator, or it has no state; the message says which have.
+        """
+        operators = self.operators_at(version)
+        stateful = [one for one in operators if one.spec.stateful]
+        for one in stateful:
+            if number in (None, one.index):
+                return one
+        if number is None:
+            said = "No operator of the query has state."
+        elif 0 <= number < len(operators):
+            said = f"Operator {number} ({operators[number].title}) has no state."
+        else:
+            said = f"The query has no operator {number}."
+        having = ", ".join(f"{one.index} ({one.title})" for one in stateful)
+        raise UsageError(
+            said,
+            action=f"Those that have state: {having}." if having else "There is nothing to read: lookups keep nothing.",
+            file=self.files.url,
+        )
 
     def _operators(self, shape: int) -> list[StateOperator]:
         return [
