@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from benchmarks.cli import count, setting
 from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.run import VARIANTS, Config, Measured
 from millpond.workloads.nexmark import NexmarkConfig
+
+
+_ENDING = 60.0
+"""Seconds for which the slots of a run are waited for."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,6 +117,9 @@ def _measured(folder: Path, variant: str, options: argparse.Namespace, changes: 
         done = subprocess.run(command, stdout=log, stderr=log, check=False, env={**os.environ, "TMPDIR": str(work)})
     if done.returncode:
         raise SystemExit("\n".join((work / "log").read_text(errors="replace").splitlines()[-30:]))
+    deadline = time.monotonic() + _ENDING
+    while list(work.glob("millpond-*/*/slot-*.pid")) and time.monotonic() < deadline:
+        time.sleep(0.1)  # slots finish their commits
     return msgspec.json.decode((work / "out.json").read_bytes(), type=Measured)
 
 

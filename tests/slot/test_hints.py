@@ -171,6 +171,29 @@ def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:
     assert batch(13, 0.1) == ()
 
 
+def test_hints_rest_where_most_keys_have_no_room() -> None:
+    asked: list[tuple[str, ...]] = []
+    hints = Announcements(SimpleNamespace(set=asked.append), ("exchange",), MEMORY)
+    flood = {"cache_misses": 900.0, "cache_hits": 0.0, "prefetched_keys": 100.0, "prefetched_used": 100.0}
+
+    def wanted(batches: int, dropped: float) -> list[bool]:
+        for _ in range(batches):
+            hints.learn(flood | {"dropped_hints": dropped})
+        return [bool(names) for names in asked[-batches:]]
+
+    assert all(wanted(20, 90.0))
+    assert all(wanted(7, 800.0))
+    assert all(wanted(1, 90.0))
+    assert wanted(8, 800.0) == 7 * [True] + [False]
+    assert not any(wanted(64, 0.0))
+    assert wanted(8, 800.0) == 7 * [True] + [False]
+    assert not any(wanted(128, 0.0))
+    assert all(wanted(1, 90.0))
+    assert wanted(8, 800.0) == 7 * [True] + [False]
+    assert not any(wanted(64, 800.0))
+    assert all(wanted(1, 800.0))
+
+
 def test_what_lookaheads_send_in_different_shapes_is_all_passed_on() -> None:
     """A stage and the exchange name their columns differently, and the one may send hashes alone."""
     told: list[object] = []

@@ -32,6 +32,13 @@ _MARGIN = 1.25
 _UNUSED = 0.02
 """Share of the keys read ahead that no row asked for, from which a lookahead sees other keys than the operator."""
 
+_IN_VAIN = 8
+"""Batches in a row of which more keys had no room than were read ahead, until hints are given up for a while: what
+they cost is spent on few."""
+
+_REST = 64, 4096
+"""Batches for which they are: the first time, and at most, as it is twice as long each time."""
+
 _WRONG = 0.5
 """The same of the last lookahead, behind which there is no other: late rows, and processors that do not ask for all
 that they have, are no reason to do without."""
@@ -57,7 +64,7 @@ class Announcements:
 
     Nobody does until keys are missing from memory. Then the latest lookahead does that comes early enough: its slack,
     from its first hint for a batch to the first row, is longer than the reads take. One that announces keys which no
-    row asks for is dropped for good. The last lookahead sends hints beside whoever is chosen: for rows that were not
+    row asks for is dropped for good. Where most keys have no room, nobody does for a while. The last lookahead sends hints beside whoever is chosen: for rows that were not
     there yet when that one looked, because it begins, is late or has failed.
 
     `keep` and `close` may be called from any thread, the rest by whoever has the partition's turn.
@@ -79,6 +86,8 @@ class Announcements:
         self._version: int | None = None
         self._chosen: Lookahead | None = self._choices[-1] if self._choices else None
         self._asked: tuple[Lookahead, ...] = ()
+        self._in_vain = 0  # batches in a row of which most keys had no room
+        self._rest, self._next_rest = 0, _REST[0]  # batches until hints are tried again; how long, the next time
         self._slack: dict[Lookahead, float] = {}  # in seconds, of the last batch for which there were hints
         self._measured: dict[Lookahead, float] = {}  # the same of the batch that runs
 
@@ -179,6 +188,9 @@ class Announcements:
             self._ask(())
             return
         read, used = figures.get("prefetched_keys", 0.0), figures.get("prefetched_used", 0.0)
+        if self._has_no_room(read, figures.get("dropped_hints", 0.0)):
+            self._ask(())
+            return
         if read - used > (_WRONG if chosen == self._choices[-1] else _UNUSED) * read:
             self._choices = self._choices[self._choices.index(chosen) + 1 :]
             if not self._choices:
@@ -190,6 +202,21 @@ class Announcements:
         self._chosen = chosen = next(early, self._choices[0])
         last = self._choices[-1]
         self._ask((chosen,) if chosen == last else (chosen, last))
+
+    def _has_no_room(self, read: float, dropped: float) -> bool:
+        """Whether hints rest, as there is no room for most keys; half of a table's memory may become theirs before."""
+        if self._rest:
+            self._rest -= 1
+            return True
+        if dropped > read:
+            self._in_vain += 1
+        elif read:
+            self._in_vain, self._next_rest = 0, _REST[0]
+        if self._in_vain < _IN_VAIN:
+            return False
+        self._in_vain = 0
+        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _REST[1])
+        return True
 
     def _ask(self, lookaheads: tuple[Lookahead, ...]) -> None:
         assert self._switch is not None
