@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from millpond.lookup.table import LookupTable
     from millpond.query.importing import Import
@@ -197,7 +198,7 @@ def enrich(
     table: LookupTable,
     *,
     on: str | Sequence[str] | Mapping[str, str],
-    columns: str,
+    columns: str | StructType,
     how: Literal["left", "inner"] = "left",
     cache: int = 1_000_000,
     ttl: float | None = 60.0,
@@ -215,9 +216,10 @@ def enrich(
     Args:
         df: a stream or a batch DataFrame. A watermark that it has goes on.
         table: a `millpond.lookup.RedisTable`, a `PostgresTable`, or a class of your own (`LookupTable`).
-        on: the columns to look rows up by: one, several, or each with what the table calls it. A row in which one of
-            them is null has nothing in the table.
-        columns: what to look up, with types, as DDL: `name string, price decimal(10,2)`.
+        on: the columns to look rows up by: one, several, or each with what the table calls it. The stream's are told
+            apart as Spark does it (`spark.sql.caseSensitive`), the table's are taken as they are written. A row in
+            which one of them is null has nothing in the table.
+        columns: what to look up, with types, as DDL: `name string, price decimal(10,2)`, or as a `StructType`.
         how: `left` gives nulls where the table has nothing, `inner` leaves such rows out.
         cache: keys that are kept in memory for each partition, at most; it is bounded by `spark.millpond.slot.memory`
             besides. Those go first that were used longest ago.
