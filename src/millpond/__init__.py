@@ -203,7 +203,7 @@ def enrich(
     cache: int = 1_000_000,
     ttl: float | None = 60.0,
     timeout: float = 5.0,
-    retries: int = 2,
+    retries: int = 4,
     concurrency: int = 4,
     batch: int = 500,
     on_error: Literal["fail", "null", "side"] = "fail",
@@ -224,7 +224,8 @@ def enrich(
         cache: keys that are kept in memory for each partition, at most; it is bounded by `spark.millpond.slot.memory`
             besides. Those go first that were used longest ago.
         ttl: seconds for which what was found is good, also that there was nothing; None for as long as it is kept.
-        timeout: seconds that one request may take. retries: how often it is made again when it fails.
+        timeout: seconds that one request may take. retries: how often it is made again when it fails, after 0.1 s, and
+            then after three times as long each time, up to 10 s: 4 of them cover 4 s.
         concurrency: requests on their way at a time, for each slot. batch: keys of one request, at most.
         on_error: what to do with keys that cannot be looked up: `fail` the batch; give `null`s, as if there were
             nothing (but also with `inner`); or the same with a column `_error` on the `side`, a struct of `kind` and

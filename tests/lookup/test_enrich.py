@@ -313,7 +313,7 @@ class TestServerInTrouble:
         rows = millpond.enrich(stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns="name bigint")
         with pytest.raises(PySparkException) as caught:
             run(rows, "append", tmp_path / "c", ours=True, into={})
-        assert "cannot be read: name is 'c0', which is no int64" in str(caught.value)
+        assert "cannot be read: name is 'c0', which is no bigint" in str(caught.value)
         rows = millpond.enrich(
             stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns="name bigint", on_error="side"
         )
@@ -362,6 +362,28 @@ def test_a_table_of_ones_own(session: SparkSession, tmp_path: Path) -> None:
     rows = millpond.enrich(stream(session, tmp_path / "in").select("n"), Squares(), on="n", columns="square bigint")
     run(rows, "append", tmp_path / "c", ours=True, into=into)
     assert sorted(into[0]) == sorted((n, n * n if n % 3 else None) for n in range(300))
+
+
+class Mistaken:
+    """A table of one's own with a bug."""
+
+    name = "mistaken"
+
+    def connect(self, columns: pa.Schema, timeout: float) -> Connection:
+        raise KeyError("n")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_bug_in_a_table_of_ones_own(session: SparkSession, tmp_path: Path, ours: bool) -> None:
+    """It ends the query, whatever `on_error` says, and tells where it is."""
+    write(tmp_path / "in", 0)
+    rows = millpond.enrich(
+        stream(session, tmp_path / "in"), Mistaken(), on="n", columns="square bigint", on_error="null"
+    )
+    with pytest.raises(PySparkException) as caught:
+        run(rows, "append", tmp_path / "c", ours=ours, into={})
+    line = Mistaken.connect.__code__.co_firstlineno + 1
+    assert f"The table 'mistaken' has a bug: KeyError: 'n' ({__file__}, line {line}, in connect" in str(caught.value)
 
 
 class TestPlans:
@@ -508,12 +530,9 @@ class TestArguments:
         assert {type(one) for one in given} == {int}
 
     @pytest.mark.parametrize("sensitive", [False, True])
-    def test_names_are_told_apart_as_spark_does(
-        self, spark: SparkSession, request: pytest.FixtureRequest, sensitive: bool
-    ) -> None:
-        request.addfinalizer(lambda: spark.conf.unset("spark.sql.caseSensitive"))
-        spark.conf.set("spark.sql.caseSensitive", str(sensitive).lower())
-        df = spark.sql("SELECT id AS n FROM range(3)")
+    def test_names_are_told_apart_as_spark_does(self, session: SparkSession, sensitive: bool) -> None:
+        session.conf.set("spark.sql.caseSensitive", str(sensitive).lower())
+        df = session.createDataFrame([(0,), (1,), (2,)], "n bigint")  # whose session is the active one from then on
         if sensitive:
             with pytest.raises(UsageError, match="no column 'N'"):
                 millpond.enrich(df, Squares(), on="N", columns="square bigint")

@@ -121,6 +121,11 @@ class TestRedis:
         assert "no hash" in found.unreadable[1]
         connection.close()
 
+    def test_a_type_that_it_does_not_have(self, redis_server: real_redis.Server, client: Any) -> None:
+        columns = pa.schema([("parts", pa.list_(pa.struct([("a", pa.decimal128(3, 1)), ("b", pa.int64())])))])
+        with pytest.raises(UsageError, match=r"no array<struct<a:decimal\(3,1\),b:bigint>> is made \(column parts\)"):
+            RedisTable(redis_server.url, "x:{id}").connect(columns, 5)
+
     @pytest.mark.parametrize("key", ["x:{id", "x:{}", "x:{id!r}", "x:{id:>4}"])
     def test_a_pattern_that_is_none(self, key: str) -> None:
         with pytest.raises(UsageError, match="no pattern of keys"):
@@ -294,6 +299,8 @@ class TestPostgres:
         [
             ("timestamp", pa.timestamp("us", "UTC"), r"(Ask for|Make a) timestamp_ntz"),
             ("timestamptz", pa.timestamp("us"), r"(Ask for|Make a) timestamp\b"),
+            ("timestamptz", pa.timestamp("us"), r"which does not go with timestamp_ntz\."),
+            ("timestamp", pa.timestamp("us", "UTC"), r"which does not go with timestamp\."),
             ("timestamptz", pa.date32(), r"(Ask for|Make a) timestamp\b"),
             ("date", pa.timestamp("us"), r"(Ask for|Make a) date"),
             ("bigint", pa.timestamp("us", "UTC"), "as bigint, which does not go with"),
@@ -371,7 +378,7 @@ class TestPostgres:
     ) -> None:
         client.execute(f"CREATE TABLE things (id {kind} PRIMARY KEY, name text)")
         connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("name", pa.string())]), 5)
-        with pytest.raises(UsageError, match="does not go with int64"):
+        with pytest.raises(UsageError, match="does not go with bigint"):
             connection.fetch(pa.record_batch({"id": keys}))
         connection.close()
 

@@ -15,6 +15,7 @@ from millpond.lookup.conninfo import parts_of, secrets_of
 from millpond.lookup.convert import column, objects
 from millpond.lookup.secrets import hide
 from millpond.lookup.table import Found
+from millpond.spec.types import spark_name
 
 _LASTING = ("authentication failed", "does not exist", "pg_hba.conf", "permission denied")
 """What a server says that will not let anybody in at another try either."""
@@ -314,7 +315,8 @@ class _PostgresConnection:
             raise self._unlike(wanted, "Ask for binary.")
 
     def _unlike(self, one: pa.Field, action: str) -> UsageError:
-        said = f"'{self._table.name}' has {one.name} as {self._types[one.name]}, which does not go with {one.type}."
+        kind, type_ = self._types[one.name], spark_name(one.type)
+        said = f"'{self._table.name}' has {one.name} as {kind}, which does not go with {type_}."
         return UsageError(said, action=action)
 
     def _column(self, wanted: pa.Field) -> Any:

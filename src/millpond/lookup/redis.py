@@ -18,6 +18,7 @@ from millpond.errors import UsageError
 from millpond.lookup.convert import column, texts
 from millpond.lookup.secrets import hidden, hide
 from millpond.lookup.table import Found
+from millpond.spec.types import spark_name
 
 _PLAIN = 6
 """Digits behind the point with which Arrow writes every decimal without an exponent."""
@@ -110,7 +111,7 @@ class RedisTable:
         for one in columns:
             if pa.types.is_nested(one.type):
                 raise UsageError(
-                    f"'{self.name}' has texts, of which no {one.type} is made (column {one.name}).",
+                    f"'{self.name}' has texts, of which no {spark_name(one.type)} is made (column {one.name}).",
                     action="Ask for a string, and take it apart in the query (from_json).",
                 )
         parts = parts_of(self.key)
