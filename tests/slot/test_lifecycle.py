@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -19,6 +20,8 @@ from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.process.connection import Connection, PeerGone
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.messages import Done, Run
+from millpond.spec.kinds.enrich import EnrichSpec
 from tests.interleave import Interleaved, schedules
 
 from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path
@@ -158,6 +161,18 @@ def test_what_holds_a_slot_up_is_told_to_whoever_waits(task, caplog):
     assert len(_run(task, rows(0, name="wait"))) == 1
     place = f"query {task.query}, operator 0, partition 0"
     assert caplog.messages == [f"batch 3 waits ({place}): the store of {task.key} is full"]
+
+
+@pytest.mark.parametrize(("on_error", "failed", "times"), [("null", 2.0, 1), ("null", 0.0, 0), ("side", 2.0, 0)])
+def test_nulls_of_a_lookup_join_are_told_once(task, caplog, on_error, failed, times):
+    """Whoever looks at the executor's log learns of them: the slot that knows why writes elsewhere."""
+    spec = EnrichSpec((), (), on_error=on_error, name="mine")
+    looked_up = msgspec.structs.replace(task, spec=spec, query=f"{on_error} {failed}", operator=1)
+    connection = Mock(receive=lambda: (None, Done(3, {"failed_keys": failed})))
+    for partition in range(2):
+        assert not list(Pipe(looked_up)._converse(connection, Run(looked_up, partition, 3, 0), rows(0), iter(())))
+    said = "batch 3: 2 keys could not be looked up in 'mine', and their rows came out with nulls, as on_error='null'"
+    assert [one.startswith(said) for one in caplog.messages] == [True] * times
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -48,7 +48,7 @@ class RedisTable:
         """
         try:
             parts = urlsplit(self.url)
-            database = parts.scheme == "unix" or re.fullmatch(r"/?|/[0-9]+", parts.path)
+            database = parts.scheme == "unix" or re.fullmatch(r"/?|/[0-9]+/?", parts.path)
             known = parts.scheme in ("redis", "rediss", "unix") and not parts.fragment and (parts.port or 1) > 0
             good = known and database and "@" not in parts.path + parts.query
         except (ValueError, TypeError, AttributeError):  # their texts may have a part of the password

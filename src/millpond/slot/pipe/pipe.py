@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.pipe.worker import added_paths, batch_of, promptly, task_context
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
 from millpond.slot.process.messages import Call, Done, Run
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
@@ -69,6 +70,24 @@ class _Complaint:
         self._told = time.monotonic()
         place = f"query {self._run.task.query}, operator {self._run.task.operator}, partition {self._run.partition}"
         log.warning("batch %s waits (%s): %s", self._run.batch, place, said)
+
+
+_told: set[tuple[str, int]] = set()
+"""Operators, by query, of whose nulls this process has told."""
+
+
+def _tell_failed(run: Run, metrics: Mapping[str, float]) -> None:
+    """Say once that rows of a lookup join came out with nulls because their keys could not be looked up."""
+    spec, failed, operator = run.task.spec, metrics.get("failed_keys"), (run.task.query, run.task.operator)
+    if not failed or not isinstance(spec, EnrichSpec) or spec.on_error != "null" or operator in _told:
+        return
+    _told.add(operator)
+    log.warning(
+        "batch %s: %d keys could not be looked up in '%s', and their rows came out with nulls, as on_error='null' says "
+        "(query %s, operator %s, partition %s). The slots' log says why, and so does on_error='side' in each row; of "
+        "further batches failed_keys in the progress tells",
+        *(run.batch, failed, spec.name, *operator, run.partition),
+    )
 
 
 class Pipe:
@@ -180,6 +199,7 @@ class Pipe:
                     schema = shown.schema
                     yield with_figures(shown) if self.figures else shown
             elif isinstance(payload, Done):
+                _tell_failed(run, payload.metrics)
                 if self.figures and payload.metrics:
                     yield figure_rows(schema or self._schema(), payload.metrics)
                 if self.coverage is not None:
