@@ -19,7 +19,6 @@ from millpond.slot.pipe.client import SlotFinder
 from millpond.slot.pipe.worker import added_paths, batch_of, promptly, task_context
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
 from millpond.slot.process.messages import Call, Done, Run
-from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
@@ -77,16 +76,16 @@ _told: set[tuple[str, int]] = set()
 
 
 def _tell_failed(run: Run, metrics: Mapping[str, float]) -> None:
-    """Say once that rows of a lookup join came out with nulls because their keys could not be looked up."""
-    spec, failed, operator = run.task.spec, metrics.get("failed_keys"), (run.task.query, run.task.operator)
-    if not failed or not isinstance(spec, EnrichSpec) or spec.on_error != "null" or operator in _told:
+    """Say once that keys of a lookup join could not be looked up, where the batch does not fail of it."""
+    failed, operator = metrics.get("failed_keys"), (run.task.query, run.task.operator)
+    if not failed or operator in _told:
         return
     _told.add(operator)
     log.warning(
-        "batch %s: %d keys could not be looked up in '%s', and their rows came out with nulls, as on_error='null' says "
-        "(query %s, operator %s, partition %s). The slots' log says why, and so does on_error='side' in each row; of "
-        "further batches failed_keys in the progress tells",
-        *(run.batch, failed, spec.name, *operator, run.partition),
+        "batch %s: %d keys could not be looked up, and their rows came out with nulls, as on_error of enrich says "
+        "(query %s, operator %s, partition %s). The slots' log says why where it is 'null', and each row where it is "
+        "'side'; of further batches failed_keys in the progress tells",
+        *(run.batch, failed, *operator, run.partition),
     )
 
 
