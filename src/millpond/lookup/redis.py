@@ -31,7 +31,8 @@ class RedisTable:
     A key without hash, or whose hash has none of the columns that are asked for, is not there.
 
     Attributes:
-        url: `redis://[[user]:password@]host[:port]/[database]`, `rediss://…` or `unix://…`, as redis-py reads it.
+        url: `redis://[[user]:password@]host[:port]/[number]`, `rediss://…` or `unix://…`, as redis-py reads it; the number is
+            the database's.
         key: the hashes' keys, with key columns in braces: `ad:{ad_id}`.
         fields: what columns are called in the hashes, where that is something else.
     """
