@@ -31,8 +31,8 @@ class RedisTable:
     A key without hash, or whose hash has none of the columns that are asked for, is not there.
 
     Attributes:
-        url: `redis://[[user]:password@]host[:port]/[number]`, `rediss://…` or `unix://…`, as redis-py reads it; the number is
-            the database's.
+        url: `redis://[[user]:password@]host[:port]/[number]` with the database's number, `rediss://…` or `unix://…`, as
+            redis-py reads it.
         key: the hashes' keys, with key columns in braces: `ad:{ad_id}`.
         fields: what columns are called in the hashes, where that is something else.
     """
