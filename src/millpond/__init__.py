@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from millpond.lookup.table import LookupTable
     from millpond.query.importing import Import
@@ -204,12 +205,12 @@ def enrich(
     table: LookupTable,
     *,
     on: str | Sequence[str] | Mapping[str, str],
-    columns: str,
+    columns: str | StructType,
     how: Literal["left", "inner"] = "left",
     cache: int = 1_000_000,
     ttl: float | None = 60.0,
     timeout: float = 5.0,
-    retries: int = 2,
+    retries: int = 4,
     concurrency: int = 4,
     batch: int = 500,
     on_error: Literal["fail", "null", "side"] = "fail",
@@ -222,14 +223,16 @@ def enrich(
     Args:
         df: a stream or a batch DataFrame. A watermark that it has goes on.
         table: a `millpond.lookup.RedisTable`, a `PostgresTable`, or a class of your own (`LookupTable`).
-        on: the columns to look rows up by: one, several, or each with what the table calls it. A row in which one of
-            them is null has nothing in the table.
-        columns: what to look up, with types, as DDL: `name string, price decimal(10,2)`.
+        on: the columns to look rows up by: one, several, or each with what the table calls it. The stream's are told
+            apart as Spark does it (`spark.sql.caseSensitive`), the table's are taken as they are written. A row in
+            which one of them is null has nothing in the table.
+        columns: what to look up, with types, as DDL: `name string, price decimal(10,2)`, or as a `StructType`.
         how: `left` gives nulls where the table has nothing, `inner` leaves such rows out.
         cache: keys that are kept in memory for each partition, at most; it is bounded by `spark.millpond.slot.memory`
             besides. Those go first that were used longest ago.
         ttl: seconds for which what was found is good, also that there was nothing; None for as long as it is kept.
-        timeout: seconds that one request may take. retries: how often it is made again when it fails.
+        timeout: seconds that one request may take. retries: how often it is made again when it fails, after 0.1 s, and
+            then after three times as long each time, up to 10 s: 4 of them cover 4 s.
         concurrency: requests on their way at a time, for each slot. batch: keys of one request, at most.
         on_error: what to do with keys that cannot be looked up: `fail` the batch; give `null`s, as if there were
             nothing (but also with `inner`); or the same with a column `_error` on the `side`, a struct of `kind` and

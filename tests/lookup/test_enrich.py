@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,12 +21,16 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
 
 import millpond
 from millpond.checkpoint.formats.commit import parse_commit_name, read_header
 from millpond.errors import StateDamagedError, StateIncompatibleError, UnsupportedError, UsageError
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.lookup import Connection, Found, PostgresTable, RedisTable
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.lookups import looks_up, lookup_spec
+from millpond.spec.kinds.enrich import EnrichSpec
 from tests import real_postgres, real_redis
 from tests.differential.harness import Batches, assert_equal, order, plain, run
 from tests.wire import wire
@@ -310,7 +315,7 @@ class TestServerInTrouble:
         rows = millpond.enrich(stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns="name bigint")
         with pytest.raises(PySparkException) as caught:
             run(rows, "append", tmp_path / "c", ours=True, into={})
-        assert "cannot be read: name is 'c0', which is no int64" in str(caught.value)
+        assert "cannot be read: name is 'c0', which is no bigint" in str(caught.value)
         rows = millpond.enrich(
             stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns="name bigint", on_error="side"
         )
@@ -359,6 +364,28 @@ def test_a_table_of_ones_own(session: SparkSession, tmp_path: Path) -> None:
     rows = millpond.enrich(stream(session, tmp_path / "in").select("n"), Squares(), on="n", columns="square bigint")
     run(rows, "append", tmp_path / "c", ours=True, into=into)
     assert sorted(into[0]) == sorted((n, n * n if n % 3 else None) for n in range(300))
+
+
+class Mistaken:
+    """A table of one's own with a bug."""
+
+    name = "mistaken"
+
+    def connect(self, columns: pa.Schema, timeout: float) -> Connection:
+        raise KeyError("n")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_bug_in_a_table_of_ones_own(session: SparkSession, tmp_path: Path, ours: bool) -> None:
+    """It ends the query, whatever `on_error` says, and tells where it is."""
+    write(tmp_path / "in", 0)
+    rows = millpond.enrich(
+        stream(session, tmp_path / "in"), Mistaken(), on="n", columns="square bigint", on_error="null"
+    )
+    with pytest.raises(PySparkException) as caught:
+        run(rows, "append", tmp_path / "c", ours=ours, into={})
+    line = Mistaken.connect.__code__.co_firstlineno + 1
+    assert f"The table 'mistaken' has a bug: KeyError: 'n' ({__file__}, line {line}, in connect" in str(caught.value)
 
 
 class TestPlans:
@@ -436,6 +463,14 @@ class TestPlans:
         assert sorted(into[0]) == [(n * n, n) for n in range(11, 50) if n % 3]
 
 
+def spec_of(df: DataFrame) -> EnrichSpec:
+    """What was made of the arguments."""
+    catalyst = Catalyst(df.sparkSession)
+    spec = lookup_spec(catalyst, next(node for node in catalyst.analyzed(df).walk() if looks_up(node)))
+    assert spec is not None
+    return spec
+
+
 class TestArguments:
     @pytest.mark.parametrize(
         ("more", "said"),
@@ -448,6 +483,7 @@ class TestArguments:
             ({"columns": ["square bigint"]}, "and no text"),
             ({"columns": " "}, "no column to look up"),
             ({"columns": "square bigitn"}, "cannot be read: .*BIGITN"),
+            ({"columns": StructType()}, "no column to look up"),
             ({"ttl": "60s"}, "ttl is '60s', which is no number"),
             ({"timeout": None}, "timeout is None, which is no number"),
             ({"on": "m"}, "no column 'm'"),
@@ -464,6 +500,17 @@ class TestArguments:
             ({"timeout": 0}, "timeout is 0"),
             ({"concurrency": 0}, "concurrency is 0"),
             ({"batch": 0}, "batch is 0"),
+            ({"batch": 2.5}, "batch is 2.5, which is no whole number"),
+            ({"cache": 10.5}, "cache is 10.5, which is no whole number"),
+            ({"concurrency": np.float64(1.5)}, "concurrency is 1.5, which is no whole number"),
+            ({"retries": True}, "retries is True, which is no number"),
+            ({"retries": np.True_}, "retries is .*True.*, which is no number"),
+            ({"retries": "2"}, "retries is '2', which is no number"),
+            ({"cache": float("inf")}, r"cache is inf, and is 0 at least, and 1e\+12 at most"),
+            ({"batch": float("nan")}, "batch is nan"),
+            ({"timeout": 1e9}, "timeout is 1000000000.0"),
+            ({"on": {"n": "a", "N": "b"}}, "by the column N twice"),
+            ({"columns": "N int"}, "a column N already"),
             ({"table": RedisTable("redis://x", "y:{z}")}, "names z, and rows are looked up by n"),
         ],
     )
@@ -471,6 +518,45 @@ class TestArguments:
         given = {"table": Squares(), "on": "n", "columns": "square bigint"} | more
         with pytest.raises(UsageError, match=said):
             millpond.enrich(spark.range(1).withColumnRenamed("id", "n"), **given)
+
+    def test_numbers_are_taken_as_they_are_meant(self, spark: SparkSession) -> None:
+        df = spark.range(5).withColumnRenamed("id", "n")
+        more: dict[str, Any] = {"cache": 1e6, "batch": np.int64(2), "concurrency": np.float32(3), "retries": 1.0}
+        seconds: dict[str, Any] = {"ttl": np.int32(60), "timeout": np.float64(2)}
+        found = millpond.enrich(df, Squares(), on="n", columns="square bigint", **more, **seconds)
+        assert sorted(map(tuple, found.collect())) == [(n, n * n if n % 3 else None) for n in range(5)]
+        spec = spec_of(found)
+        assert (spec.most, spec.request, spec.concurrency, spec.retries) == (1_000_000, 2, 3, 1)
+        assert (spec.ttl_ms, spec.timeout_ms) == (60_000, 2000)
+        given = (spec.most, spec.request, spec.concurrency, spec.retries, spec.ttl_ms, spec.timeout_ms)
+        assert {type(one) for one in given} == {int}
+
+    @pytest.mark.parametrize("sensitive", [False, True])
+    def test_names_are_told_apart_as_spark_does(self, session: SparkSession, sensitive: bool) -> None:
+        session.conf.set("spark.sql.caseSensitive", str(sensitive).lower())
+        df = session.createDataFrame([(0,), (1,), (2,)], "n bigint")  # whose session is the active one from then on
+        if sensitive:
+            with pytest.raises(UsageError, match="no column 'N'"):
+                millpond.enrich(df, Squares(), on="N", columns="square bigint")
+            found = millpond.enrich(df.withColumn("N", F.lit("x")), Squares(), on="n", columns="Square bigint")
+            assert found.columns == ["n", "N", "Square"]
+            again = millpond.enrich(found, Squares(), on="n", columns="square bigint")
+            assert again.where("n = 2").select("n", "N", "Square", "square").collect() == [(2, "x", 4, 4)]
+        else:
+            found = millpond.enrich(df, Squares(), on="N", columns="Square bigint")
+            assert spec_of(found).named == ("N",)
+            assert sorted(map(tuple, found.select("N", "square").collect())) == [(0, None), (1, 1), (2, 4)]
+
+    def test_two_columns_that_spark_does_not_tell_apart(self, session: SparkSession) -> None:
+        df = session.sql("SELECT 1 AS n, 2 AS N")
+        with pytest.raises(UsageError, match="Two columns are called n"):
+            millpond.enrich(df, Squares(), on="n", columns="square bigint")
+
+    def test_columns_as_a_struct(self, spark: SparkSession) -> None:
+        columns = StructType([StructField("square", LongType(), nullable=False)])
+        found = millpond.enrich(spark.range(3).withColumnRenamed("id", "n"), Squares(), on="n", columns=columns)
+        assert found.schema["square"] == StructField("square", LongType())
+        assert sorted(map(tuple, found.collect())) == [(0, None), (1, 1), (2, 4)]
 
     def test_a_column_that_errors_would_hide(self, spark: SparkSession) -> None:
         df = spark.range(1).selectExpr("id AS n", "1 AS _error")

@@ -1,6 +1,7 @@
 """Redis and PostgreSQL, real ones: what they have comes as it is, and what goes wrong is told."""
 
 import datetime as dt
+import sys
 import time
 from collections.abc import Iterator
 from decimal import Decimal
@@ -120,13 +121,28 @@ class TestRedis:
         assert "no hash" in found.unreadable[1]
         connection.close()
 
+    def test_a_type_that_it_does_not_have(self, redis_server: real_redis.Server, client: Any) -> None:
+        columns = pa.schema([("parts", pa.list_(pa.struct([("a", pa.decimal128(3, 1)), ("b", pa.int64())])))])
+        with pytest.raises(UsageError, match=r"no array<struct<a:decimal\(3,1\),b:bigint>> is made \(column parts\)"):
+            RedisTable(redis_server.url, "x:{id}").connect(columns, 5)
+
     @pytest.mark.parametrize("key", ["x:{id", "x:{}", "x:{id!r}", "x:{id:>4}"])
     def test_a_pattern_that_is_none(self, key: str) -> None:
         with pytest.raises(UsageError, match="no pattern of keys"):
             RedisTable("redis://localhost", key)
 
     @pytest.mark.parametrize(
-        "url", ["redis://:se#cret@host:6379", "redis://:7#cret@host", "redis://:se/cret@host", "host"]
+        "url",
+        [
+            *(
+                "redis://:se#cret@host:6379",
+                "redis://:7#cret@host",
+                "redis://:se/cret@host",
+                "redis://:7/cret@host",
+                "host",
+            ),
+            *("redis://joe:7?cret@host", "redis:/joe:cret@host", "redis://joe:cret@host/prod", "redis://host/1/2"),
+        ],
     )
     def test_a_url_that_is_none(self, url: str) -> None:
         """It is told before anything runs, and without what may be a part of the password."""
@@ -134,6 +150,19 @@ class TestRedis:
             RedisTable(url, "x:{id}")
         assert "cret" not in str(raised.value)
         assert "'se'" not in str(raised.value)
+
+    @pytest.mark.parametrize("option", ["socket_timeou=1", "socket_timeout=cret", "protocol=7"])
+    def test_an_option_that_is_none(self, option: str) -> None:
+        with pytest.raises(UsageError, match="has an option that redis-py does not take") as raised:
+            RedisTable(f"redis://joe:secret@host/0?{option}", "x:{id}")
+        assert "cret" not in str(raised.value)
+
+    def test_options_are_taken(self, redis_server: real_redis.Server, client: Any) -> None:
+        client.hset("x:1", mapping={"i": "5"})
+        table = RedisTable(f"{redis_server.url}?health_check_interval=5&client_name=me", "x:{id}")
+        connection = table.connect(pa.schema([("i", pa.int32())]), 5)
+        assert in_order(connection.fetch(pa.record_batch({"id": [1]}))) == {0: {"i": 5}}
+        connection.close()
 
     def test_decimals_in_keys_have_no_exponent(self, redis_server: real_redis.Server, client: Any) -> None:
         client.hset("x:0.00000000", mapping={"name": "zero"})
@@ -270,6 +299,8 @@ class TestPostgres:
         [
             ("timestamp", pa.timestamp("us", "UTC"), r"(Ask for|Make a) timestamp_ntz"),
             ("timestamptz", pa.timestamp("us"), r"(Ask for|Make a) timestamp\b"),
+            ("timestamptz", pa.timestamp("us"), r"which does not go with timestamp_ntz\."),
+            ("timestamp", pa.timestamp("us", "UTC"), r"which does not go with timestamp\."),
             ("timestamptz", pa.date32(), r"(Ask for|Make a) timestamp\b"),
             ("date", pa.timestamp("us"), r"(Ask for|Make a) date"),
             ("bigint", pa.timestamp("us", "UTC"), "as bigint, which does not go with"),
@@ -347,7 +378,7 @@ class TestPostgres:
     ) -> None:
         client.execute(f"CREATE TABLE things (id {kind} PRIMARY KEY, name text)")
         connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("name", pa.string())]), 5)
-        with pytest.raises(UsageError, match="does not go with int64"):
+        with pytest.raises(UsageError, match="does not go with bigint"):
             connection.fetch(pa.record_batch({"id": keys}))
         connection.close()
 
@@ -389,7 +420,6 @@ class TestPostgres:
             ("", "nothing", "n", "nothing"),
             ("", "things", "m", "no column m"),
             (" dbname=elsewhere", "things", "n", "elsewhere"),
-            (" nonsense=1", "things", "n", "nonsense"),
         ],
     )
     def test_what_has_to_change_is_told(
@@ -399,6 +429,66 @@ class TestPostgres:
         asked = PostgresTable(postgres_server.conninfo + conninfo, table)
         with pytest.raises(UsageError, match=said):
             asked.connect(pa.schema([(column, pa.int64())]), 5).fetch(pa.record_batch({"id": [1]}))
+
+    @pytest.mark.parametrize(
+        "conninfo",
+        [
+            *("jdbc:postgresql://joe:secret@h/db", "jdbc:postgresql://h/db?user=joe&password=secret"),
+            *("postgres//joe:secret@h/db", "postgresql:/joe:secret@h/db", "joe:secret@h"),
+            *(
+                "host=h password=top secret",
+                "host=h password='secret",
+                "host=h password=a secret=b",
+                "host=h nonsense=1",
+            ),
+            *("postgresql://joe:top@secret@127.0.0.1/db", "postgresql://joe:top%secret@h", "postgresql://joe:secret"),
+            *("postgresql://joe:12/secret@h/db", "postgresql://joe:12?secret@h", "postgresql://h?password=top@secret"),
+            *("postgresql://joe:secret@h:port/db", "postgresql://joe:secret@h/db?sslmod=x"),
+            *("host=joe:secret@h", "host=h port=secret", "dbname=postgresql://joe:secret@h/db", None),
+        ],
+    )
+    def test_how_to_connect_cannot_be_read(self, conninfo: Any) -> None:
+        """It is told before anything runs, and without what may be a part of the password."""
+        with pytest.raises(UsageError, match="cannot be read") as raised:
+            PostgresTable(conninfo, "things")
+        assert "secret" not in str(raised.value)
+        assert raised.value.__context__ is None  # it would be shown, too
+        assert ("Drop `jdbc:`" in str(raised.value)) == str(conninfo).startswith("jdbc:")
+
+    @pytest.mark.parametrize(
+        ("conninfo", "place"),
+        [
+            ("postgresql://joe:top#se:cret@h1:1,h2:2/db?connect_timeout=3", "h1,h2:1,2"),
+            ("postgres://joe:top%40%2Fsecret@[::1]/db", "::1:5432"),
+            ("postgresql://%2Ftmp/db", "/tmp:5432"),
+            ("postgresql:///db?host=/var/run/it&password=secret", "/var/run/it:5432"),
+            ("user=joe@server password='top secret' hostaddr=10.0.0.1 port=77", "10.0.0.1:77"),
+            ("", "localhost:5432"),
+        ],
+    )
+    def test_names_have_the_place(self, conninfo: str, place: str) -> None:
+        assert PostgresTable(conninfo, "things").name == f"PostgreSQL {place}, table things"
+
+    def test_nobody_has_the_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where a query is made psycopg may be missing: the name has no place, and what is no URL is refused still."""
+        monkeypatch.setitem(sys.modules, "psycopg.conninfo", None)
+        assert PostgresTable("postgresql://joe:secret@h/db", "things").name == "PostgreSQL things"
+        with pytest.raises(UsageError, match="cannot be read"):
+            PostgresTable("postgresql://joe:top@secret@h/db", "things")
+
+    def test_what_the_client_says_has_no_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import psycopg
+
+        def connect(conninfo: str, **more: Any) -> None:
+            try:
+                raise OSError("top/secret is no name")
+            except OSError as error:
+                raise psycopg.OperationalError("cannot connect with top/secret") from error
+
+        monkeypatch.setattr(psycopg.Connection, "connect", connect)
+        with pytest.raises(psycopg.OperationalError, match=r"cannot connect with …") as raised:
+            PostgresTable("postgresql://joe:top%2Fsecret@h/db", "things").connect(SCHEMA, 5)
+        assert "secret" not in str(raised.value) + str(raised.value.__cause__)
 
     def test_passwords_are_not_shown(self) -> None:
         table = PostgresTable("postgresql://user:secret@example.org/db", "things")

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.process.connection import Connection, PeerGone
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.messages import Done, Run
 from tests.interleave import Interleaved, schedules
 
 from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path
@@ -158,6 +160,17 @@ def test_what_holds_a_slot_up_is_told_to_whoever_waits(task, caplog):
     assert len(_run(task, rows(0, name="wait"))) == 1
     place = f"query {task.query}, operator 0, partition 0"
     assert caplog.messages == [f"batch 3 waits ({place}): the store of {task.key} is full"]
+
+
+@pytest.mark.parametrize(("failed", "times"), [(2.0, 1), (0.0, 0)])
+def test_keys_that_could_not_be_looked_up_are_told_once(task, caplog, failed, times):
+    """Whoever looks at the executor's log learns of them: the slot that knows why writes elsewhere."""
+    looked_up = msgspec.structs.replace(task, query=f"fails {failed}", operator=1)
+    connection = Mock(receive=lambda: (None, Done(3, {"failed_keys": failed})))
+    for partition in range(2):
+        assert not list(Pipe(looked_up)._converse(connection, Run(looked_up, partition, 3, 0), rows(0), iter(())))
+    said = "batch 3: 2 keys could not be looked up, and their rows came out with nulls"
+    assert [one.startswith(said) for one in caplog.messages] == [True] * times
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.spec.types import spark_name
+
 Convert = Callable[[Sequence[Any], pa.DataType], pa.Array]
 
 _WRONG = (pa.ArrowException, OverflowError, TypeError, ValueError)
@@ -63,7 +65,7 @@ def column(values: Sequence[Any], field: pa.Field, convert: Convert) -> tuple[pa
         try:
             convert([value], field.type)
         except _WRONG:
-            wrong[position] = f"{field.name} is {_shown(value)}, which is no {field.type}"
+            wrong[position] = f"{field.name} is {_shown(value)}, which is no {spark_name(field.type)}"
     kept = [None if position in wrong else value for position, value in enumerate(values)]
     return convert(kept, field.type), wrong
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
+import random
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,17 +16,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import MillpondError, TransientError, UsageError
+from millpond.lookup.mistakes import check_connection, check_found, mistake_in
 from millpond.lookup.table import Connection, Found, LookupTable
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.types import parse_type
+
+_log = logging.getLogger("millpond")
 
 ABSENT, THERE, FAILED = 0, 1, 2
 """What became of a key."""
 
 States = NDArray[np.uint8]
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
-"""Seconds between two tries."""
+_FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
+"""Seconds between the first two tries, how many times as long each next pause is, and the longest."""
+
+_JITTER = 0.75, 1.25
+"""What pauses are multiplied with, at random: not all slots come back to a server at once."""
 
 _LOOK = 0.5
 """Seconds between two looks at whether a request that is waited for hangs."""
@@ -111,6 +119,7 @@ class Fetcher:
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._told = False
         self._begun: dict[int, float] = {}  # when each thread that asks the table began to
 
     def fetch(self, keys: pa.RecordBatch) -> Future[Answer]:
@@ -146,22 +155,45 @@ class Fetcher:
         for last in [False] * self._spec.retries + [True]:
             asked = time.monotonic()
             try:
-                answer = self._aligned(keys, self._once(keys))
-                return replace(answer, seconds=time.monotonic() - started, asked=asked)
+                found = self._once(keys)
             except MillpondError as error:
                 if not isinstance(error, TransientError):
                     raise
                 failure = Failure("failed", str(error))
             except Exception as error:  # whatever a client raises: another try may help
+                mistake = mistake_in(self._table, error)
+                if mistake is not None:
+                    raise mistake from error
                 failure = Failure(_kind_of(error), f"{type(error).__name__}: {str(error).strip()}".removesuffix(": "))
-            if last or self._closed.wait(pause):
+            else:
+                answer = self._aligned(keys, found)
                 break
-            pause = min(_LONGEST_WAIT, 2 * pause)
-        states = np.full(keys.num_rows, FAILED, np.uint8)
-        nothing = pa.RecordBatch.from_arrays(
-            [pa.nulls(keys.num_rows, one.type) for one in self._columns], schema=self._columns
-        )
-        return Answer(nothing, states, failure=failure, seconds=time.monotonic() - started, asked=asked)
+            if last or self._closed.wait(pause * random.uniform(*_JITTER)):
+                answer = self._failed(keys.num_rows, failure)
+                break
+            pause = min(_LONGEST_WAIT, _LONGER * pause)
+        self._warn(answer)
+        return replace(answer, seconds=time.monotonic() - started, asked=asked)
+
+    def _failed(self, count: int, failure: Failure) -> Answer:
+        columns = [pa.nulls(count, one.type) for one in self._columns]
+        nothing = pa.RecordBatch.from_arrays(columns, schema=self._columns)
+        return Answer(nothing, np.full(count, FAILED, np.uint8), failure=failure)
+
+    def _warn(self, answer: Answer) -> None:
+        """Say once why rows come out with nulls: nothing else in them tells."""
+        failed = np.flatnonzero(answer.states == FAILED)
+        if self._spec.on_error != "null" or not len(failed) or self._closed.is_set():
+            return
+        with self._lock:
+            told, self._told = self._told, True
+        why = answer.why(int(failed[0]))
+        if why is not None and not told:
+            _log.warning(
+                "the table '%s' could not be asked for %d keys (%s: %s): their rows come out with nulls, as "
+                "on_error='null' says. This is said once; the figure failed_keys tells of others",
+                *(self._spec.name, len(failed), why.kind, why.said),
+            )
 
     def _once(self, keys: pa.RecordBatch) -> Found:
         thread = threading.get_ident()
@@ -176,8 +208,10 @@ class Fetcher:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
             connection = self._table.connect(self._columns, self._spec.timeout_ms / 1000)
+            check_connection(self._table, connection)
         try:
             found = connection.fetch(keys)
+            check_found(self._table, connection, found, self._columns)
         except BaseException:
             self._hang_up(connection)
             self._hang_up(*self._take_idle())  # what has ended one may have ended all: other tries begin anew
@@ -209,7 +243,7 @@ class Fetcher:
             raise UsageError(
                 f"The table '{self._spec.name}' gave a row of a key that was not asked for.", action="Mend its `fetch`."
             )
-        if len(np.unique(at)) < len(at) or len(at) != found.rows.num_rows:
+        if len(np.unique(at)) < len(at):
             raise UsageError(
                 f"The table '{self._spec.name}' has several rows of one key.",
                 action="Look up by columns that no two rows share.",
@@ -217,15 +251,9 @@ class Fetcher:
         places = np.full(count, -1)
         places[at] = np.arange(len(at))
         indices = pa.array(places, mask=places < 0)
-        try:
-            columns = [found.rows.column(one.name).cast(one.type).take(indices) for one in self._columns]
-        except (KeyError, pa.ArrowException) as error:
-            raise UsageError(
-                f"The table '{self._spec.name}' gave other columns than were asked for: {error}.",
-                action="Mend its `fetch`, or `columns`.",
-            ) from error
+        columns = [found.rows.column(one.name).cast(one.type).take(indices) for one in self._columns]
         states = np.where(places < 0, ABSENT, THERE).astype(np.uint8)
-        failures = {position: Failure("unreadable", why) for position, why in found.unreadable.items()}
+        failures = {int(position): Failure("unreadable", str(why)) for position, why in found.unreadable.items()}
         states[list(failures)] = FAILED
         return Answer(pa.RecordBatch.from_arrays(columns, schema=self._columns), states, failures)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from millpond.errors import UsageError
+from millpond.lookup.conninfo import parts_of, secrets_of
 from millpond.lookup.convert import column, objects
+from millpond.lookup.secrets import hide
 from millpond.lookup.table import Found
+from millpond.spec.types import spark_name
 
 _LASTING = ("authentication failed", "does not exist", "pg_hba.conf", "permission denied")
 """What a server says that will not let anybody in at another try either."""
@@ -39,14 +42,19 @@ class PostgresTable:
     conninfo: str = field(repr=False)
     table: str
 
+    def __post_init__(self) -> None:
+        """See that it can be read how to connect.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        parts_of(self.conninfo, self.table)
+
     @property
     def name(self) -> str:
         """Which table it is, and where, without passwords."""
-        try:
-            from psycopg.conninfo import conninfo_to_dict
-
-            parts = conninfo_to_dict(self.conninfo)
-        except Exception:  # not installed where this is asked, or malformed: connecting tells
+        parts = parts_of(self.conninfo, self.table)
+        if parts is None:  # psycopg is not installed where this is asked
             return f"PostgreSQL {self.table}"
         place = parts.get("host") or parts.get("hostaddr") or "localhost"
         return f"PostgreSQL {place}:{parts.get('port') or 5432}, table {self.table}"
@@ -55,7 +63,8 @@ class PostgresTable:
         """Connect to the server (see `LookupTable`).
 
         Raises:
-            UsageError: psycopg is not there; the server refuses the user; there is no such table.
+            UsageError: psycopg is not there; it cannot be read how to connect; the server refuses the user; there is no
+                such table.
         """
         try:
             import psycopg
@@ -64,6 +73,8 @@ class PostgresTable:
                 f"'{self.name}' needs the package psycopg, which is not installed where keys are looked up.",
                 action="Install millpond[postgres] there.",
             ) from error
+
+        parts = parts_of(self.conninfo, self.table) or {}
 
         class Limited(psycopg.Connection[Any]):
             """A connection that waits for no answer longer than it is told to."""
@@ -78,9 +89,10 @@ class PostgresTable:
                 self.conninfo,
                 autocommit=True,
                 connect_timeout=max(2, round(timeout)),
-                options=f"{self._options()} -c statement_timeout={max(1, round(timeout * 1000))}",
+                options=f"{_options(parts)} -c statement_timeout={max(1, round(timeout * 1000))}",
             )
         except psycopg.OperationalError as error:
+            hide(error, secrets_of(self.conninfo))
             if "FATAL" in str(error) and any(said in str(error) for said in _LASTING):
                 raise self._refused(error) from error
             raise
@@ -94,21 +106,17 @@ class PostgresTable:
             raise
         return connection
 
-    def _options(self) -> str:
-        """The server's options that the user gives, a search path say: ours come behind them, not in their place.
-
-        Raises:
-            psycopg.ProgrammingError: how to connect is malformed.
-        """
-        from psycopg.conninfo import conninfo_to_dict
-
-        return str(conninfo_to_dict(self.conninfo).get("options") or os.environ.get("PGOPTIONS", ""))
-
     def _refused(self, error: Exception) -> UsageError:
+        hide(error, secrets_of(self.conninfo))
         return UsageError(
             f"'{self.name}' refuses the request: {str(error).strip().splitlines()[0]}.",
             action="Mend the connection's parameters, the table's name, the columns, or the user's rights.",
         )
+
+
+def _options(parts: Mapping[str, str]) -> str:
+    """The server's options that the user gives, a search path say: ours come behind them, not in their place."""
+    return parts.get("options") or os.environ.get("PGOPTIONS", "")
 
 
 def _time_of(dtype: pa.DataType) -> str | None:
@@ -307,7 +315,8 @@ class _PostgresConnection:
             raise self._unlike(wanted, "Ask for binary.")
 
     def _unlike(self, one: pa.Field, action: str) -> UsageError:
-        said = f"'{self._table.name}' has {one.name} as {self._types[one.name]}, which does not go with {one.type}."
+        kind, type_ = self._types[one.name], spark_name(one.type)
+        said = f"'{self._table.name}' has {one.name} as {kind}, which does not go with {type_}."
         return UsageError(said, action=action)
 
     def _column(self, wanted: pa.Field) -> Any:

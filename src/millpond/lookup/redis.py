@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import string
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.errors import UsageError
 from millpond.lookup.convert import column, texts
+from millpond.lookup.secrets import hidden, hide
 from millpond.lookup.table import Found
+from millpond.spec.types import spark_name
 
 _PLAIN = 6
 """Digits behind the point with which Arrow writes every decimal without an exponent."""
@@ -27,7 +31,8 @@ class RedisTable:
     A key without hash, or whose hash has none of the columns that are asked for, is not there.
 
     Attributes:
-        url: `redis://[[user]:password@]host[:port]/[database]`, `rediss://…` or `unix://…`, as redis-py reads it.
+        url: `redis://[[user]:password@]host[:port]/[number]` with the database's number, `rediss://…` or `unix://…`, as
+            redis-py reads it.
         key: the hashes' keys, with key columns in braces: `ad:{ad_id}`.
         fields: what columns are called in the hashes, where that is something else.
     """
@@ -37,23 +42,48 @@ class RedisTable:
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """See that the URL and the key can be read.
+        """See that the URL and the key can be read, the URL's options where redis-py is installed.
 
         Raises:
             UsageError: they cannot.
         """
         try:
             parts = urlsplit(self.url)
-            good = parts.scheme in ("redis", "rediss", "unix") and not parts.fragment and (parts.port or 1) > 0
-        except ValueError:  # its text may have a part of the password
+            database = parts.scheme == "unix" or re.fullmatch(r"/?|/[0-9]+/?", parts.path)
+            known = parts.scheme in ("redis", "rediss", "unix") and not parts.fragment and (parts.port or 1) > 0
+            good = known and database and "@" not in parts.path + parts.query
+        except (ValueError, TypeError, AttributeError):  # their texts may have a part of the password
             good = False
         if not good:
             raise UsageError(
                 f"The URL of the RedisTable with hashes {self.key} cannot be read.",
-                action="Write it like redis://user:password@host:6379/0 (or rediss://, unix://); in a password, "
-                "write what is no letter or number with a per cent sign: %23 for #, %2F for /, %40 for @.",
+                action="Write it like redis://user:password@host:6379/0 (or rediss://, unix://), with the database's "
+                "number; in a password, write what is no letter or number with a per cent sign: %23 for #, %2F for /, "
+                "%40 for @.",
             )
         parts_of(self.key)
+        with suppress(ImportError):  # connecting tells
+            self._check_options()
+
+    def _check_options(self) -> None:
+        """See that redis-py takes the URL's options.
+
+        Raises:
+            ImportError: it is not installed. UsageError: it does not.
+        """
+        import redis
+
+        try:
+            redis.ConnectionPool.from_url(self.url).make_connection()
+        except (redis.RedisError, TypeError, ValueError):  # their texts may have a part of the password
+            good = False
+        else:
+            good = True
+        if not good:
+            raise UsageError(
+                f"The URL of '{self.name}' has an option that redis-py does not take.",
+                action="Mend what comes after the question mark: names and values are those of redis.Connection.",
+            )
 
     @property
     def name(self) -> str:
@@ -69,6 +99,7 @@ class RedisTable:
             UsageError: redis-py is not there, the URL or the key is malformed, or a column is no single value.
         """
         try:
+            self._check_options()
             import redis
             from redis.backoff import NoBackoff
             from redis.exceptions import AuthorizationError
@@ -81,7 +112,7 @@ class RedisTable:
         for one in columns:
             if pa.types.is_nested(one.type):
                 raise UsageError(
-                    f"'{self.name}' has texts, of which no {one.type} is made (column {one.name}).",
+                    f"'{self.name}' has texts, of which no {spark_name(one.type)} is made (column {one.name}).",
                     action="Ask for a string, and take it apart in the query (from_json).",
                 )
         parts = parts_of(self.key)
@@ -93,19 +124,21 @@ class RedisTable:
                 retry=Retry(NoBackoff(), 0),
                 single_connection_client=True,
             )
-        except (redis.AuthenticationError, AuthorizationError) as error:
-            raise self._refused(error) from error
-        except redis.ResponseError as error:
-            if "DB index" in str(error):
+        except redis.RedisError as error:
+            hide(error, self._secrets())
+            if isinstance(error, redis.AuthenticationError | AuthorizationError) or "DB index" in str(error):
                 raise self._refused(error) from error
             raise
-        except ValueError as error:
-            raise UsageError(f"'{self.name}' cannot be reached by its URL: {error}.", action="Mend the URL.") from error
         return _RedisConnection(self, client, columns, parts, timeout)
+
+    def _secrets(self) -> list[str]:
+        parts = urlsplit(self.url)
+        given = [parts.password or "", *parse_qs(parts.query).get("password", [])]
+        return [*given, unquote(given[0])]
 
     def _refused(self, said: object) -> UsageError:
         return UsageError(
-            f"'{self.name}' refuses the request: {str(said).rstrip('.')}.",
+            f"'{self.name}' refuses the request: {hidden(str(said), self._secrets()).rstrip('.')}.",
             action="Mend the URL's user, password and database, or the user's rights.",
         )
 

@@ -32,7 +32,7 @@ class Connection(Protocol):
             keys: different ones, without nulls; the columns are called as in the table.
 
         Raises:
-            UsageError: no other try can help.
+            UsageError: no other try can help. Nor does one if the code has a bug (see `millpond.lookup.mistakes`).
             Exception: any other ends the connection, and the keys are asked for again on a new one.
         """
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Literal, get_args
 
 from pyspark import cloudpickle
@@ -25,12 +25,18 @@ from millpond.spec.types import holds_floats, parse_type
 How = Literal["left", "inner"]
 OnError = Literal["fail", "null", "side"]
 
+_MOST = 1e12
+"""What any number may be at most, so that it can be reckoned with."""
+
+_LONGEST = 1e6
+"""Seconds that a request may take: what clients and servers take as a time-out."""
+
 
 def enriched(
     df: DataFrame,
     table: LookupTable,
     on: str | Sequence[str] | Mapping[str, str],
-    columns: str,
+    columns: str | StructType,
     how: How,
     cache: int,
     ttl: float | None,
@@ -56,19 +62,17 @@ def enriched(
         )
     _one_of("how", how, get_args(How))
     _one_of("on_error", on_error, get_args(OnError))
-    for name, number, least in (
-        *(("cache", cache, 0), ("timeout", timeout, 0.001), ("retries", retries, 0)),
-        *(("concurrency", concurrency, 1), ("batch", batch, 1), ("ttl", 0 if ttl is None else ttl, 0)),
-    ):
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise UsageError(f"{name} is {number!r}, which is no number.", action="Give a number.")
-        if not least <= number < math.inf:
-            raise UsageError(f"{name} is {number}, and is {least} at least.", action="Give another.")
+    cache, retries = _whole("cache", cache, 0), _whole("retries", retries, 0)
+    concurrency, batch = _whole("concurrency", concurrency, 1), _whole("batch", batch, 1)
+    timeout = _number("timeout", timeout, 0.001, _LONGEST)
+    ttl = None if ttl is None else _number("ttl", ttl, 0)
     names = _names(on)
     schema = df.schema
-    keys = _keys(schema, names)
-    found = _found(schema, columns, on_error)
-    if on_error == "side" and ERROR.name in (name.lower() for name in schema.names):
+    sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    fold: Callable[[str], str] = str if sensitive else str.lower
+    keys = _keys(schema, names, fold)
+    found = _found(schema, columns, on_error, fold)
+    if on_error == "side" and ERROR.name in map(fold, schema.names):
         raise UsageError(f"There is a column {ERROR.name} already.", action="Rename that, or give another on_error.")
     if isinstance(table, RedisTable):
         _check_pattern(table, list(names.values()))
@@ -125,12 +129,26 @@ def _names(on: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     return names
 
 
+def _number(name: str, given: float, least: float, most: float = _MOST) -> float:
+    if isinstance(given, bool) or not isinstance(given, Real):  # NumPy's numbers are such, too
+        raise UsageError(f"{name} is {given!r}, which is no number.", action="Give a number.")
+    if not least <= given <= most:
+        raise UsageError(f"{name} is {given}, and is {least:g} at least, and {most:g} at most.", action="Give another.")
+    return float(given)
+
+
+def _whole(name: str, given: float, least: int) -> int:
+    if _number(name, given, least) % 1:
+        raise UsageError(f"{name} is {given}, which is no whole number.", action="Give a whole number.")
+    return int(given)
+
+
 def _one_of(name: str, given: str, known: Sequence[str]) -> None:
     if given not in known:
         raise UsageError(f"{name} is {given!r}.", action=f"Give one of {', '.join(known)}.")
 
 
-def _keys(schema: StructType, names: Mapping[str, str]) -> tuple[int, ...]:
+def _keys(schema: StructType, names: Mapping[str, str], fold: Callable[[str], str]) -> tuple[int, ...]:
     if not names:
         raise UsageError("There is no column to look rows up by.", action="Name one in `on`.")
     called = list(names.values())
@@ -140,40 +158,58 @@ def _keys(schema: StructType, names: Mapping[str, str]) -> tuple[int, ...]:
     twins = {name for name in schema.names if schema.names.count(name) > 1}
     if twins:
         raise UsageError(f"Two columns are called {sorted(twins)[0]}.", action="Rename one.")
+    places = []
     for name in names:
-        if name not in schema.names:
+        same = [place for place, one in enumerate(schema.names) if fold(one) == fold(name)]
+        if not same:
             raise UsageError(f"There is no column {name!r} to look rows up by.", action=f"There are {schema.names}.")
-        dtype = _type(schema[name].dataType)
+        if len(same) > 1:
+            raise UsageError(f"Two columns are called {name}.", action="Rename one.")
+        if same[0] in places:
+            raise UsageError(f"Rows are looked up by the column {name} twice.", action="Name it once.")
+        dtype = _type(schema[same[0]].dataType)
         if dtype is None or dtype.nested or holds_floats(dtype) or not dtype.atomic:
             raise UsageError(
-                f"The column {name} is of type {schema[name].dataType.simpleString()}, which is no key.",
+                f"The column {name} is of type {schema[same[0]].dataType.simpleString()}, which is no key.",
                 action="Use integers, strings without a collation, bytes, decimals, booleans, dates or timestamps.",
             )
-    return tuple(schema.names.index(name) for name in names)
+        places += same
+    return tuple(places)
 
 
-def _found(schema: StructType, columns: str, on_error: str) -> list[StructField]:
-    action = "Write them like 'name string, price decimal(10,2)'."
-    if not isinstance(columns, str):
-        raise UsageError(f"The columns are {columns!r}, and no text.", action=action)
-    if not columns.strip():
-        raise UsageError("There is no column to look up.", action=action)
-    try:
-        found: list[StructField] = StructType.fromDDL(columns).fields
-    except Exception as error:
-        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UsageError(f"The columns {columns!r} cannot be read: {said.rstrip('.')}.", action=action) from error
-    taken = {name.lower() for name in [*schema.names, *([ERROR.name] if on_error == "side" else [])]}
+def _found(
+    schema: StructType, columns: str | StructType, on_error: str, fold: Callable[[str], str]
+) -> list[StructField]:
+    found = columns.fields if isinstance(columns, StructType) else _read(columns)
+    if not found:
+        raise UsageError("There is no column to look up.", action=_LIKE_THIS)
+    taken = {fold(name) for name in [*schema.names, *([ERROR.name] if on_error == "side" else [])]}
     for field in found:
-        if field.name.lower() in taken:
+        if fold(field.name) in taken:
             raise UsageError(f"There is a column {field.name} already.", action="Rename that, or look up another.")
-        taken.add(field.name.lower())
+        taken.add(fold(field.name))
         if _type(field.dataType) is None:
             raise UsageError(
                 f"The column {field.name} is of type {field.dataType.simpleString()}, which cannot be looked up.",
                 action="Give another type.",
             )
     return found
+
+
+_LIKE_THIS = "Write them like 'name string, price decimal(10,2)', or give a StructType."
+
+
+def _read(columns: str) -> list[StructField]:
+    if not isinstance(columns, str):
+        raise UsageError(f"The columns are {columns!r}, and no text.", action=_LIKE_THIS)
+    if not columns.strip():
+        return []
+    try:
+        fields: list[StructField] = StructType.fromDDL(columns).fields
+    except Exception as error:
+        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UsageError(f"The columns {columns!r} cannot be read: {said.rstrip('.')}.", action=_LIKE_THIS) from error
+    return fields
 
 
 def _type(dtype: DataType) -> Type | None:

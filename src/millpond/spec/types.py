@@ -126,6 +126,22 @@ class DataType(msgspec.Struct, frozen=True):
         return _ARROW[self.name]
 
 
+_NAMES = {arrow: name for name, arrow in _ARROW.items()}
+
+
+def spark_name(arrow: pa.DataType) -> str:
+    """What Spark calls an Arrow type, as users write it; Arrow's own name if Spark has no such."""
+    if pa.types.is_decimal(arrow):
+        return f"decimal({arrow.precision},{arrow.scale})"
+    if pa.types.is_struct(arrow):
+        return f"struct<{','.join(f'{one.name}:{spark_name(one.type)}' for one in arrow)}>"
+    if pa.types.is_map(arrow):
+        return f"map<{spark_name(arrow.key_type)},{spark_name(arrow.item_type)}>"
+    if pa.types.is_list(arrow):
+        return f"array<{spark_name(arrow.value_type)}>"
+    return _NAMES.get(arrow, str(arrow))
+
+
 def leaves(dtype: DataType) -> Iterator[DataType]:
     """Yield the stored columns of a key of this type: itself, or for a struct a null flag and its fields' leaves.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -69,6 +69,24 @@ class _Complaint:
         self._told = time.monotonic()
         place = f"query {self._run.task.query}, operator {self._run.task.operator}, partition {self._run.partition}"
         log.warning("batch %s waits (%s): %s", self._run.batch, place, said)
+
+
+_told: set[tuple[str, int]] = set()
+"""Operators, by query, of whose nulls this process has told."""
+
+
+def _tell_failed(run: Run, metrics: Mapping[str, float]) -> None:
+    """Say once that keys of a lookup join could not be looked up, where the batch does not fail of it."""
+    failed, operator = metrics.get("failed_keys"), (run.task.query, run.task.operator)
+    if not failed or operator in _told:
+        return
+    _told.add(operator)
+    log.warning(
+        "batch %s: %d keys could not be looked up, and their rows came out with nulls, as on_error of enrich says "
+        "(query %s, operator %s, partition %s). The slots' log says why where it is 'null', and each row where it is "
+        "'side'; of further batches failed_keys in the progress tells",
+        *(run.batch, failed, *operator, run.partition),
+    )
 
 
 class Pipe:
@@ -180,6 +198,7 @@ class Pipe:
                     schema = shown.schema
                     yield with_figures(shown) if self.figures else shown
             elif isinstance(payload, Done):
+                _tell_failed(run, payload.metrics)
                 if self.figures and payload.metrics:
                     yield figure_rows(schema or self._schema(), payload.metrics)
                 if self.coverage is not None:
