@@ -29,7 +29,6 @@ from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.run import VARIANTS, Config, Measured
 from millpond.workloads.nexmark import NexmarkConfig
 
-
 _ENDING = 60.0
 """Seconds for which the slots of a run are waited for."""
 

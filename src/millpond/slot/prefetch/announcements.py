@@ -64,8 +64,9 @@ class Announcements:
 
     Nobody does until keys are missing from memory. Then the latest lookahead does that comes early enough: its slack,
     from its first hint for a batch to the first row, is longer than the reads take. One that announces keys which no
-    row asks for is dropped for good. Where most keys have no room, nobody does for a while. The last lookahead sends hints beside whoever is chosen: for rows that were not
-    there yet when that one looked, because it begins, is late or has failed.
+    row asks for is dropped for good. Where most keys have no room, nobody does for a while. The last lookahead sends
+    hints beside whoever is chosen: for rows that were not there yet when that one looked, because it begins, is late or
+    has failed.
 
     `keep` and `close` may be called from any thread, the rest by whoever has the partition's turn.
 
