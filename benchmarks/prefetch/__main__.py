@@ -117,9 +117,17 @@ def _measured(folder: Path, variant: str, options: argparse.Namespace, changes: 
     if done.returncode:
         raise SystemExit("\n".join((work / "log").read_text(errors="replace").splitlines()[-30:]))
     deadline = time.monotonic() + _ENDING
-    while list(work.glob("millpond-*/*/slot-*.pid")) and time.monotonic() < deadline:
-        time.sleep(0.1)  # slots finish their commits
+    while _ending(work) and time.monotonic() < deadline:
+        time.sleep(0.1)
     return msgspec.json.decode((work / "out.json").read_bytes(), type=Measured)
+
+
+def _ending(work: Path) -> bool:
+    """Whether slots that were started with their directory in a folder still finish their commits."""
+    try:
+        return any(work.glob("millpond-*/*/slot-*.pid"))
+    except FileNotFoundError:  # removed meanwhile
+        return True
 
 
 if __name__ == "__main__":
