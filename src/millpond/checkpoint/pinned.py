@@ -98,7 +98,7 @@ def pin(files: FileSystem, query: PinnedQuery) -> None:
         return
     lines = compare(before, query)
     if lines:
-        raise differing(lines, files.locate(shape_name(shape)), follows=_may_follow(before, query))
+        raise differing(lines, files.locate(shape_name(shape)), follows=may_follow(before, query))
 
 
 def compare(before: PinnedQuery, query: PinnedQuery) -> list[str]:
@@ -125,7 +125,7 @@ def differing(lines: Sequence[str], file: str, *, follows: bool = True) -> State
     )
 
 
-def _may_follow(before: PinnedQuery, query: PinnedQuery) -> bool:
+def may_follow(before: PinnedQuery, query: PinnedQuery) -> bool:
     """Whether an operator with functions differs: `spark.millpond.onChangedState` is about them."""
     if len(before.operators) != len(query.operators):
         return False

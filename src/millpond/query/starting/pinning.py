@@ -16,6 +16,7 @@ from millpond.checkpoint.pinned import (
     PinnedQuery,
     compare,
     differing,
+    may_follow,
     newest_shape,
     pin,
     plain,
@@ -161,7 +162,7 @@ def settle(
     before = read_shape(files, made_by)
     found = evolved(before, made_by, pinned.query, specs, changed)
     if isinstance(found, list):
-        raise differing(found, files.locate(shape_name(made_by)))
+        raise differing(found, files.locate(shape_name(made_by)), follows=may_follow(before, pinned.query))
     if msgspec.structs.replace(found.query, parent=before.parent) == before:
         log.warning("the query is again what made version %d of its state, and goes on with that", version)
         return Pinned(before, made_by)
@@ -198,7 +199,7 @@ def _pin(
             # What the newest run was changed to may not have got anywhere: `settle` knows by which the state was made.
             tries = [evolved(one, number, query, specs, changed) for number, one in read_shapes(files, shape).items()]
             if isinstance(tries[0], list) and all(isinstance(found, list) for found in tries):
-                raise differing(tries[0], files.locate(shape_name(shape)))
+                raise differing(tries[0], files.locate(shape_name(shape)), follows=may_follow(before, query))
             return None, query
     if not files.exists(NAME) and ledger.last("commits") >= 0:
         done = (
