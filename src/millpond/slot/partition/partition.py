@@ -223,8 +223,9 @@ class Partition:
             self.query.note_lost_call(operator, self.task.operator, self.number, batch)
             blame(error, self.task.spec, manifest)
             self._discard()  # half a batch is in the tables
-            if self._turns.closed and isinstance(error, Exception):  # what it works with has been closed
-                raise stopped() from error
+            lost = isinstance(error, ConnectionError)  # its input: nobody listens any more
+            if self._turns.closed and isinstance(error, Exception) and not lost:
+                raise stopped() from error  # what it works with has been closed
             raise
         figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}
         self._hints.learn(figures)
