@@ -223,7 +223,7 @@ class Partition:
             self.query.note_lost_call(operator, self.task.operator, self.number, batch)
             blame(error, self.task.spec, manifest)
             self._discard()  # half a batch is in the tables
-            lost = isinstance(error, ConnectionError)  # its input: nobody listens any more
+            lost = isinstance(error, OSError) and error.errno is None  # its input: nobody listens any more
             if self._turns.closed and isinstance(error, Exception) and not lost:
                 raise stopped() from error  # what it works with has been closed
             raise
