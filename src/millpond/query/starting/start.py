@@ -353,7 +353,8 @@ def begin(
                 f"{'has' if len(missing) == 1 else 'have'} no durable state of version {committed} or {committed + 1}"
                 + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
                 + ".",
-                action="Restore the missing files below millpond/, or start with a new checkpointLocation.",
+                action="Restore the missing files below millpond/, or start with a new checkpointLocation; if "
+                "Spark has run the query without Millpond since, docs/guides/troubleshooting.md says what to do.",
                 operator=str(operator),
                 partition=partition,
                 version=committed,
