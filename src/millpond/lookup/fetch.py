@@ -210,8 +210,7 @@ class Fetcher:
             connection = self._table.connect(self._columns, self._spec.timeout_ms / 1000)
             check_connection(self._table, connection)
         try:
-            found = connection.fetch(keys)
-            check_found(self._table, connection, found, self._columns)
+            found = check_found(self._table, connection, connection.fetch(keys), self._columns)
         except BaseException:
             self._hang_up(connection)
             self._hang_up(*self._take_idle())  # what has ended one may have ended all: other tries begin anew
@@ -251,11 +250,10 @@ class Fetcher:
         places = np.full(count, -1)
         places[at] = np.arange(len(at))
         indices = pa.array(places, mask=places < 0)
-        columns = [found.rows.column(one.name).cast(one.type).take(indices) for one in self._columns]
         states = np.where(places < 0, ABSENT, THERE).astype(np.uint8)
         failures = {int(position): Failure("unreadable", str(why)) for position, why in found.unreadable.items()}
         states[list(failures)] = FAILED
-        return Answer(pa.RecordBatch.from_arrays(columns, schema=self._columns), states, failures)
+        return Answer(found.rows.take(indices), states, failures)
 
     def close(self) -> None:
         """End all connections; what is on its way is given up."""

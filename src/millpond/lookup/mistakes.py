@@ -80,8 +80,11 @@ def check_connection(table: LookupTable, connection: object) -> None:
         raise _gave(table, table.connect, _kind(connection), "a connection, which has `fetch` and `close`,")
 
 
-def check_found(table: LookupTable, connection: Connection, found: object, columns: pa.Schema) -> None:
+def check_found(table: LookupTable, connection: Connection, found: object, columns: pa.Schema) -> Found:
     """See that what a table gave is what it has to be, but for the keys that it names.
+
+    Returns:
+        The same, its rows with the columns that were asked for, in their types.
 
     Raises:
         UsageError: it is not.
@@ -103,13 +106,15 @@ def check_found(table: LookupTable, connection: Connection, found: object, colum
     if missing:
         said = f"rows with the columns {', '.join(rows.schema.names) or '(none)'}"
         raise _gave(table, fetch, said, f"one column {missing[0]} among them")
+    converted = []
     for wanted in columns:
         here = rows.column(wanted.name)
         try:
-            here.cast(wanted.type)
+            converted.append(here.cast(wanted.type))
         except pa.ArrowException as error:
             said = f"the column {wanted.name} as {spark_name(here.type)}"
             raise _gave(table, fetch, said, f"{spark_name(wanted.type)} ({error})") from error
+    return found._replace(rows=pa.RecordBatch.from_arrays(converted, schema=columns))
 
 
 def _gave(table: LookupTable, function: Callable[..., Any], said: str, expected: str) -> UsageError:

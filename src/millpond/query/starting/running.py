@@ -13,15 +13,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import FencedError, MillpondError, SettingError, TransientError
 from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import drain, troubles
+from millpond.slot.pipe.client import DRAIN, drain, troubles
 from millpond.slot.process.identity import Process
 from millpond.slot.process.lifecycle import POLL, SlotDirectory
 from millpond.slot.process.queries import RunningNote, canonical, forget_query, note_query
 
 log = logging.getLogger("millpond")
-
-_LONGEST = 30.0
-"""Seconds in which a start that fails waits for commits."""
 
 _TRY = 5.0
 """Seconds for which the slots are kept busy with the end of a run at a time: it may be started again meanwhile."""
@@ -77,7 +74,7 @@ def _watch(query: StreamingQuery, directory: SlotDirectory, task: PipeTask) -> N
             forget_query(directory, task.key, task.run)
 
 
-def let_go(task: PipeTask, timeout: float = _LONGEST) -> bool:
+def let_go(task: PipeTask, timeout: float = DRAIN) -> bool:
     """Have the slots of this host commit what is left of a run that has ended, or will not begin, and let go of it.
 
     Args:

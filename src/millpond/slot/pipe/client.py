@@ -26,7 +26,7 @@ _A = TypeVar("_A")
 
 _LONGEST_LOADING = 600.0
 """Seconds that a template may take to import everything, on a machine where others are busy."""
-_DRAIN = 30.0
+DRAIN = 30.0
 """Seconds in which a query that ends, or starts again, waits for commits that are pending."""
 
 _PAUSE = 0.002
@@ -223,7 +223,7 @@ def _tell_compiling(directory: SlotDirectory) -> None:
         time.sleep(_TELL)
 
 
-def drain(task: PipeTask, timeout: float = _DRAIN, *, ended: bool = False) -> dict[tuple[int, int], int]:
+def drain(task: PipeTask, timeout: float = DRAIN, *, ended: bool = False) -> dict[tuple[int, int], int]:
     """Have every slot on this host finish the query's pending commits and let go of its partitions.
 
     Args:
