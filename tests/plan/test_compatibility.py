@@ -10,7 +10,7 @@ from pyspark.sql.types import LongType
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, items
-from millpond.plan.catalyst.python import callable_here
+from millpond.plan.catalyst.versions import calls_user_code
 from millpond.plan.decide import decide
 from millpond.spec.functions import FUNCTIONS, ROWS, key_supported
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -116,7 +116,7 @@ def test_what_it_promises_of_windows_is_decided_so(stream: DataFrame, function: 
         calls = [pandas_udf(len, LongType(), PandasUDFType.GROUPED_AGG)(*names)]
     windowed = typed.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute"))
     (operator,) = decide(windowed.agg(*calls), "append").operators
-    if function == ROWS and not callable_here():
+    if function == ROWS and not calls_user_code():
         assert str(operator.reason).startswith("MP-PYTHON")
         return
     assert operator.spec is not None, operator.reason

@@ -8,12 +8,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.conversion import (
-    ArrowBatchTransformer,
-    ArrowTableToRowsConversion,
-    LocalDataToArrowConversion,
-    PandasToArrowConversion,
-)
+from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.types import StructField, StructType
 
 from millpond.ddl import ddl
@@ -98,6 +93,8 @@ def from_frame(frame: pd.DataFrame, schema: StructType, key: Key | None, zone: s
     Raises:
         UsageError: it has other columns, or another key.
     """
+    from pyspark.sql.conversion import PandasToArrowConversion
+
     given: dict[Any, pd.Series] = dict(frame.items())
     _check_names(list(given), schema.names)
     if key is not None:
@@ -115,6 +112,8 @@ def from_frame(frame: pd.DataFrame, schema: StructType, key: Key | None, zone: s
 
 def to_frame(table: pa.Table, schema: StructType, zone: str) -> pd.DataFrame:
     """Columns as a frame, of the types that Spark gives to Python."""
+    from pyspark.sql.conversion import ArrowBatchTransformer
+
     series = ArrowBatchTransformer.to_pandas(table, timezone=zone, schema=schema)
     return pd.DataFrame(dict(zip(schema.names, series, strict=True)))
 

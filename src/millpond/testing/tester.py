@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import msgspec
 import pandas as pd
 import pyarrow as pa
+import pyspark
 from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
@@ -18,7 +19,7 @@ from pyspark.sql.types import StructType
 from millpond.conf import read_settings
 from millpond.errors import UsageError
 from millpond.operators.protocol import Times
-from millpond.plan.catalyst.python import callable_here
+from millpond.plan.catalyst.versions import CALLS_USER_CODE, calls_user_code
 from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
 from millpond.slot.pipe.processors.learning import learned
 from millpond.slot.pipe.processors.processor import UserProcessor
@@ -70,8 +71,11 @@ class _Tester(ABC, Generic[Given, Shown]):
         initialStateStructType: StructType | str = "",
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        if not callable_here():
-            raise UsageError("Processors need PySpark 4.3.", action="Install a newer PySpark.")
+        if not calls_user_code():
+            raise UsageError(
+                f"Processors need PySpark {CALLS_USER_CODE}, and this is {pyspark.__version__}.",
+                action=f"Install PySpark {CALLS_USER_CODE}.",
+            )
         mode = _one_of("timeMode", timeMode, _TIME_MODES)
         self._keys, self._own = struct(keyStructType), struct(inputStructType)
         self._columns, self._output = with_keys(self._keys, self._own), struct(outputStructType)

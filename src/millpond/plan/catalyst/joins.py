@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from py4j.protocol import Py4JError
-
-from millpond.errors import UsageError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node, items
-
-_JOIN_HELPERS = (
-    "org.apache.spark.sql.execution.streaming.operators.stateful.join.StreamingSymmetricHashJoinHelper",
-    "org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper",
-)
-"""Where the versions of Spark have it."""
+from millpond.plan.catalyst.versions import join_state_watermarks
 
 
 class EqualKeys(NamedTuple):
@@ -53,21 +45,6 @@ def state_watermarks(
     """The watermarks (ms) of the state of both sides of a streaming join, given the input's (more than 2³¹)."""
     some = catalyst._class("scala.Option").apply(watermark_ms)
     java = join.java
-    arguments = (java.left().output(), java.right().output(), *keys.java, some)
-    for name in _JOIN_HELPERS:
-        helper = catalyst._class(name)
-        for flags in ([False], []):  # whether a side may have several columns of event time
-            try:
-                both = helper.getStateWatermark(*arguments, *flags)
-            except (Py4JError, TypeError) as error:
-                if isinstance(error, Py4JError) and "does not exist" not in str(error):
-                    raise
-                continue
-            left, right = both._1(), both._2()
-            return (left.get() if left.isDefined() else None), (right.get() if right.isDefined() else None)
-    raise UsageError("This version of Spark does not tell state watermarks.", action="Use a tested version.")
-
-
-def is_before_43(catalyst: Catalyst) -> bool:
-    """Whether this is a version before 4.3."""
-    return tuple(int(part) for part in catalyst.spark.version.split(".")[:2]) < (4, 3)
+    both = join_state_watermarks(catalyst._class, java.left().output(), java.right().output(), *keys.java, some)
+    left, right = both._1(), both._2()
+    return (left.get() if left.isDefined() else None), (right.get() if right.isDefined() else None)

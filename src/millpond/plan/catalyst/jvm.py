@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from py4j.java_gateway import JavaClass
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millpond.errors import UsageError
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
+from millpond.plan.catalyst.versions import copied, inline_cte
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
@@ -67,13 +68,7 @@ class Catalyst:
 
     def _inline(self, plan: Node) -> Node:
         rule = self._class("org.apache.spark.sql.catalyst.optimizer.InlineCTE")
-        for flags in (3, 2, 1):  # the versions differ in how many flags the rule has; all are false by default
-            try:
-                return Node(rule(*[False] * flags).apply(plan.java))
-            except Py4JError as error:
-                if "does not exist" not in str(error):
-                    raise
-        return plan
+        return Node(inline_cte(rule, plan.java))
 
     def filter(self, condition: Expression, child: Node) -> Node:
         """`SELECT * FROM child WHERE condition`."""
@@ -174,15 +169,8 @@ class Catalyst:
         (below,) = local.children
         if below.kind == "Sort":
             together = self._class(f"{_LOGICAL}.Repartition")(1, True, below.children[0].java)
-            below = Node(self._copy(below.java, below.java.order(), False, together))
+            below = Node(copied(below.java, below.java.order(), False, together))
         return self.with_children(limit, [below])
-
-    def _copy(self, java: Any, *fields: Any) -> Any:
-        """A copy of a node, whose last field is a hint in newer versions of Spark."""
-        try:
-            return java.copy(*fields, java.hint())
-        except Py4JError:
-            return java.copy(*fields)
 
     def rows(self, values: Sequence[int], name: str) -> DataFrame:
         """A bigint column of constant rows."""
@@ -307,15 +295,13 @@ class Catalyst:
         results = [self._plain(result) for result in plan.list("aggregateExpressions")]
         java = plan.java
         return Node(
-            self._copy(java, java.groupingExpressions(), self._seq([result.java for result in results]), java.child())
+            copied(java, java.groupingExpressions(), self._seq([result.java for result in results]), java.child())
         )
 
     def aggregate(self, node: Node, results: Sequence[Expression]) -> Node:
         """The same aggregate with other results."""
         java = node.java
-        return Node(
-            self._copy(java, java.groupingExpressions(), self._seq([one.java for one in results]), java.child())
-        )
+        return Node(copied(java, java.groupingExpressions(), self._seq([one.java for one in results]), java.child()))
 
     def optimized(self, plan: Node) -> Node:
         """What Spark's optimiser makes of a plan."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pyspark
-
 from millpond.plan.catalyst.function_code import code_digest
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, items
@@ -14,11 +12,6 @@ from millpond.slot.pipe.user_functions import Kind, UserFunction
 
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _LARGE = "spark.sql.execution.arrow.useLargeVarTypes"
-
-
-def callable_here() -> bool:
-    """Whether this version of PySpark has the code that calls functions of the user in the form that is used here."""
-    return tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
 
 
 def kind_of(function: Expression) -> Kind | None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.plan.catalyst.joins import EqualKeys, equal_keys, is_before_43, state_watermarks
+from millpond.plan.catalyst.joins import EqualKeys, equal_keys, state_watermarks
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
+from millpond.plan.catalyst.versions import semi_join_is_one_sided
 from millpond.plan.reading.aggregate import unique
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reading.reasons import Reason, Unsupported
@@ -128,9 +129,9 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
         _side(readings[RIGHT], names, expiries[RIGHT], kind in ("right_outer", "full_outer")),
         *bounds,
         condition,
-        kind == "left_semi" and not is_before_43(catalyst),
+        kind == "left_semi" and semi_join_is_one_sided(),
     )
-    return JoinReading(spec, readings[LEFT], readings[RIGHT], above, _output_lag(spec, catalyst))
+    return JoinReading(spec, readings[LEFT], readings[RIGHT], above, _output_lag(spec))
 
 
 def join_title(node: Node) -> str:
@@ -253,9 +254,9 @@ def _side(reading: SideReading, names: set[str], expiry: _Expiry | None, keeps: 
     )
 
 
-def _output_lag(spec: JoinSpec, catalyst: Catalyst) -> int:
+def _output_lag(spec: JoinSpec) -> int:
     """How far the output's watermark lies behind the input's: as the slower of the sides' states."""
-    sides = [spec.left] if spec.kind == "left_semi" and not is_before_43(catalyst) else [spec.left, spec.right]
+    sides = [spec.left] if spec.kind == "left_semi" and semi_join_is_one_sided() else [spec.left, spec.right]
     if any(side.expiry_cap_ms is not None for side in sides):
         return _FOR_EVER
     return max([0, *(-side.expiry_ms for side in sides if side.expiry_ms is not None)])

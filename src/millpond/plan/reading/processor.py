@@ -10,7 +10,7 @@ import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 from pyspark.sql.types import StructField, StructType
@@ -19,16 +19,16 @@ from millpond.conf import read_settings
 from millpond.ddl import ddl
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
-from millpond.plan.catalyst.python import broadcasts, callable_here, command, worker_settings
+from millpond.plan.catalyst.python import broadcasts, command, worker_settings
+from millpond.plan.catalyst.versions import CALLS_USER_CODE, calls_user_code
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
-from millpond.slot.pipe.processors.groups import UserGroups
-from millpond.slot.pipe.processors.learning import learned
-from millpond.slot.pipe.processors.processor import InitialColumns, UserProcessor
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode, Variable
 from millpond.spec.operators import EventTime, Field
+
+if TYPE_CHECKING:
+    from millpond.slot.pipe.processors.processor import UserProcessor
 
 PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
 """Nodes that call a processor of the user → how to call them."""
@@ -94,9 +94,12 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         PySparkException: the processor's `init` uses its handle in a way that Spark does not allow.
         UsageError: it is asynchronous in part only.
     """
+    _check_version()
+    from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
+    from millpond.slot.pipe.processors.learning import learned
+    from millpond.slot.pipe.processors.processor import InitialColumns, UserProcessor
+
     mode = str(node.java.outputMode().toString()).lower()
-    if not callable_here():
-        raise Unsupported(Reason("MP-PROCESSOR", "a version of Spark before 4.3"))
     evolves = str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro"
     time_mode = _TIME_MODES[str(node.java.timeMode().toString())]
     if time_mode == "processing" and mode == "complete":
@@ -177,8 +180,9 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
     Raises:
         Unsupported: it stays on Spark.
     """
-    if not callable_here():
-        raise Unsupported(Reason("MP-PROCESSOR", "a version of Spark before 4.3"))
+    _check_version()
+    from millpond.slot.pipe.processors.groups import UserGroups
+
     if str(catalyst.spark.conf.get(_FORMAT, "2")) == "1":
         raise Unsupported(Reason("MP-PROCESSOR", "state format 1, in which a removed state has no timeout"))
     function = node.expression("functionExpr")
@@ -231,6 +235,11 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
     )
     reading.broadcasts = broadcasts(function)
     return reading, spec
+
+
+def _check_version() -> None:
+    if not calls_user_code():
+        raise Unsupported(Reason("MP-PROCESSOR", f"a version of Spark before {CALLS_USER_CODE}"))
 
 
 def _read_columns(reading: Reading, output: Sequence[Expression], count: int) -> tuple[int, ...]:

@@ -17,11 +17,11 @@ from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.catalyst.python import (
     arguments,
     broadcasts,
-    callable_here,
     kind_of,
     user_function,
     worker_settings,
 )
+from millpond.plan.catalyst.versions import calls_user_code
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.slot.pipe.user_functions import UserFunction, UserFunctions
 from millpond.spec.functions import ROWS, supported
@@ -58,7 +58,7 @@ class UserCalls:
             Unsupported: it is of a kind that is not known here.
         """
         kind = kind_of(function)
-        if kind is None or not callable_here():
+        if kind is None or not calls_user_code():
             raise Unsupported(Reason("MP-PYTHON", str(function.get("name"))))
         given = [
             (name, self._column(place(operand), operand, mapped=kind.maps)) for name, operand in arguments(function)

@@ -12,11 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from millpond.errors import SettingError, UnsupportedError, UsageError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
+from millpond.plan.catalyst.versions import TESTED, is_tested
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.reading.user_functions import AGGREGATE
-
-TESTED = ("4.1", "4.2", "4.3")
-"""The versions of Spark that Millpond is tested with."""
 
 log = logging.getLogger("millpond")
 
@@ -44,7 +42,7 @@ def check_spark(spark: SparkSession) -> None:
             action="Use a classic session: SparkSession.builder.master(…).getOrCreate(), without remote().",
         )
     version = spark.version
-    if ".".join(version.split(".")[:2]) not in TESTED:
+    if not is_tested(version):
         raise UsageError(
             f"Millpond was never tested with Spark {version} (PySpark {pyspark.__version__}).",
             action=f"Use one of the tested versions: {', '.join(f'{v}.x' for v in TESTED)}.",

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkValueError
-from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructField, StructType
 
 from millpond.errors import UsageError
@@ -93,6 +92,8 @@ class Frames:
         return self._chosen(series) if frame is None else self._sliced(frame)
 
     def _series(self, batch: pa.RecordBatch) -> list[pd.Series]:
+        from pyspark.sql.conversion import ArrowBatchTransformer
+
         made: list[pd.Series] = ArrowBatchTransformer.to_pandas(
             batch, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
         )
@@ -299,6 +300,8 @@ class FrameResults:
 
     def _batch(self, frame: pd.DataFrame, cast: bool) -> pa.RecordBatch:
         """As Spark takes a frame; `cast`: where a column has another type, by a type found for all of it."""
+        from pyspark.sql.conversion import PandasToArrowConversion
+
         conf = self._conf
         converted = PandasToArrowConversion.convert(
             [frame],

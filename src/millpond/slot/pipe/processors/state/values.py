@@ -14,21 +14,18 @@ import pickle
 import re
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from functools import cached_property
+from functools import cache, cached_property
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.streaming import stateful_processor_api_client as client
 from pyspark.sql.types import Row, StructType, _create_row
 
 from millpond.slot.pipe.processors.state.order import row_bytes
 from millpond.slot.pipe.processors.state.refusals import decimal_too_long, null_field, null_in_map_key, wrong_length
 from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.spec.types import DataType, holds_floats
-
-client._load_numpy()  # so that scalars of NumPy are taken for what they hold
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
@@ -68,6 +65,7 @@ class Form:
         self._spark: StructType = spark_type(dtype)
         self._shown = [_shown(inner) for _, inner in dtype.fields]
         self._taken = _taken(dtype)
+        self._normalized = _normalized()
         self._strict: list[tuple[int, str]] = []
         self.kept = _kept(dtype)
 
@@ -84,7 +82,7 @@ class Form:
         Raises:
             Refused: Spark refuses it.
         """
-        return self.converted(tuple(map(client._normalize_state_value, value)))
+        return self.converted(tuple(map(self._normalized, value)))
 
     def converted(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same of a value as it is, with whatever NumPy and pandas have put into it.
@@ -125,6 +123,16 @@ class Form:
     def ordering(self) -> Callable[[Any], bytes]:
         """What makes bytes that are in the order of a map's entries."""
         return row_bytes(self.dtype)
+
+
+@cache
+def _normalized() -> Convert:
+    """PySpark's own function that takes scalars of NumPy and pandas for what they hold."""
+    from pyspark.sql.streaming.stateful_processor_api_client import _load_numpy, _normalize_state_value
+
+    _load_numpy()
+    made: Convert = _normalize_state_value
+    return made
 
 
 # what is certainly kept as it is given ------------------------------------------------------------------------
