@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from millpond.plan.catalyst.versions import CALLS_USER_CODE, TESTED
 from millpond.plan.reading.reasons import REASONS
 from millpond.spec.functions import COLLATED, FUNCTIONS, MAX_KEY_COLUMNS, ROWS, key_supported, supported
 from millpond.spec.operators import AggregateCall
@@ -69,6 +70,13 @@ STAYING: dict[str, tuple[str, ...]] = {
 }
 """Spark's aggregate functions that stay there, by the reason."""
 
+VERSIONS = {
+    "4.1": "4.1.4, Python 3.11: `make smoke-4.1`",
+    "4.2": "4.2.0, Python 3.11, with Delta Lake 4.4.0: `make smoke-4.2`",
+    "4.3": "4.3.0, Python 3.11: all tests",
+}
+"""Each version of Spark and what was tested with it."""
+
 SAME = {**REPLACED, "try_avg": "avg", "try_sum": "sum", "grouping": "a key", "grouping_id": "a key"}
 """Names of Spark's that are something else by the time a plan is read."""
 
@@ -103,6 +111,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "Made by `make docs` from the tables that decide; a test compares them."
     yield ""
+    yield from _versions()
     yield "## Functions by the type of their arguments"
     yield ""
     yield "Each runs in update and in complete mode, with `FILTER (WHERE …)`, by any key of the last line. **D**: with"
@@ -171,6 +180,33 @@ def _lines() -> Iterator[str]:
     yield "|---|---|"
     for code, text in REASONS.items():
         yield from _row(f"`{code}`", text.replace("{detail}", "…"))
+
+
+def _versions() -> Iterator[str]:
+    yield "## Versions of Spark"
+    yield ""
+    yield from _row("Spark", "tested with", "your functions over windows, processors")
+    yield "|---|---|---|"
+    for version in reversed(TESTED):
+        called = tuple(map(int, version.split("."))) >= tuple(map(int, CALLS_USER_CODE.split(".")))
+        yield from _row(version, VERSIONS[version], "run" if called else "do not run")
+    yield ""
+    yield "Other versions are refused at the start. The smoke tests compare one query of each kind of operator with"
+    yield "Spark, each with a restart. Where the last column says so, `explain` and the start refuse by name:"
+    yield ""
+    yield "- Aggregates by your pandas and Arrow functions are errors (`UNSUPPORTED`, `MP-PYTHON`), since Spark does"
+    yield "  not run them on streams either; and so are `applyInPandas` and `applyInArrow` over closed windows"
+    yield "  (`spark.millpond.mapGroups=window`)."
+    yield "- `transformWithState`, `transformWithStateInPandas` and `applyInPandasWithState` stay on Spark's state"
+    yield "  store (`MP-PROCESSOR`). A `millpond.AsyncStatefulProcessor`, which Spark cannot run, fails in its `init`,"
+    yield "  and the testers of `millpond.testing` fail when they are made."
+    yield ""
+    yield "Spark 4.2.0 itself hangs in a plain Python function (`udf`) right above a scan of Parquet files, also in"
+    yield "batch: set `spark.sql.execution.pythonUDF.arrow.enabled` to `false` there."
+    yield ""
+    yield "Delta Lake is tested as a sink: `MERGE` in `foreachBatch` on Spark 4.2"
+    yield "([example](examples.md#delta_mergepy)), the newest for which `delta-spark` is released."
+    yield ""
 
 
 def _with(attribute: str) -> str:

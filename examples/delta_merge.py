@@ -79,6 +79,7 @@ if __name__ == "__main__":
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.databricks.delta.snapshotPartitions", "2")  # the table is small: 50 tasks a batch, by default
     )
     session = configure_spark_with_delta_pip(builder).getOrCreate()  # downloads Delta's jars the first time
     with tempfile.TemporaryDirectory() as temporary:

@@ -206,6 +206,8 @@ def percentiles(values: list[Any], options: dict[str, Any]) -> Any:
             low = high = math.floor(position) if options.get("legacy") else max(math.ceil(len(values) * share), 1) - 1
         if low == high or _exactly(values[low]) == _exactly(values[high]):
             out.append(float(values[low]))
+        elif options.get("weighted"):
+            out.append((high - position) * float(values[low]) + (position - low) * float(values[high]))
         else:
             out.append(float(values[low]) + (position - low) * (float(values[high]) - float(values[low])))
     return out if options["array"] else out[0]
@@ -244,6 +246,7 @@ CALLS = (
     percentile(0.1, 0.5, 0.99, inputs=(1,)),
     percentile(0.37, inputs=(2,)),
     percentile(0.37, inputs=(3,), reverse=True),
+    percentile(0.1, 0.5, 0.9, inputs=(1,), weighted=True),
     percentile(0.25, 0.75, inputs=(0, 4)),
     percentile(0.4, inputs=(1,), discrete=True),
     percentile(0.4, inputs=(0,), discrete=True, reverse=True),

@@ -29,8 +29,11 @@ def absent(*arguments: object) -> None:
     raise Py4JError("Method x([]) does not exist")
 
 
-def no_class(*arguments: object) -> None:
-    raise TypeError("'JavaPackage' object is not callable")
+class Nowhere:
+    """A class that the JVM does not have."""
+
+    def __getattr__(self, name: str) -> object:
+        raise Py4JError(f"org.apache.spark.Nowhere.{name} does not exist in the JVM")
 
 
 def failing(*arguments: object) -> None:
@@ -57,7 +60,7 @@ def test_state_watermarks_of_joins(place: str, flags: int) -> None:
         return absent() if len(given) != 2 + flags else given
 
     def class_of(name: str) -> object:
-        return Lacking(getStateWatermark=method if place in name else no_class)
+        return Lacking(getStateWatermark=method) if place in name else Nowhere()
 
     assert join_state_watermarks(class_of, 1, 2) == (1, 2, False)[: 2 + flags]
 

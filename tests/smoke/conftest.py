@@ -24,6 +24,7 @@ def delta() -> Iterator[bool]:
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",  # 50 tasks for each look at a table, by default
     }
     conf = " ".join(f"--conf {name}={value}" for name, value in settings.items())
     with pytest.MonkeyPatch.context() as patch:

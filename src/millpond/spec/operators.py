@@ -30,7 +30,8 @@ class AggregateCall(msgspec.Struct, frozen=True):
             equal ones; true unless Spark's legacy flag asks for NaN); `relative_sd`, `raw_estimates`, `biases`,
             `threshold` (approx_count_distinct: the last three are Spark's tables for the precision, see
             `functions.sketch_precision`); `delimiter`, `order` (listagg, see `operators.functions.listagg`);
-            `percentages`, `accuracy`, `array` (percentile_approx); `multipliers`, `width` (count_min_sketch).
+            `percentages`, `accuracy`, `array` (percentile_approx); `weighted` (percentile, see
+            `operators.functions.order_statistics`); `multipliers`, `width` (count_min_sketch).
     """
 
     function: str

@@ -70,13 +70,18 @@ class OrderStatistic(WholeGroups):
 
 
 class Percentile(OrderStatistic):
-    """`percentile`, `median`, `percentile_cont` and `percentile_disc`, of one share or several."""
+    """`percentile`, `median`, `percentile_cont` and `percentile_disc`, of one share or several.
+
+    Between two values the result is the lower one plus a part of the gap, or, with the option `weighted`, the sum of
+    both, weighted: as the version of Spark has it.
+    """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
         self._shares = [float(share) for share in call.options["percentages"]]
         self._reverse = bool(call.options.get("reverse", False))
         discrete = kernels.LOWER if call.options.get("legacy") else kernels.DISCRETE
+        self._weighted = bool(call.options.get("weighted", False))
         self._kind = discrete if call.options.get("discrete") else kernels.CONTINUOUS
 
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
@@ -132,7 +137,10 @@ class Percentile(OrderStatistic):
             at, least = there[between], low_values[between]
             high_values = doubles(values.values[order[high[between]]], self.inputs[0])
             with np.errstate(invalid="ignore", over="ignore"):
-                out[at] = least + fraction[at] * (high_values - least)
+                if self._weighted:
+                    out[at] = (1.0 - fraction[at]) * least + fraction[at] * high_values
+                else:
+                    out[at] = least + fraction[at] * (high_values - least)
         return out
 
 

@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import DataType, StructType
 
 from millpond.ddl import PLAIN_NAME, ddl
+from millpond.plan.catalyst.versions import weights_percentiles
 
 _DAY = 86_400_000_000
 
@@ -292,8 +293,9 @@ class Node(_Tree):
 
 def percentile_options(aggregate: Expression) -> dict[str, Any]:
     """What a percentile's result depends on beside its values, from `Median`, `Percentile` and their like."""
+    weighted = {"weighted": True} if weights_percentiles() else {}
     if aggregate.kind == "Median":
-        return {"percentages": [0.5]}
+        return {"percentages": [0.5]} | weighted
     shares = aggregate.children[1]
     value = shares.java.eval(None)
     several = shares.type.startswith("array")
@@ -304,4 +306,4 @@ def percentile_options(aggregate: Expression) -> dict[str, Any]:
     }
     if aggregate.kind == "PercentileDisc":
         options |= {"discrete": True, "legacy": bool(aggregate.get("legacyCalculation"))}
-    return options
+    return options | weighted

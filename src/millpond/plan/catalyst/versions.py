@@ -7,6 +7,7 @@ private names of PySpark that only some versions have are imported where they ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pyspark
@@ -47,6 +48,14 @@ def semi_join_is_one_sided() -> bool:
     return _since("4.3")
 
 
+def weights_percentiles() -> bool:
+    """Whether a percentile between two values is the sum of both, weighted, not the lower one plus a part of the gap.
+
+    Spark 4.3 changed that: next to an infinity, and in the last digit, the results differ.
+    """
+    return not _since("4.3")
+
+
 def _since(first: str) -> bool:
     here, there = (tuple(int(part) for part in version.split(".")[:2]) for version in (pyspark.__version__, first))
     return here >= there
@@ -54,7 +63,7 @@ def _since(first: str) -> bool:
 
 def inline_cte(rule: Any, plan: Any) -> Any:
     """A JVM plan after Spark's rule `InlineCTE`, whose flags (false by default) differ in number."""
-    return _first([lambda flags=flags: rule(*[False] * flags) for flags in (3, 2, 1)]).apply(plan)
+    return _first([partial(rule, *[False] * flags) for flags in (3, 2, 1)]).apply(plan)
 
 
 def copied(java: Any, *fields: Any) -> Any:
@@ -64,13 +73,11 @@ def copied(java: Any, *fields: Any) -> Any:
 
 def join_state_watermarks(class_of: Callable[[str], Any], *arguments: Any) -> Any:
     """Spark's `getStateWatermark` of a join: the class moved, and gained a flag for several columns of event time."""
-    return _first(
-        [
-            lambda name=name, flags=flags: class_of(name).getStateWatermark(*arguments, *flags)
-            for name in _JOIN_HELPERS
-            for flags in ([False], [])
-        ]
-    )
+
+    def call(name: str, *flags: bool) -> Any:
+        return class_of(name).getStateWatermark(*arguments, *flags)
+
+    return _first([partial(call, name, *flags) for name in _JOIN_HELPERS for flags in ([False], [])])
 
 
 def _first(forms: Sequence[Callable[[], _Made]]) -> _Made:
@@ -82,8 +89,8 @@ def _first(forms: Sequence[Callable[[], _Made]]) -> _Made:
     for form in forms:
         try:
             return form()
-        except (Py4JError, TypeError) as error:  # py4j raises TypeError where a class is not there at all
-            if isinstance(error, Py4JError) and "does not exist" not in str(error):
+        except Py4JError as error:
+            if "does not exist" not in str(error):
                 raise
     raise UsageError(
         f"Spark {pyspark.__version__} lacks a method that Millpond calls.",
