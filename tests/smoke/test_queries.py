@@ -14,17 +14,17 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.functions import pandas_udf
 from pyspark.sql.group import GroupedData
+from pyspark.sql.types import DoubleType
 
 import millpond
 from millpond.errors import UnsupportedError, UsageError
 from millpond.plan.catalyst.versions import calls_user_code
 from millpond.testing import ProcessorTester
 from tests.differential import test_changes, test_joins, test_windows
-from tests.differential import test_user_functions as over_windows
 from tests.differential.data import write
 from tests.differential.group_state.checks import grouped
 from tests.differential.group_state.functions import Script as GroupScript
-from tests.differential.harness import Batches, Query, compare, plain, run, stream
+from tests.differential.harness import Batches, Query, compare, run, stream
 from tests.differential.processors import checks
 from tests.differential.processors.processors import Count
 from tests.differential.test_windows import marked
@@ -149,26 +149,24 @@ def test_group_state(spark: SparkSession, tmp_path: Path) -> None:
     assert checks.spoken(found, "c") == [[], ["(False,)"]]
 
 
-@pandas_udf("double")
+@pandas_udf(DoubleType())
 def mean(v: pd.Series) -> float:
     return v.mean()
 
 
 def test_user_functions(spark: SparkSession, tmp_path: Path) -> None:
-    def apply(groups: GroupedData) -> DataFrame:
-        return groups.agg(mean("v").alias("mean"))
-
-    def truth(groups: GroupedData) -> list[tuple[Any, ...]]:
-        return [plain(row) for row in apply(groups).collect()]
-
-    def check() -> None:
-        over_windows.check(spark, tmp_path, over_windows.tumbling, apply, truth, runs=2)
-
     if calls_user_code():
-        check()
-    else:
-        with pytest.raises(UnsupportedError, match="MP-PYTHON"):
-            check()
+        from tests.differential.test_user_functions import check, rows_of, tumbling  # needs Spark 4.3 to be imported
+
+        def apply(groups: GroupedData) -> DataFrame:
+            return groups.agg(mean("v").alias("mean"))
+
+        check(spark, tmp_path, tumbling, apply, lambda groups: rows_of(apply(groups)), runs=2)
+        return
+    write(tmp_path / "in", 0, test_windows.rows(1, 10, 0, 10))
+    df = marked(stream(spark, tmp_path / "in", test_windows.DDL)).groupBy(F.window("ts", "10 seconds")).agg(mean("v"))
+    with pytest.raises(UnsupportedError, match="MP-PYTHON"):
+        run(df, "append", tmp_path / "ours", ours=True, into={})
 
 
 class Totals(millpond.AsyncStatefulProcessor):
