@@ -140,7 +140,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             return self._launch_natively(launch, settings)
         mode = self._said("outputMode") or "append"
         decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
-        check_user_functions(decision)
+        check_user_functions(self._spark, decision)
         nowhere = runs_nowhere(self._df, decision)
         self._report(decision, nowhere, settings)
         try:

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import millpond
-from millpond.errors import UsageError
+from millpond.errors import UnsupportedError, UsageError
 from tests.differential.data import write
 from tests.differential.harness import run, stream
 from tests.differential.processors.checks import DDL, ONCE, ROCKSDB, Turn, compare, script, values
@@ -168,6 +168,16 @@ def test_errors_name_operator_and_key(spark: SparkSession, tmp_path: Path) -> No
         "await asyncio.sleep(1)",
     ):
         assert said in str(raised.value)
+
+
+def test_what_stays_on_spark_is_refused_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would call its `init` in the first batch only."""
+    session = spark.newSession()
+    write(tmp_path / "in", 0, script(("a", "[]")))
+    groups = stream(session, tmp_path / "in", DDL).groupBy("k")
+    df = groups.transformWithState(Async(), Async.ddl, "complete", "processingTime")
+    with pytest.raises(UnsupportedError, match=r"MP-PROCESSOR.* Spark does not run asynchronous processors"):
+        run(df, "complete", tmp_path / "ours", ours=True, into={})
 
 
 def test_spark_itself_says_what_is_needed(spark: SparkSession, tmp_path: Path) -> None:

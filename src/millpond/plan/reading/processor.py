@@ -152,6 +152,18 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     return reading, spec
 
 
+def is_asynchronous(catalyst: Catalyst, node: Node) -> bool:
+    """Whether a node calls an asynchronous processor, which Spark cannot run."""
+    if node.kind not in PROCESSORS:
+        return False
+    from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
+
+    try:
+        return isinstance(_processor(command(catalyst, node.expression("functionExpr"))), AsyncStatefulProcessor)
+    except Unsupported:
+        return False
+
+
 def _read_initial(node: Node, keys: tuple[int, ...]) -> InitialReading:
     """Read the initial state, which has to be grouped as the input is: `keys` are the positions of its key."""
     if node.children[1].streaming:

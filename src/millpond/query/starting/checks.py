@@ -14,6 +14,7 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.catalyst.versions import TESTED, is_tested
 from millpond.plan.reading.decision import Decided, Decision, Operator
+from millpond.plan.reading.processor import is_asynchronous
 from millpond.plan.reading.user_functions import AGGREGATE
 
 log = logging.getLogger("millpond")
@@ -64,21 +65,30 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
     catalyst.check_streaming(plan, decision.output_mode)
 
 
-def check_user_functions(decision: Decision) -> None:
-    """Refuse aggregates by functions of the user that Millpond does not run: in Spark, their first batch would fail.
+def check_user_functions(spark: SparkSession, decision: Decision) -> None:
+    """Refuse code of the user that neither Millpond nor Spark runs: in Spark, the first batch would fail.
+
+    These are aggregates by functions of the user, and asynchronous processors.
 
     Raises:
         UnsupportedError: with the reason why they do not run on Millpond.
     """
     for decided in decision.root.walk():
         operator, node = decided.operator, decided.node
-        if operator is None or operator.reason is None or node.kind != "Aggregate":
+        if operator is None or operator.reason is None:
             continue
-        if any(part.kind == AGGREGATE for one in node.list("aggregateExpressions") for part in one.walk()):
-            raise UnsupportedError(
-                f"The operator '{operator.title}' is not supported: {operator.reason}.",
-                action=f"{operator.reason.advice}. Spark does not run functions of the user there on streams.",
-            )
+        if is_asynchronous(Catalyst(spark), node):
+            what = "asynchronous processors"
+        elif node.kind == "Aggregate" and any(
+            part.kind == AGGREGATE for one in node.list("aggregateExpressions") for part in one.walk()
+        ):
+            what = "functions of the user there on streams"
+        else:
+            continue
+        raise UnsupportedError(
+            f"The operator '{operator.title}' is not supported: {operator.reason}.",
+            action=f"{operator.reason.advice}. Spark does not run {what}.",
+        )
 
 
 def runs_nowhere(df: DataFrame, decision: Decision) -> list[Operator]:
