@@ -118,7 +118,7 @@ BEYOND_SPARK = {
     "first rows": test_changes.CASES["first rows"],
     "aggregate over aggregate": test_changes.CASES["aggregate over aggregate"],
     "aggregate over first rows": test_changes.CASES["aggregate over first rows"],
-    "over last rows": test_changes.CASES["over aggregate"],
+    "over last rows": test_changes.CASES["over rows of all keys"],
 }
 """What Spark runs in batch only, with the columns that identify its rows."""
 
