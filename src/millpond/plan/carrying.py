@@ -1,7 +1,8 @@
 """State that Spark's own operators have left, as rows that operators of Millpond take up (see `Adopting`).
 
-For each operator Spark says by its plan what it keeps: that is compared with what is in its state store, before a row
-is read. What differs, and what Spark keeps as bytes, is refused by name.
+For each operator Spark says by its plan what it keeps: that is compared with the schema of its state store. Then the
+rows themselves are checked, as a schema tells neither the length of windows nor what a join compares. What differs, and
+what Spark keeps as bytes, is refused by name.
 """
 
 from __future__ import annotations
@@ -19,17 +20,32 @@ from millpond.errors import StateIncompatibleError
 from millpond.operators.tables.spark_buffers import Carried, carried
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import Node
-from millpond.plan.reading.aggregate import Reading
+from millpond.plan.catalyst.nodes import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Expression, Node
+from millpond.plan.contradictions import (
+    Check,
+    Span,
+    Times,
+    contradiction,
+    micros,
+    of_closed,
+    of_delay,
+    of_neighbours,
+    of_sessions,
+    of_windows,
+    with_neighbours,
+)
+from millpond.plan.reading.aggregate import Reading, metadata
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.reading.windows import assigned, windows_of
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
+from millpond.words import counted, length
 
 ReadStore = Callable[[str], DataFrame]
 """Reads a store of one operator: its columns are the structs `key` and `value`."""
@@ -39,6 +55,7 @@ DEFAULT = "default"
 
 _JOIN = "symmetricHashJoin"
 _ROWS = "-keyWithIndexToValue"
+_TIMES = ("timestamp", "timestamp_ntz")
 _FEW = 7  # functions whose orders are all tried
 _ORDERS = "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
 _ADVICE = "Give this query a new checkpointLocation and let it begin anew (docs/guides/moving-a-job.md)."
@@ -70,13 +87,13 @@ def projected(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
 
 
 def carried_rows(
-    catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore, *, projected: bool = False
+    catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore, times: Times, *, projected: bool = False
 ) -> DataFrame:
     """What an operator takes up of Spark's state: its columns, and the hash last.
 
     Args:
         catalyst: of the query's session. decided: the node, with its operator. held: what there is of it.
-        read: reads a store of it.
+        read: reads a store of it. times: the query's watermarks.
         projected: whether a projection takes its columns up: Spark makes that a part of an aggregate, and keeps what
             its functions have in the order in which the projection has them.
 
@@ -90,15 +107,15 @@ def carried_rows(
     if wanted is None:
         raise _refused(operator, "state of this kind cannot be taken over")
     if held.name != wanted:
-        raise _refused(operator, f"at its place the checkpoint has an operator of another kind ({held.name})")
+        raise _refused(operator, f"the query has {_kind(wanted)} there; its checkpoint has {_kind(held.name)}")
     if isinstance(reading, JoinReading):
         assert isinstance(spec, JoinSpec)
-        return _joined(catalyst, decided.node, operator, reading, held, read)
+        return _joined(catalyst, decided.node, operator, reading, held, read, times)
     assert isinstance(reading, Reading)
     if isinstance(spec, DeduplicateSpec | WithinSpec):
-        return _deduplicated(operator, spec, reading, read(DEFAULT))
+        return _deduplicated(decided.node, operator, spec, reading, read(DEFAULT), times)
     assert isinstance(spec, AggregateSpec | SessionSpec)
-    return _aggregated(catalyst, decided.node, operator, spec, reading, read(DEFAULT), projected=projected)
+    return _aggregated(catalyst, decided.node, operator, spec, reading, read(DEFAULT), times, projected=projected)
 
 
 _NAMES: dict[type, str] = {
@@ -108,6 +125,36 @@ _NAMES: dict[type, str] = {
     WithinSpec: "dedupeWithinWatermark",
     JoinSpec: _JOIN,
 }
+_KINDS = {
+    "stateStoreSave": "groupBy",
+    "sessionWindowStateStoreSaveExec": "groupBy with session windows",
+    "sessionWindowStateStoreRestoreExec": "groupBy with session windows",
+    "dedupe": "dropDuplicates",
+    "dedupeWithinWatermark": "dropDuplicatesWithinWatermark",
+    _JOIN: "a join of two streams",
+    "flatMapGroupsWithState": "flatMapGroupsWithState",
+    "applyInPandasWithState": "applyInPandasWithState",
+    "transformWithStateExec": "transformWithState",
+    "transformWithStateInPySpark": "transformWithState",
+    "globalLimit": "limit",
+}
+"""Spark's names of operators in a checkpoint, in the words of its API."""
+
+
+def describe_held(held: dict[int, Held]) -> str:
+    """What operators a checkpoint has, for people."""
+    names = ", ".join(_kind(held[number].name) for number in sorted(held))
+    return counted(len(held), "stateful operator") + (f" ({names})" if names else "")
+
+
+def describe_operators(order: Sequence[Decided]) -> str:
+    """The same of a query's."""
+    names = ", ".join(one.operator.title for one in order if one.operator is not None)
+    return counted(len(order), "stateful operator") + (f" ({names})" if names else "")
+
+
+def _kind(name: str) -> str:
+    return _KINDS.get(name, name)
 
 
 def _aggregated(
@@ -117,6 +164,7 @@ def _aggregated(
     spec: AggregateSpec | SessionSpec,
     reading: Reading,
     state: DataFrame,
+    times: Times,
     *,
     projected: bool,
 ) -> DataFrame:
@@ -128,17 +176,21 @@ def _aggregated(
     keys, values = _fields(state, "key"), _fields(state, "value")
     session = isinstance(spec, SessionSpec)
     if not session:
-        _compare(operator, "grouping columns", buffers.keys, keys)
+        _compare(operator, "groups by", buffers.keys, keys)
     with_keys = session or len(values) == len(buffers.keys) + len(buffers.columns)
     if projected:
         buffers = _as_held(operator, buffers, values[len(buffers.keys) if with_keys else 0 :])
     # The first format of aggregates, and that of sessions, has the keys among the values, too.
-    expected = [*buffers.keys, *buffers.columns] if with_keys else buffers.columns
-    if expected:  # else Spark has put something in their place
-        _compare(operator, "functions", expected, values)
     at = len(buffers.keys) if with_keys else 0
+    if session:
+        _compare(operator, "groups by", buffers.keys, values[:at])
+    if at or buffers.columns:  # else Spark has put something in their place
+        _compare(operator, "keeps for its functions", buffers.columns, values[at:])
     flat = _flat(state, values if session or buffers.columns else [], keys=[] if session else keys)
     place = "v" if session else "k"
+    groupings_ = node.output if node.kind == "Distinct" else node.list("groupingExpressions")
+    _compare_times(operator, groupings_, _metadata(state, "value" if session else "key"), times)
+    _check_groups(node, operator, spec, reading, buffers, flat, place, at, times)
     columns: dict[str, str] = {}
     groupings = list(range(len(buffers.keys)))
     if reading.session is not None:
@@ -146,17 +198,88 @@ def _aggregated(
     for number, key in zip(groupings, reading.keys, strict=True):
         sql = f"{place}{number}"
         if reading.assigned is not None and reading.time is not None and reading.time.column == number:
-            sql = _micros(f"{sql}.start", parse_type(buffers.keys[number].type).fields[0][1].name)
+            sql = micros(f"{sql}.start", parse_type(buffers.keys[number].type).fields[0][1].name)
         columns[key.field.name] = sql
     if reading.session is not None:
         window = f"v{reading.session.position}"
         kind = parse_type(spec.window.type).fields[0][1].name if isinstance(spec, SessionSpec) else ""
-        columns |= {f"__{bound}": _micros(f"{window}.{bound}", kind) for bound in ("start", "end")}
+        columns |= {f"__{bound}": micros(f"{window}.{bound}", kind) for bound in ("start", "end")}
     for number, (call, own) in enumerate(zip(spec.calls, buffers.calls, strict=True)):
         for part, one in enumerate(_state_columns(operator, spec, call, buffers, own, reading.function_name(number))):
             columns[f"__{number}_{part}"] = one.sql.format(*(f"v{at + position}" for position in own or ()))
     made = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns.items()))
     return made.selectExpr("*", f"{reading.hash} as __hash")
+
+
+def _check_groups(
+    node: Node,
+    operator: Operator,
+    spec: AggregateSpec | SessionSpec,
+    reading: Reading,
+    buffers: Buffers,
+    flat: DataFrame,
+    place: str,
+    first: int,
+    times: Times,
+) -> None:
+    """See that groups are those that the query makes, as far as their times tell.
+
+    Args:
+        node, operator, spec, reading: of the query. buffers: what Spark keeps of it. flat: its rows.
+        place: which of their columns groups are. first: the first column of the functions.
+        times: the query's watermarks.
+    """
+    checks: list[Check] = []
+    closed = times.watermark - spec.lag if spec.lag is not None and spec.closes else None
+    groupings = node.output if node.kind == "Distinct" else node.list("groupingExpressions")
+    for number, grouping in enumerate(groupings):
+        column, marked = f"{place}{number}", WATERMARK_DELAY in metadata(grouping)
+        end, own = _end(node, grouping, column)
+        checks += own
+        if reading.session is not None and number == reading.session.position and reading.session.gap is not None:
+            counts = (at for call, at in zip(spec.calls, buffers.calls, strict=True) if at and _counts_rows(call))
+            rows = next((f"v{first + at.start}" for at in counts), None)
+            checks += of_sessions(reading.session.gap, _span(grouping, column), rows)
+        whole = assigned(node, grouping) if node.kind == "Aggregate" else None
+        if whole is not None and whole.expanded and (closed is not None or not marked or not spec.closes):
+            span = _span(grouping, column)
+            others = [f"{place}{other}" for other in range(len(groupings)) if other != number]
+            flat = with_neighbours(flat, span, others)
+            checks += of_neighbours(whole.windows, span, closed)
+        if end is not None and closed is not None and marked:
+            checks += of_closed(*end, "groups", closed)
+    _check(operator, flat, checks)
+
+
+def _end(node: Node, key: Expression, column: str) -> tuple[tuple[str, str] | None, list[Check]]:
+    """When a key is over, as SQL in microseconds and for people, None if it is no time; checks of it if it is a window.
+
+    Args:
+        node: what has the key. key: of the query. column: SQL of the key in the state.
+    """
+    dtype = parse_type(key.type)
+    if dtype.name in _TIMES:
+        return (micros(column, dtype.name), column), []
+    if not metadata(key).keys() & {TIME_WINDOW, SESSION_WINDOW} or dtype.name != "struct":
+        return None, []
+    span = _span(key, column)
+    windows = windows_of(node, key) if TIME_WINDOW in metadata(key) else None
+    return (span.stop, span.end), [] if windows is None else of_windows(windows, span)
+
+
+def _span(key: Expression, column: str) -> Span:
+    return Span.of(column, parse_type(key.type).fields[0][1].name)
+
+
+def _counts_rows(call: AggregateCall) -> bool:
+    return call.function == "count" and not call.inputs and call.filter is None
+
+
+def _check(operator: Operator, state: DataFrame, checks: Sequence[Check]) -> None:
+    """Refuse rows that another query has made."""
+    why = contradiction(state, checks)
+    if why is not None:
+        raise _refused(operator, why)
 
 
 def _as_held(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buffers:
@@ -211,21 +334,39 @@ def _state_columns(
 
 
 def _deduplicated(
-    operator: Operator, spec: DeduplicateSpec | WithinSpec, reading: Reading, state: DataFrame
+    node: Node,
+    operator: Operator,
+    spec: DeduplicateSpec | WithinSpec,
+    reading: Reading,
+    state: DataFrame,
+    times: Times,
 ) -> DataFrame:
     expected = [reading.raw[reading.inputs[position].raw[0]] for position in spec.keys]
     held = _fields(state, "key")
     names = [field.name for field in held]
     if len(set(names)) == len(names) and {column.name for column in expected} == set(names):
         expected.sort(key=lambda column: names.index(column.name))
-    _compare(operator, "keys", [Field(column.name, column.type) for column in expected], held)
+    _compare(operator, "deduplicates by", [Field(column.name, column.type) for column in expected], held)
     if len(set(names)) < len(names):
         raise _refused(operator, "two of its keys have one name, and the state does not tell them apart")
     within = isinstance(spec, WithinSpec)
     values = _fields(state, "value") if within else []
     if within:
-        _compare(operator, "values", [Field("expiresAtMicros", "bigint")], values)
+        _compare(operator, "keeps of each key", [Field("expiresAtMicros", "bigint")], values)
     flat = _flat(state, values, keys=held)
+    _compare_times(operator, expected, _metadata(state, "key"), times)
+    closed = None if spec.lag is None else times.watermark - spec.lag
+    checks: list[Check] = []
+    for number, key in enumerate(expected):
+        end, own = _end(node, key, f"k{number}")
+        checks += own
+        if end is not None and closed is not None and not within and WATERMARK_DELAY in metadata(key):
+            checks += of_closed(*end, "keys", closed)
+    if within and closed is not None:
+        checks += of_closed("v0", "timestamp_micros(v0)", "keys", closed)
+        if sum(one.kind == "EventTimeWatermark" for one in node.walk()) == 1:
+            checks += of_delay("v0", spec.delay_ms, times.following)  # type: ignore[union-attr]
+    _check(operator, flat, checks)
     at = {column.expr_id: number for number, column in enumerate(expected)}
     columns = []
     for position, column in enumerate(reading.inputs):
@@ -244,11 +385,18 @@ def _deduplicated(
 
 
 def _joined(
-    catalyst: Catalyst, node: Node, operator: Operator, reading: JoinReading, held: Held, read: ReadStore
+    catalyst: Catalyst,
+    node: Node,
+    operator: Operator,
+    reading: JoinReading,
+    held: Held,
+    read: ReadStore,
+    times: Times,
 ) -> DataFrame:
     frames = []
-    sides = zip(("left", "right"), node.children, joined_sides(catalyst, reading), strict=True)
-    for side, child, (aliases, columns) in sides:
+    parts = (reading.left, reading.right)
+    sides = zip(("left", "right"), parts, node.children, joined_sides(catalyst, reading), strict=True)
+    for side, part, child, (aliases, columns) in sides:
         store = side + _ROWS
         if store not in held.stores:
             raise _refused(operator, f"its state is of a format that has no {store}")
@@ -258,23 +406,110 @@ def _joined(
         if not known and reading.spec.kind != "inner":
             raise _refused(operator, "its state is of the first format, and does not say who has found a partner")
         rows = values[:-1] if known else values
-        flat = _flat(state, values, keys=[])
+        keys = _fields(state, "key")[:-1]  # the last one numbers the rows of a key
+        flat = _flat(state, values, keys)
         matched = F.col(f"v{len(rows)}") if known else F.lit(None).cast("boolean")
-        frame = flat.withColumn("__matched", matched)
-        made = catalyst.analyzed(frame)
-        needed = {part.expr_id for alias in aliases for part in alias.walk() if part.kind == "AttributeReference"}
-        stand_ins = [made.output[-1]]
+        made = catalyst.analyzed(flat.withColumn("__matched", matched))
+        held_columns = made.output[len(keys) :]
+        needed = {one.expr_id for alias in aliases for one in alias.walk() if one.kind == "AttributeReference"}
+        stand_ins, found = [], []
         for column in child.output:
             places = [at for at, field in enumerate(rows) if (field.name, field.type) == (column.name, column.type)]
             if len(places) == 1:
-                stand_ins.append(catalyst.stand_in(catalyst.fitted(made.output[places[0]], column), column))
+                stand_ins.append(catalyst.stand_in(catalyst.fitted(held_columns[places[0]], column), column))
+                found.append((column, _metadata(state, "value")[places[0]]))
             elif column.expr_id in needed:
-                raise _refused(operator, f"its {side} side has no column {column.name} ({column.type}), or several")
-        under = catalyst.project(stand_ins, made)
-        projected = catalyst.dataframe(catalyst.project([*aliases, made.output[-1]], under))
+                raise _refused(
+                    operator,
+                    f"the query reads {column.name} {column.type} on its {side} side; its checkpoint has "
+                    f"{_told(rows)} there",
+                )
+        _compare_times(operator, [column for column, _ in found], [told for _, told in found], times)
+        under = catalyst.project([*made.output, *stand_ins], made)
+        projected = catalyst.dataframe(catalyst.project([*aliases, *made.output], under))
         *others, hashed = columns
+        _check_keys(operator, part.keys, reading.spec, side, projected.selectExpr("*", *others), keys, rows)
         frames.append(projected.selectExpr(*others, "__matched", hashed))
     return frames[0].union(frames[1])
+
+
+def _check_keys(
+    operator: Operator,
+    ours: Sequence[Expression],
+    spec: JoinSpec,
+    side: str,
+    state: DataFrame,
+    held: Sequence[Field],
+    values: Sequence[Field],
+) -> None:
+    """See that rows lie under the keys that the query joins them by: a schema has only their types.
+
+    Args:
+        operator: the join. ours: the side's keys, which are the columns `spec.keys` of `state`. side: left or right.
+        state: the side's rows. held: the keys that they lie under, `k0` …; values: what they have, `v0` ….
+    """
+    keys = [f"k{number}" for number in range(len(held))]
+    alike = _alike(state, keys, held, [quoted(field.name) for field in spec.keys], spec.keys)
+    if len(held) == len(ours) and all(alike) and len(set().union(*alike)) == len(ours):
+        return
+    found = _alike(state, keys, held, [f"v{number}" for number in range(len(values))], values)
+    theirs = [
+        " or ".join(values[at].name for at in sorted(places)) or f"something {field.type}"
+        for field, places in zip(held, found, strict=True)
+    ]
+    raise _refused(
+        operator,
+        f"the query joins by ({', '.join(key.name for key in ours)}) on its {side} side; its checkpoint joins by "
+        f"({', '.join(theirs)}) there",
+    )
+
+
+def _alike(
+    state: DataFrame, keys: Sequence[str], held: Sequence[Field], columns: Sequence[str], fields: Sequence[Field]
+) -> list[set[int]]:
+    """For each key of the state, which columns it is the same as in all rows."""
+    pairs = [
+        (key, column)
+        for key, one in enumerate(held)
+        for column, other in enumerate(fields)
+        if _plain(one.type) == _plain(other.type) and parse_type(one.type).name != "map"
+    ]
+    if not pairs:
+        return [set() for _ in keys]
+    row = state.agg(*(F.expr(f"bool_and({keys[key]} <=> {columns[column]})") for key, column in pairs)).first()
+    assert row is not None
+    found: list[set[int]] = [set() for _ in keys]
+    for (key, column), same in zip(pairs, row, strict=True):
+        if same is not False:  # without rows, nothing is known
+            found[key].add(column)
+    return found
+
+
+def _metadata(state: DataFrame, part: str) -> list[dict[str, Any]]:
+    struct: Any = state.schema[part].dataType
+    return [field.metadata for field in struct.fields]
+
+
+def _compare_times(
+    operator: Operator, ours: Sequence[Expression], held: Sequence[dict[str, Any]], times: Times
+) -> None:
+    """See that the columns with a watermark are those that had one.
+
+    How long it was may change, as natively. That there was none yet when the state began is nothing against a query
+    that has had one since.
+    """
+    for column, theirs in zip(ours, held, strict=False):
+        delay, was = metadata(column).get(WATERMARK_DELAY), theirs.get(WATERMARK_DELAY)
+        if delay is None and was is not None:
+            raise _refused(
+                operator,
+                f"the query has no watermark on {column.name}; its checkpoint has one of {length(was * 1000)}",
+            )
+        if delay is not None and was is None and not times.following:
+            raise _refused(
+                operator,
+                f"the query has a watermark of {length(delay * 1000)} on {column.name}; its checkpoint has none",
+            )
 
 
 def _fields(state: DataFrame, part: str) -> list[Field]:
@@ -295,24 +530,18 @@ def _flat(state: DataFrame, values: Sequence[Field], keys: Sequence[Field]) -> D
     return structs.selectExpr(*(f"{column}.*" for column in structs.columns))
 
 
-def _micros(sql: str, kind: str) -> str:
-    if kind == "timestamp":
-        return f"unix_micros({sql})"
-    return f"timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01 00:00:00', {sql})"
-
-
 def _time(sql: str, kind: str) -> str:
     """Microseconds since the epoch as a time."""
     if kind == "timestamp":
-        return f"timestamp_micros({sql})"
+        return f"timestampmicros({sql})"
     return f"timestampadd(MICROSECOND, {sql}, timestamp_ntz'1970-01-01 00:00:00')"
 
 
-def _compare(operator: Operator, what: str, wanted: Sequence[Field], held: Sequence[Field]) -> None:
+def _compare(operator: Operator, does: str, wanted: Sequence[Field], held: Sequence[Field]) -> None:
     """See that the checkpoint has what Spark would keep for this query."""
     if [(one.name, _plain(one.type)) for one in wanted] == [(one.name, _plain(one.type)) for one in held]:
         return
-    raise _refused(operator, f"its {what} would be {_told(wanted)}, and the checkpoint has {_told(held)}")
+    raise _refused(operator, f"the query {does} ({_told(wanted)}); its checkpoint {does} ({_told(held)})")
 
 
 def _plain(type_: str) -> object:
@@ -320,7 +549,7 @@ def _plain(type_: str) -> object:
 
 
 def _told(fields: Sequence[Field]) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in fields) or "none"
+    return ", ".join(f"{field.name} {field.type}" for field in fields)
 
 
 def _refused(operator: Operator, why: str) -> StateIncompatibleError:
