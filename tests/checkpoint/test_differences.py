@@ -10,7 +10,8 @@ import pytest
 
 from millpond.checkpoint.differences import differences
 from millpond.checkpoint.pinned import PinnedBetween, PinnedOperator, PinnedQuery, plain
-from millpond.query.starting.evolution import lasting
+from millpond.errors import StateIncompatibleError
+from millpond.query.starting.evolution import lasting, named
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall, EventTime, Field, Order, Windows
 from tests.spec.test_kinds import EXAMPLES, GROUP, NUMBER, SIDE, TEXTS, K, T, V
@@ -313,6 +314,8 @@ def test_a_spec_of_another_version_is_refused() -> None:
         assert differences(other, query(RUNNING)) == [
             "it: another version of Millpond made its state, which this one does not read"
         ]
+    with pytest.raises(StateIncompatibleError, match="it: another version of Millpond made its state"):
+        named(RUNNING, PinnedOperator("it", broken["operators"][0]["spec"], {}))
 
 
 def test_operators_that_come_and_go() -> None:

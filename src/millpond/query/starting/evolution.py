@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, compare, plain
+from millpond.checkpoint.differences import OTHER_VERSION
+from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, compare, differing, plain
 from millpond.conf import OnChangedState
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
@@ -70,8 +71,16 @@ def lasting(spec: OperatorSpec) -> dict[str, Any]:
 
 
 def named(spec: OperatorSpec, before: PinnedOperator) -> OperatorSpec:
-    """A spec, its functions named as in what is pinned, if it has as many, and with variables that are only kept."""
-    spec = spec.keeping(msgspec.convert(before.spec, OperatorSpec))
+    """A spec, its functions named as in what is pinned, if it has as many, and with variables that are only kept.
+
+    Raises:
+        StateIncompatibleError: what is pinned is of another version of Millpond.
+    """
+    try:
+        earlier = msgspec.convert(before.spec, OperatorSpec)
+    except msgspec.ValidationError:
+        raise differing([f"{before.name}: {OTHER_VERSION}"], NAME, follows=False) from None
+    spec = spec.keeping(earlier)
     calls = before.spec.get("calls") or []
     return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec
 
