@@ -16,36 +16,23 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.ddl import quoted
-from millpond.errors import StateIncompatibleError
 from millpond.operators.tables.spark_buffers import Carried, carried
+from millpond.plan.carried_checks import check, check_groups, check_keys, compare_times, end_of, refused
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Expression, Node
-from millpond.plan.contradictions import (
-    Check,
-    Span,
-    Times,
-    contradiction,
-    micros,
-    of_closed,
-    of_delay,
-    of_neighbours,
-    of_sessions,
-    of_windows,
-    with_neighbours,
-)
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
+from millpond.plan.contradictions import Check, Times, micros, of_closed, of_delay
 from millpond.plan.reading.aggregate import Reading, metadata
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
-from millpond.plan.reading.windows import assigned, windows_of
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
-from millpond.words import counted, length
+from millpond.words import counted
 
 ReadStore = Callable[[str], DataFrame]
 """Reads a store of one operator: its columns are the structs `key` and `value`."""
@@ -55,10 +42,8 @@ DEFAULT = "default"
 
 _JOIN = "symmetricHashJoin"
 _ROWS = "-keyWithIndexToValue"
-_TIMES = ("timestamp", "timestamp_ntz")
 _FEW = 7  # functions whose orders are all tried
 _ORDERS = "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
-_ADVICE = "Give this query a new checkpointLocation and let it begin anew (docs/guides/moving-a-job.md)."
 
 
 @dataclass(frozen=True)
@@ -105,9 +90,9 @@ def carried_rows(
     spec, reading = operator.spec, operator.reading
     wanted = _NAMES.get(type(spec)) if spec is not None else None
     if wanted is None:
-        raise _refused(operator, "state of this kind cannot be taken over")
+        raise refused(operator, "state of this kind cannot be taken over")
     if held.name != wanted:
-        raise _refused(operator, f"the query has {_kind(wanted)} there; its checkpoint has {_kind(held.name)}")
+        raise refused(operator, f"the query has {_kind(wanted)} there; its checkpoint has {_kind(held.name)}")
     if isinstance(reading, JoinReading):
         assert isinstance(spec, JoinSpec)
         return _joined(catalyst, decided.node, operator, reading, held, read, times)
@@ -170,7 +155,13 @@ def _aggregated(
 ) -> DataFrame:
     _check_spec(operator, spec)
     if node.kind == "Distinct":
-        buffers = Buffers([Field(column.name, column.type) for column in node.output], [], [], [])
+        buffers = Buffers(
+            [Field(column.name, column.type) for column in node.output],
+            [metadata(one) for one in node.output],
+            [],
+            [],
+            [],
+        )
     else:
         buffers = buffers_of(catalyst, node, reading.aggregates)
     keys, values = _fields(state, "key"), _fields(state, "value")
@@ -188,9 +179,8 @@ def _aggregated(
         _compare(operator, "keeps for its functions", buffers.columns, values[at:])
     flat = _flat(state, values if session or buffers.columns else [], keys=[] if session else keys)
     place = "v" if session else "k"
-    groupings_ = node.output if node.kind == "Distinct" else node.list("groupingExpressions")
-    _compare_times(operator, groupings_, _metadata(state, "value" if session else "key"), times)
-    _check_groups(node, operator, spec, reading, buffers, flat, place, at, times)
+    compare_times(operator, buffers.keys, buffers.metadata, _metadata(state, "value" if session else "key"), times)
+    check_groups(node, operator, spec, reading, buffers, flat, place, at, times)
     columns: dict[str, str] = {}
     groupings = list(range(len(buffers.keys)))
     if reading.session is not None:
@@ -211,89 +201,18 @@ def _aggregated(
     return made.selectExpr("*", f"{reading.hash} as __hash")
 
 
-def _check_groups(
-    node: Node,
-    operator: Operator,
-    spec: AggregateSpec | SessionSpec,
-    reading: Reading,
-    buffers: Buffers,
-    flat: DataFrame,
-    place: str,
-    first: int,
-    times: Times,
-) -> None:
-    """See that groups are those that the query makes, as far as their times tell.
-
-    Args:
-        node, operator, spec, reading: of the query. buffers: what Spark keeps of it. flat: its rows.
-        place: which of their columns groups are. first: the first column of the functions.
-        times: the query's watermarks.
-    """
-    checks: list[Check] = []
-    closed = times.watermark - spec.lag if spec.lag is not None and spec.closes else None
-    groupings = node.output if node.kind == "Distinct" else node.list("groupingExpressions")
-    for number, grouping in enumerate(groupings):
-        column, marked = f"{place}{number}", WATERMARK_DELAY in metadata(grouping)
-        end, own = _end(node, grouping, column)
-        checks += own
-        if reading.session is not None and number == reading.session.position and reading.session.gap is not None:
-            counts = (at for call, at in zip(spec.calls, buffers.calls, strict=True) if at and _counts_rows(call))
-            rows = next((f"v{first + at.start}" for at in counts), None)
-            checks += of_sessions(reading.session.gap, _span(grouping, column), rows)
-        whole = assigned(node, grouping) if node.kind == "Aggregate" else None
-        if whole is not None and whole.expanded and (closed is not None or not marked or not spec.closes):
-            span = _span(grouping, column)
-            others = [f"{place}{other}" for other in range(len(groupings)) if other != number]
-            flat = with_neighbours(flat, span, others)
-            checks += of_neighbours(whole.windows, span, closed)
-        if end is not None and closed is not None and marked:
-            checks += of_closed(*end, "groups", closed)
-    _check(operator, flat, checks)
-
-
-def _end(node: Node, key: Expression, column: str) -> tuple[tuple[str, str] | None, list[Check]]:
-    """When a key is over, as SQL in microseconds and for people, None if it is no time; checks of it if it is a window.
-
-    Args:
-        node: what has the key. key: of the query. column: SQL of the key in the state.
-    """
-    dtype = parse_type(key.type)
-    if dtype.name in _TIMES:
-        return (micros(column, dtype.name), column), []
-    if not metadata(key).keys() & {TIME_WINDOW, SESSION_WINDOW} or dtype.name != "struct":
-        return None, []
-    span = _span(key, column)
-    windows = windows_of(node, key) if TIME_WINDOW in metadata(key) else None
-    return (span.stop, span.end), [] if windows is None else of_windows(windows, span)
-
-
-def _span(key: Expression, column: str) -> Span:
-    return Span.of(column, parse_type(key.type).fields[0][1].name)
-
-
-def _counts_rows(call: AggregateCall) -> bool:
-    return call.function == "count" and not call.inputs and call.filter is None
-
-
-def _check(operator: Operator, state: DataFrame, checks: Sequence[Check]) -> None:
-    """Refuse rows that another query has made."""
-    why = contradiction(state, checks)
-    if why is not None:
-        raise _refused(operator, why)
-
-
 def _as_held(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buffers:
     """The buffers in the order in which the state has them, which has to be the only one that fits."""
     blocks = sorted(buffers.blocks, key=lambda block: block.start)
     if len(blocks) > _FEW:
         if len(set(map(_identity, buffers.columns))) < len(buffers.columns):
-            raise _refused(operator, _ORDERS)
+            raise refused(operator, _ORDERS)
         return buffers
     wanted = [*map(_identity, held)]
     columns = [*map(_identity, buffers.columns)]
     fitting = [order for order in permutations(blocks) if [columns[at] for at in chain(*order)] == wanted]
     if len(fitting) > 1:
-        raise _refused(operator, _ORDERS)
+        raise refused(operator, _ORDERS)
     if not fitting:
         return buffers
     place = {old: new for new, old in enumerate(chain(*fitting[0]))}
@@ -308,11 +227,11 @@ def _identity(field: Field) -> tuple[str, object]:
 def _check_spec(operator: Operator, spec: AggregateSpec | SessionSpec) -> None:
     windows = spec.time.windows if isinstance(spec, AggregateSpec) and spec.time is not None else None
     if windows is not None and windows.shared:
-        raise _refused(operator, "Spark keeps sliding windows each by itself, Millpond what they share")
+        raise refused(operator, "Spark keeps sliding windows each by itself, Millpond what they share")
     if spec.keeps_rows:
-        raise _refused(operator, "the rows of its groups are kept, and Spark has kept results of them only")
+        raise refused(operator, "the rows of its groups are kept, and Spark has kept results of them only")
     if isinstance(spec, AggregateSpec) and (spec.retracts or spec.changes):
-        raise _refused(operator, "Spark has no operators over rows that change")
+        raise refused(operator, "Spark has no operators over rows that change")
 
 
 def _state_columns(
@@ -329,7 +248,7 @@ def _state_columns(
         types = [buffers.columns[position].type for position in own]
         columns = carried(call, [parse_type(one) for one in inputs], inputs, types)
     if columns is None:
-        raise _refused(operator, f"what Spark keeps of {name}({', '.join(inputs)}) cannot be read")
+        raise refused(operator, f"what Spark keeps of {name}({', '.join(inputs)}) cannot be read")
     return columns
 
 
@@ -348,25 +267,28 @@ def _deduplicated(
         expected.sort(key=lambda column: names.index(column.name))
     _compare(operator, "deduplicates by", [Field(column.name, column.type) for column in expected], held)
     if len(set(names)) < len(names):
-        raise _refused(operator, "two of its keys have one name, and the state does not tell them apart")
+        raise refused(operator, "two of its keys have one name, and the state does not tell them apart")
     within = isinstance(spec, WithinSpec)
     values = _fields(state, "value") if within else []
     if within:
         _compare(operator, "keeps of each key", [Field("expiresAtMicros", "bigint")], values)
     flat = _flat(state, values, keys=held)
-    _compare_times(operator, expected, _metadata(state, "key"), times)
+    fields = [Field(column.name, column.type) for column in expected]
+    compare_times(operator, fields, list(map(metadata, expected)), _metadata(state, "key"), times)
     closed = None if spec.lag is None else times.watermark - spec.lag
     checks: list[Check] = []
     for number, key in enumerate(expected):
-        end, own = _end(node, key, f"k{number}")
+        end, own = end_of(node, key, f"k{number}")
         checks += own
         if end is not None and closed is not None and not within and WATERMARK_DELAY in metadata(key):
             checks += of_closed(*end, "keys", closed)
     if within and closed is not None:
         checks += of_closed("v0", "timestamp_micros(v0)", "keys", closed)
-        if sum(one.kind == "EventTimeWatermark" for one in node.walk()) == 1:
+        time = reading.raw[reading.inputs[spec.time.column].raw[0]]  # type: ignore[union-attr]
+        marks = [one.expression("eventTime") for one in node.walk() if one.kind == "EventTimeWatermark"]
+        if len(marks) == 1 and marks[0].expr_id == time.expr_id:  # else it may run ahead of what the watermark follows
             checks += of_delay("v0", spec.delay_ms, times.following)  # type: ignore[union-attr]
-    _check(operator, flat, checks)
+    check(operator, flat, checks)
     at = {column.expr_id: number for number, column in enumerate(expected)}
     columns = []
     for position, column in enumerate(reading.inputs):
@@ -379,7 +301,7 @@ def _deduplicated(
             sql = f"cast(null as {column.field.type})"
         columns.append((column.field.name, sql))
     if within and spec.time is not None and spec.time.column in spec.keys:
-        raise _refused(operator, "the event time is one of its keys")
+        raise refused(operator, "the event time is one of its keys")
     made = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns))
     return made.selectExpr("*", f"{reading.hash} as __hash")
 
@@ -399,12 +321,12 @@ def _joined(
     for side, part, child, (aliases, columns) in sides:
         store = side + _ROWS
         if store not in held.stores:
-            raise _refused(operator, f"its state is of a format that has no {store}")
+            raise refused(operator, f"its state is of a format that has no {store}")
         state = read(store)
         values = _fields(state, "value")
         known = values and values[-1].name == "matched" and values[-1].type == "boolean"
         if not known and reading.spec.kind != "inner":
-            raise _refused(operator, "its state is of the first format, and does not say who has found a partner")
+            raise refused(operator, "its state is of the first format, and does not say who has found a partner")
         rows = values[:-1] if known else values
         keys = _fields(state, "key")[:-1]  # the last one numbers the rows of a key
         flat = _flat(state, values, keys)
@@ -413,103 +335,35 @@ def _joined(
         held_columns = made.output[len(keys) :]
         needed = {one.expr_id for alias in aliases for one in alias.walk() if one.kind == "AttributeReference"}
         stand_ins, found = [], []
+        checks: list[Check] = []
         for column in child.output:
             places = [at for at, field in enumerate(rows) if (field.name, field.type) == (column.name, column.type)]
             if len(places) == 1:
                 stand_ins.append(catalyst.stand_in(catalyst.fitted(held_columns[places[0]], column), column))
                 found.append((column, _metadata(state, "value")[places[0]]))
+                checks += end_of(child, column, f"v{places[0]}")[1]
             elif column.expr_id in needed:
-                raise _refused(
+                raise refused(
                     operator,
                     f"the query reads {column.name} {column.type} on its {side} side; its checkpoint has "
                     f"{_told(rows)} there",
                 )
-        _compare_times(operator, [column for column, _ in found], [told for _, told in found], times)
+        ours = [metadata(column) for column, _ in found]
+        fields = [Field(column.name, column.type) for column, _ in found]
+        compare_times(operator, fields, ours, [theirs for _, theirs in found], times)
+        check(operator, flat, checks)
         under = catalyst.project([*made.output, *stand_ins], made)
         projected = catalyst.dataframe(catalyst.project([*aliases, *made.output], under))
         *others, hashed = columns
-        _check_keys(operator, part.keys, reading.spec, side, projected.selectExpr("*", *others), keys, rows)
+        named = [f"{column} as __{column}" for column in flat.columns]
+        check_keys(operator, part.keys, reading.spec, side, projected.selectExpr(*named, *others), keys, rows)
         frames.append(projected.selectExpr(*others, "__matched", hashed))
     return frames[0].union(frames[1])
-
-
-def _check_keys(
-    operator: Operator,
-    ours: Sequence[Expression],
-    spec: JoinSpec,
-    side: str,
-    state: DataFrame,
-    held: Sequence[Field],
-    values: Sequence[Field],
-) -> None:
-    """See that rows lie under the keys that the query joins them by: a schema has only their types.
-
-    Args:
-        operator: the join. ours: the side's keys, which are the columns `spec.keys` of `state`. side: left or right.
-        state: the side's rows. held: the keys that they lie under, `k0` …; values: what they have, `v0` ….
-    """
-    keys = [f"k{number}" for number in range(len(held))]
-    alike = _alike(state, keys, held, [quoted(field.name) for field in spec.keys], spec.keys)
-    if len(held) == len(ours) and all(alike) and len(set().union(*alike)) == len(ours):
-        return
-    found = _alike(state, keys, held, [f"v{number}" for number in range(len(values))], values)
-    theirs = [
-        " or ".join(values[at].name for at in sorted(places)) or f"something {field.type}"
-        for field, places in zip(held, found, strict=True)
-    ]
-    raise _refused(
-        operator,
-        f"the query joins by ({', '.join(key.name for key in ours)}) on its {side} side; its checkpoint joins by "
-        f"({', '.join(theirs)}) there",
-    )
-
-
-def _alike(
-    state: DataFrame, keys: Sequence[str], held: Sequence[Field], columns: Sequence[str], fields: Sequence[Field]
-) -> list[set[int]]:
-    """For each key of the state, which columns it is the same as in all rows."""
-    pairs = [
-        (key, column)
-        for key, one in enumerate(held)
-        for column, other in enumerate(fields)
-        if _plain(one.type) == _plain(other.type) and parse_type(one.type).name != "map"
-    ]
-    if not pairs:
-        return [set() for _ in keys]
-    row = state.agg(*(F.expr(f"bool_and({keys[key]} <=> {columns[column]})") for key, column in pairs)).first()
-    assert row is not None
-    found: list[set[int]] = [set() for _ in keys]
-    for (key, column), same in zip(pairs, row, strict=True):
-        if same is not False:  # without rows, nothing is known
-            found[key].add(column)
-    return found
 
 
 def _metadata(state: DataFrame, part: str) -> list[dict[str, Any]]:
     struct: Any = state.schema[part].dataType
     return [field.metadata for field in struct.fields]
-
-
-def _compare_times(
-    operator: Operator, ours: Sequence[Expression], held: Sequence[dict[str, Any]], times: Times
-) -> None:
-    """See that the columns with a watermark are those that had one.
-
-    How long it was may change, as natively. That there was none yet when the state began is nothing against a query
-    that has had one since.
-    """
-    for column, theirs in zip(ours, held, strict=False):
-        delay, was = metadata(column).get(WATERMARK_DELAY), theirs.get(WATERMARK_DELAY)
-        if delay is None and was is not None:
-            raise _refused(
-                operator,
-                f"the query has no watermark on {column.name}; its checkpoint has one of {length(was * 1000)}",
-            )
-        if delay is not None and was is None and not times.following:
-            raise _refused(
-                operator,
-                f"the query has a watermark of {length(delay * 1000)} on {column.name}; its checkpoint has none",
-            )
 
 
 def _fields(state: DataFrame, part: str) -> list[Field]:
@@ -533,7 +387,7 @@ def _flat(state: DataFrame, values: Sequence[Field], keys: Sequence[Field]) -> D
 def _time(sql: str, kind: str) -> str:
     """Microseconds since the epoch as a time."""
     if kind == "timestamp":
-        return f"timestampmicros({sql})"
+        return f"timestamp_micros({sql})"
     return f"timestampadd(MICROSECOND, {sql}, timestamp_ntz'1970-01-01 00:00:00')"
 
 
@@ -541,7 +395,7 @@ def _compare(operator: Operator, does: str, wanted: Sequence[Field], held: Seque
     """See that the checkpoint has what Spark would keep for this query."""
     if [(one.name, _plain(one.type)) for one in wanted] == [(one.name, _plain(one.type)) for one in held]:
         return
-    raise _refused(operator, f"the query {does} ({_told(wanted)}); its checkpoint {does} ({_told(held)})")
+    raise refused(operator, f"the query {does} ({_told(wanted)}); its checkpoint {does} ({_told(held)})")
 
 
 def _plain(type_: str) -> object:
@@ -550,7 +404,3 @@ def _plain(type_: str) -> object:
 
 def _told(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in fields)
-
-
-def _refused(operator: Operator, why: str) -> StateIncompatibleError:
-    return StateIncompatibleError(f"The state of '{operator.title}' cannot be taken over: {why}.", action=_ADVICE)
