@@ -495,7 +495,7 @@ CONTRADICTED: dict[str, tuple[Query, str, Query, str, str]] = {
     ),
     "shorter gap": (
         *(COUNTED, "append", sessions("3 seconds", "count(*)"), "append"),
-        "the query has sessions with a gap of 3 seconds; its checkpoint has one of 1 row and 8 seconds",
+        r"the query has sessions with a gap of 3 seconds; its checkpoint has one of \d rows? and 8 seconds",
     ),
     "output mode": (
         *(COMPLETE, "complete", TENS, "append"),

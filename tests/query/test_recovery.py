@@ -513,6 +513,13 @@ def test_a_checkpoint_of_sparks_own_state_is_refused(job: Job) -> None:
     native.option("checkpointLocation", str(job.checkpoint)).trigger(availableNow=True).start().awaitTermination()
     with pytest.raises(StateIncompatibleError, match=r"Spark's own state store.*millpond.import_checkpoint"):
         job.aggregate()
+    job.write([1])
+    job.spark.conf.set("spark.millpond.enabled", "false")
+    try:
+        job.collect(job.stream().groupBy("key").count())
+    finally:
+        job.spark.conf.unset("spark.millpond.enabled")
+    assert job.emitted == {1: {(1, 2)}}
     shutil.rmtree(job.checkpoint / "state")
     with pytest.raises(StateDamagedError, match="the state of 'aggregate by key' that they made is gone"):
         job.aggregate()
