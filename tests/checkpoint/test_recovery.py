@@ -1,6 +1,6 @@
 import pytest
 
-from millpond.checkpoint.generation import claim
+from millpond.checkpoint.generation import base_name, claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from tests.checkpoint.rig import Slot, begin, memory
@@ -95,6 +95,24 @@ def test_altered_base_of_a_run_with_commits_is_refused(tmp_path):
     files.put(name, [files.get(name).replace(b'"version":0', b'"version":2')])
     with pytest.raises(StateDamagedError, match=name):
         look(files)
+
+
+def test_commits_without_their_run_are_not_passed_over(tmp_path):
+    """Version 3 of the first run is another one than that of the run whose base is gone."""
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 3)
+    generation, _ = begin(files, 2)
+    run(files, generation.number, tmp_path, 3, start=2, data=b"other")
+    base = files.get(base_name(generation.number))
+    files.delete(base_name(generation.number))
+    for find in (look, Recovery):
+        with pytest.raises(StateDamagedError, match=rf"The file {base_name(generation.number)}.* is gone") as raised:
+            find(files)
+        assert raised.value.file == files.locate(base_name(generation.number))
+    assert look(files, anew=True).newest() == 0
+    files.put(base_name(generation.number), [base])
+    assert look(files).newest() == 3
 
 
 def test_claim_comes_before_the_listing(tmp_path):

@@ -337,12 +337,25 @@ def counts(rows: DataFrame) -> DataFrame:
 
 
 @pytest.fixture(scope="module")
-def counted(spark: SparkSession, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `counts` has run natively over one file; nothing is changed there."""
-    move = Move(spark, data, tmp_path_factory.mktemp("counted"), counts, "update")
-    move.files(1)
-    move.run(move.old, native=True)
-    return move.folder
+def natively(spark: SparkSession, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Where a query has run natively over some files, once for all tests: nothing is changed there."""
+    made: dict[tuple[Query, str, int], Path] = {}
+
+    def folder(query: Query, mode: str, files: int = 1) -> Path:
+        if (query, mode, files) not in made:
+            move = Move(spark, data, tmp_path_factory.mktemp("natively"), query, mode)
+            move.files(files)
+            move.run(move.old, native=True)
+            made[query, mode, files] = move.folder
+        return made[query, mode, files]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def counted(natively: Callable[..., Path]) -> Path:
+    """Where `counts` has run."""
+    return natively(counts, "update")
 
 
 REFUSED: dict[str, tuple[Query, Query, str, str]] = {
@@ -372,28 +385,158 @@ REFUSED: dict[str, tuple[Query, Query, str, str]] = {
     ),
     "other function": (counts, lambda rows: rows.groupBy("k").agg(F.max("i")), "update", "max int.*count bigint"),
     "one more function": (counts, lambda rows: rows.groupBy("k").agg(F.count("*"), F.max("i")), "update", "max int"),
-    "other kind": (counts, lambda rows: rows.dropDuplicates(["k"]), "update", "another kind"),
+    "other kind": (
+        counts,
+        lambda rows: rows.dropDuplicates(["k"]),
+        "update",
+        "the query has dropDuplicates there; its checkpoint has groupBy",
+    ),
     "one more operator": (
         counts,
         lambda rows: rows.dropDuplicates(["i"]).groupBy("k").agg(F.count("*")),
         "update",
-        "2 stateful",
+        r"2 stateful operators (.*); its checkpoint has 1 stateful operator \(groupBy\)",
     ),
-    "nothing": (counts, lambda rows: rows.where("i > 3"), "append", "0 stateful"),
+    "nothing": (
+        counts,
+        lambda rows: rows.where("i > 3"),
+        "append",
+        "0 stateful operators; its checkpoint has 1 stateful",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_taken_over_is_refused_before_anything_is_written(
-    spark: SparkSession, data: Path, counted: Path, tmp_path: Path, name: str
+    spark: SparkSession, data: Path, natively: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
     before, after, mode, why = REFUSED[name]
-    move = Move(spark, data, counted if before is counts else tmp_path, before, mode)
+    move = Move(spark, data, natively(before, mode), after, mode)
     move.new = tmp_path / "new"
-    if before is not counts:
-        move.files(1)
-        move.run(move.old, native=True)
-    move.query, move.mode = after, mode
+    with pytest.raises(StateIncompatibleError, match=why):
+        move.bring()
+    assert not move.new.exists()
+
+
+def windowed(size: str, slide: str | None = None, start: str = "0 seconds", *, marked: bool = True) -> Query:
+    def query(rows: DataFrame) -> DataFrame:
+        rows = late(rows) if marked else rows
+        return rows.groupBy(F.window("t", size, slide or size, start), "b").agg(F.count("*"))
+
+    return query
+
+
+def sessions(gap: str, function: str = "max(i)") -> Query:
+    return lambda rows: late(rows).groupBy("k", F.session_window("t", gap)).agg(F.expr(function))
+
+
+def within(delay: str) -> Query:
+    return lambda rows: rows.withWatermark("t", delay).dropDuplicatesWithinWatermark(["k", "b"]).select("k", "b")
+
+
+def timed(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("t").agg(F.count("*"))
+
+
+def inner(condition: str) -> Query:
+    return joined("inner", f"{condition} and t2 between t - interval 4 seconds and t + interval 2 seconds")
+
+
+TENS, EACH, COUNTED, KEPT = (
+    windowed("10 seconds"),
+    inner("k = k2"),
+    sessions("8 seconds", "count(*)"),
+    within("30 days"),
+)
+COMPLETE, UNMARKED = windowed("10 seconds"), windowed("10 seconds", marked=False)
+CONTRADICTED: dict[str, tuple[Query, str, Query, str, str]] = {
+    "size": (
+        *(TENS, "update", windowed("20 seconds"), "update"),
+        "the query has windows of 20 seconds; its checkpoint has windows of 10 seconds",
+    ),
+    "size with other results": (
+        *(TENS, "update", lambda rows: windowed("20 seconds")(rows).select("window", "b", "count(1)"), "append"),
+        "the query has windows of 20 seconds; its checkpoint has windows of 10 seconds",
+    ),
+    "size of windows from before a projection": (
+        *(TENS, "update"),
+        lambda rows: (
+            late(rows).select(F.window("t", "20 seconds").alias("window"), "b").groupBy("window", "b").agg(F.count("*"))
+        ),
+        *("update", "the query has windows of 20 seconds; its checkpoint has windows of 10 seconds"),
+    ),
+    "size in complete mode": (
+        *(UNMARKED, "complete", windowed("20 seconds", marked=False), "complete"),
+        "the query has windows of 20 seconds; its checkpoint has windows of 10 seconds",
+    ),
+    "start": (
+        *(TENS, "update", windowed("10 seconds", start="3 seconds"), "update"),
+        r"windows of 10 seconds \(startTime 3 seconds\), none of which begins at .*:.0; its checkpoint has one from",
+    ),
+    "slide": (
+        *(TENS, "update", windowed("10 seconds", "5 seconds"), "update"),
+        "the query has windows of 10 seconds every 5 seconds; its checkpoint has windows of 10 seconds that do not "
+        "overlap",
+    ),
+    "longer slide": (
+        *(windowed("10 seconds", "5 seconds"), "update", TENS, "update"),
+        "the query has windows of 10 seconds, none of which begins at .*:.5; its checkpoint has one",
+    ),
+    "windows of keys": (
+        lambda rows: late(rows).select(F.window("t", "10 seconds"), "b").dropDuplicates(),
+        "append",
+        lambda rows: late(rows).select(F.window("t", "5 seconds"), "b").dropDuplicates(),
+        "append",
+        "the query has windows of 5 seconds; its checkpoint has windows of 10 seconds",
+    ),
+    "longer gap": (
+        *(sessions("3 seconds"), "append", sessions("30 seconds"), "append"),
+        "the query has sessions with a gap of 30 seconds; its checkpoint has sessions of",
+    ),
+    "shorter gap": (
+        *(COUNTED, "append", sessions("3 seconds", "count(*)"), "append"),
+        r"the query has sessions with a gap of 3 seconds; its checkpoint has one of \d rows? and 8 seconds",
+    ),
+    "output mode": (
+        *(COMPLETE, "complete", TENS, "append"),
+        "the query removes groups that the watermark has passed; its checkpoint still has some of",
+    ),
+    "no watermark any more": (
+        *(TENS, "update", UNMARKED, "update"),
+        "the query has no watermark on window; its checkpoint has one of 8 seconds",
+    ),
+    "a new watermark": (
+        *(UNMARKED, "update", TENS, "update"),
+        "the query has a watermark of 8 seconds on window; its checkpoint has none",
+    ),
+    "a watermark on a time": (
+        *(timed, "update", lambda rows: timed(late(rows)), "update"),
+        "the query has a watermark of 8 seconds on t; its checkpoint has none",
+    ),
+    "keys of a join": (
+        *(EACH, "append", inner("id = id2"), "append"),
+        r"the query joins by \(id\) on its left side; its checkpoint joins by \(something string\) there"
+        r"|the query joins by \(id\) on its left side; its checkpoint joins by \(k\) there",
+    ),
+    "more keys of a join": (
+        *(inner("id % 1000 = id2 % 1000"), "append", inner("id % 1000 = id2 % 1000 and k = k2"), "append"),
+        r"joins by \(\(id % .*, k\) on its left side; its checkpoint joins by \(id\) there",
+    ),
+    "a shorter delay": (
+        *(KEPT, "append", within("8 seconds"), "append"),
+        "the query keeps keys for 8 seconds, the delay of its watermark; its checkpoint keeps some until",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTED)
+def test_rows_of_another_query_are_refused_before_anything_is_written(
+    spark: SparkSession, data: Path, natively: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    """A schema has neither how long windows are nor what a join compares: rows that never were would come out."""
+    before, mode, after, new_mode, why = CONTRADICTED[name]
+    move = Move(spark, data, natively(before, mode, 2), after, new_mode)
+    move.new = tmp_path / "new"
     with pytest.raises(StateIncompatibleError, match=why):
         move.bring()
     assert not move.new.exists()

@@ -24,7 +24,8 @@ from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleE
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.query.ledger.ledger import Ledger, _RollBack
-from millpond.query.starting.start import Start
+from millpond.query.starting.running import await_commits
+from millpond.query.starting.start import VERIFY, Start
 from millpond.query.writer import StreamWriter
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.reading.reader import StateReader
@@ -421,9 +422,89 @@ def test_state_that_the_ledger_counts_on_is_missed(job: Job) -> None:
     job.aggregate()
     for version in (1, 2, 3):
         job.forget_state(version)
-    with pytest.raises(StateDamagedError, match="committed batch 2"):
+    with pytest.raises(StateDamagedError, match="committed batch 2, and commits/ has no whole state"):
         job.aggregate()
     assert job.has("commits", 2)
+
+
+BASE = r"The file generations/\d+\.base\.json, which says .* is gone"
+GONE: dict[str, tuple[list[str], str]] = {
+    "all": (
+        ["millpond"],
+        r"Spark has committed 2 batches .*, and the state of 'aggregate by key' that they made is gone: there is "
+        r"nothing at .*/millpond",
+    ),
+    "query.json": (["millpond/query.json"], r"query\.json, which says what the state of 'aggregate by key' looks like"),
+    "runs": (["millpond/generations"], BASE),
+    "newest run": (["millpond/generations/*.base.json"], BASE),
+    "commits": (["millpond/commits"], "commits/ has no whole state of 'aggregate by key' as of then: 2 partitions"),
+    "id": (["metadata"], r"\[STREAMING_CHECKPOINT_MISSING_METADATA_FILE\] .* batches up to 1, and the file metadata"),
+    "id and state": (["millpond", "metadata"], r"\[STREAMING_CHECKPOINT_MISSING_METADATA_FILE\]"),
+}
+
+
+def test_what_was_deleted_is_named_and_what_the_error_says_helps(job: Job, tmp_path: Path) -> None:
+    job.write([1], [2, 1])
+    job.aggregate()
+    await_commits(f"file:{job.checkpoint}")
+    backup, before = tmp_path / "backup", dict(job.emitted)
+    shutil.copytree(job.checkpoint, backup)
+    job.write([1, 3])
+    for names, why in GONE.values():
+        for path in (path for name in names for path in job.checkpoint.glob(name)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with pytest.raises(StateDamagedError, match=why) as refused:
+            job.aggregate()
+        assert "start with a new checkpointLocation" in refused.value.action
+        assert job.emitted == before
+        # A backup, put over what is there, of what was deleted alone or of the whole checkpoint.
+        shutil.copytree(backup, job.checkpoint, dirs_exist_ok=True)
+    (job.checkpoint / "metadata").unlink()
+    identity = json.loads((backup / "metadata").read_text())["id"]
+    (job.checkpoint / "metadata").write_text(f'{{"id":"{identity}"}}')
+    (job.checkpoint / ".metadata.crc").unlink(missing_ok=True)
+    job.aggregate()
+    assert job.emitted == before | {2: job.expected(2)}
+    job.checkpoint, job.emitted = tmp_path / "new", {}
+    job.aggregate()
+    assert job.emitted == {batch: job.expected(batch) for batch in range(3)}
+
+
+def test_state_elsewhere_that_is_gone_or_moved(job: Job, spark: SparkSession, tmp_path: Path) -> None:
+    job.write([1])
+    try:
+        spark.conf.set("spark.millpond.state.location", str(tmp_path / "states"))
+        job.aggregate()
+        await_commits(str(next((tmp_path / "states").iterdir())))
+        (tmp_path / "states").rename(tmp_path / "moved")
+        job.write([1])
+        for location in (str(tmp_path / "states"), None):
+            spark.conf.unset("spark.millpond.state.location")
+            if location is not None:
+                spark.conf.set("spark.millpond.state.location", location)
+            with pytest.raises(StateDamagedError, match=r"is gone: there is nothing at .*/states/.* folder above"):
+                job.aggregate()
+        spark.conf.set("spark.millpond.state.location", str(tmp_path / "moved"))
+        job.aggregate()
+        assert job.emitted == {batch: job.expected(batch) for batch in range(2)}
+    finally:
+        spark.conf.unset("spark.millpond.state.location")
+
+
+def test_a_new_id_is_chosen_where_spark_is_told_not_to_look(job: Job, spark: SparkSession) -> None:
+    job.write([1])
+    job.aggregate()
+    (job.checkpoint / "metadata").unlink()
+    (job.checkpoint / ".metadata.crc").unlink(missing_ok=True)
+    with pytest.raises(StateDamagedError, match="MISSING_METADATA_FILE"):
+        millpond.import_checkpoint(job.stream().groupBy("key").count(), job.checkpoint, job.sink, "update")
+    spark.conf.set(VERIFY, "false")
+    try:
+        job.write([1])
+        job.aggregate()
+    finally:
+        spark.conf.unset(VERIFY)
+    assert job.emitted[1] == job.expected(1)
 
 
 def test_a_checkpoint_of_sparks_own_state_is_refused(job: Job) -> None:
@@ -431,6 +512,16 @@ def test_a_checkpoint_of_sparks_own_state_is_refused(job: Job) -> None:
     native = job.stream().groupBy("key").count().writeStream.outputMode("update").format("noop")
     native.option("checkpointLocation", str(job.checkpoint)).trigger(availableNow=True).start().awaitTermination()
     with pytest.raises(StateIncompatibleError, match=r"Spark's own state store.*millpond.import_checkpoint"):
+        job.aggregate()
+    job.write([1])
+    job.spark.conf.set("spark.millpond.enabled", "false")
+    try:
+        job.collect(job.stream().groupBy("key").count())
+    finally:
+        job.spark.conf.unset("spark.millpond.enabled")
+    assert job.emitted == {1: {(1, 2)}}
+    shutil.rmtree(job.checkpoint / "state")
+    with pytest.raises(StateDamagedError, match="the state of 'aggregate by key' that they made is gone"):
         job.aggregate()
 
 

@@ -1,87 +1,105 @@
 """What differs between the query that wrote a checkpoint and the one that is started, in the words of a PySpark user.
 
-Both are plain data, as `query.json` has them. What is not known here is told by its path, so that nothing goes unsaid.
+Each kind of operator says itself what it does (`Spec.traits`). Here operators are put side by side, and functions,
+which have their texts in the query.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from millpond.words import counted, length
+import msgspec
+
+from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.operators import AggregateCall, Field
+from millpond.spec.traits import Trait, option_traits
+from millpond.words import counted
 
 _QUOTED = re.compile(r"('(?:[^'\\]|\\.)*')")
 _QUALIFIER = re.compile(r"(?:`[^`]+`|\b[A-Za-z_]\w*)\.(?=[`A-Za-z_])")
 
 Plain = dict[str, Any]
-_Both = tuple[Plain, Plain]
+
+OTHER_VERSION = "another version of Millpond made its state, which this one does not read"
 
 
 def differences(before: Plain, now: Plain) -> list[str]:
-    """One line for each difference that matters between two pinned queries."""
+    """One line for each difference that matters between two pinned queries, which are plain data."""
     lines = []
-    if before.get("key_groups") != now.get("key_groups"):
+    if before["key_groups"] != now["key_groups"]:
         lines.append(
-            f"the state had {before.get('key_groups')} key groups, and the query asks for {now.get('key_groups')}"
+            f"the query has spark.millpond.keyGroups={now['key_groups']}; its checkpoint has {before['key_groups']}"
         )
-    lines += _operators(before.get("operators", []), now.get("operators", []))
-    lines += _between(before.get("between", []), now.get("between", []))
-    return lines + list(_others(before, now, {"key_groups", "operators", "between", "format"}))
+    lines += _operators(before["operators"], now["operators"])
+    return lines + list(_between(before.get("between", []), now.get("between", [])))
 
 
 def _operators(before: list[Plain], now: list[Plain]) -> Iterator[str]:
     titles, new_titles = ([one["name"] for one in some] for some in (before, now))
     if titles != new_titles and Counter(titles) == Counter(new_titles):
-        yield f"the stateful operators stand in another order: {_quoted(titles)} became {_quoted(new_titles)}"
+        yield f"the query has the stateful operators {_quoted(new_titles)}; its checkpoint {_quoted(titles)}"
         return
     if len(before) == len(now):
         pairs = list(zip(before, now, strict=True))
     else:
         yield (
-            f"{counted(len(before), 'stateful operator')} ran on Millpond, and "
-            f"{'it is' if len(now) == 1 else 'there are'} {len(now)} now"
+            f"the query has {counted(len(now), 'stateful operator')} on Millpond; its checkpoint has "
+            f"{counted(len(before), 'stateful operator')}"
         )
         pairs = []
         for tag, i, j, k, m in SequenceMatcher(None, titles, new_titles, autojunk=False).get_opcodes():
             if tag == "equal":
                 pairs += zip(before[i:j], now[k:m], strict=True)
                 continue
-            yield from (f"the operator '{title}' is gone" for title in titles[i:j])
-            yield from (f"the operator '{title}' is new" for title in new_titles[k:m])
+            yield from (f"the query has no '{title}'; its checkpoint has one" for title in titles[i:j])
+            yield from (f"the query has '{title}'; its checkpoint has none" for title in new_titles[k:m])
     for old, new in pairs:
         yield from _operator(old, new)
 
 
 def _operator(before: Plain, now: Plain) -> Iterator[str]:
     """What differs between two operators; what their state looks like follows from the rest."""
-    specs = before["spec"], now["spec"]
-    if specs[0].get("type") != specs[1].get("type"):
-        yield f"the operator '{before['name']}' became '{now['name']}'"
+    if before["spec"].get("type") != now["spec"].get("type"):
+        yield f"the query has '{now['name']}' where its checkpoint has '{before['name']}'"
         return
-    lines: list[str] = []
-    told: set[str] = {"type"}
-    for fields, tell in _TOLD:
-        if any(field in spec for field in fields for spec in specs):
-            try:
-                lines += list(tell((before, now)))
-            except (AttributeError, IndexError, KeyError, TypeError):  # of another version of Millpond
-                continue
-            told.update(fields)
-    lines += _others(*specs, told)
+    try:
+        old, new = (msgspec.convert(one["spec"], OperatorSpec) for one in (before, now))
+    except msgspec.ValidationError:
+        yield f"{before['name']}: {OTHER_VERSION}"
+        return
+    unknown = before["spec"].keys() - {"type", *old.__struct_fields__}
+    lines = [*_traits(old.traits, new.traits), *_calls(old, new, before, now)]
     if not lines and before["name"] != now["name"]:
-        lines = [f"it became '{now['name']}'"]
-    if not lines and before.get("tables") != now.get("tables"):
-        lines = ["its state is laid out in another way, as another version of Millpond does"]
+        lines = [f"the query has '{now['name']}'"]
+    if not lines and (unknown or _lasting(old) != _lasting(new) or before.get("tables") != now.get("tables")):
+        lines = [OTHER_VERSION]
     yield from (f"{before['name']}: {line}" for line in lines)
+
+
+def _traits(before: Mapping[str, Trait], now: Mapping[str, Trait]) -> Iterator[str]:
+    """The respects in which two of one kind differ."""
+    for respect in [*before, *(name for name in now if name not in before)]:
+        old, new = (some.get(respect, Trait("does without")) for some in (before, now))
+        if old.text != new.text:
+            yield f"the query {new.text}; its checkpoint {old.text}"
+        elif old != new:
+            yield f"the query {new.exact}; its checkpoint {old.exact}"
+
+
+def _lasting(spec: OperatorSpec) -> Any:
+    """A spec without what its functions' columns are called in the state."""
+    calls = [msgspec.structs.replace(call, field=None) for call in spec.calls]
+    return msgspec.to_builtins(spec) | {"calls": msgspec.to_builtins(calls)}
 
 
 def _between(before: list[Plain], now: list[Plain]) -> Iterator[str]:
     """What differs in what Spark evaluates between operators where rows change."""
     if len(before) != len(now):
-        yield "between operators where rows change stands something at other places than before"
+        yield "the query has its operators whose rows change at other places than its checkpoint"
         return
     for old, new in zip(before, now, strict=True):
         if old == new:
@@ -90,11 +108,11 @@ def _between(before: list[Plain], now: list[Plain]) -> Iterator[str]:
         if old["functions"] != new["functions"]:
             lines += _codes(old["functions"], new["functions"])
         if old["time_zones"] != new["time_zones"]:
-            zones, new_zones = (", ".join(one["time_zones"]) or "of no account" for one in (old, new))
-            lines.append(f"the time zone was {zones}, and is {new_zones} now")
-        lines += _paths(old["settings"], new["settings"], "")
+            zones, new_zones = (", ".join(one["time_zones"]) or "any" for one in (old, new))
+            lines.append(f"the query computes in the time zone {new_zones}; its checkpoint in {zones}")
+        lines += _settings(old["settings"], new["settings"])
         if not lines and old["digest"] != new["digest"]:
-            lines.append(f"{', '.join(new['computes']) or 'what stands there'} computes something else than before")
+            lines.append(f"the query's {', '.join(new['computes']) or 'columns'} are not what its checkpoint's were")
         yield from (f"between '{old['below']}' and '{old['above']}': {line}" for line in lines)
 
 
@@ -102,94 +120,72 @@ def _codes(before: list[list[str]], now: list[list[str]]) -> Iterator[str]:
     """Functions of the user whose code is another."""
     for name in sorted({name for name, _ in before} & {name for name, _ in now}):
         codes, new_codes = ([code for each, code in some if each == name] for some in (before, now))
-        if codes != new_codes and all(codes + new_codes):  # the code of some cannot be told
-            yield f"the code of the function {name} is another (or what it refers to, or Python's release)"
+        if codes != new_codes and all(codes + new_codes):  # the code of some is not known
+            yield (
+                f"the query's function {name} has other code than its checkpoint's (or refers to other code, or runs "
+                "on another release of Python)"
+            )
 
 
 def _computed(before: list[str], now: list[str]) -> Iterator[str]:
     matcher = SequenceMatcher(None, before, now, autojunk=False)
     for tag, i, j, k, m in matcher.get_opcodes():
-        if tag == "replace":
-            yield f"{', '.join(before[i:j])} became {', '.join(now[k:m])}"
-        elif tag != "equal":
-            yield f"{', '.join(before[i:j])} is gone" if tag == "delete" else f"{', '.join(now[k:m])} is new"
+        if tag != "equal":
+            old, new = (", ".join(some) or "nothing there" for some in (before[i:j], now[k:m]))
+            yield f"the query has {new}; its checkpoint has {old}"
 
 
-def _specs(both: _Both) -> tuple[Plain, Plain]:
-    return both[0]["spec"], both[1]["spec"]
+def _settings(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            old, new = (some.get(name, "unset") for some in (before, now))
+            yield f"the query runs with {name}={new}; its checkpoint with {old}"
 
 
-def _columns(what: str, before: Sequence[Plain], now: Sequence[Plain]) -> Iterator[str]:
-    """What differs between two lists of columns, each with a name and a type."""
-    types, new_types = ({one["name"]: one["type"] for one in some} for some in (before, now))
-    names, new_names = list(types), list(new_types)
-    common = [name for name in names if name in new_types]
-    for name in common:
-        if types[name] != new_types[name]:
-            yield f"{what} {name} was {types[name]}, and is {new_types[name]} now"
-    gone, new = ([name for name in some if name not in common] for some in (names, new_names))
-    renamed = len(gone) == len(new) and [names.index(n) for n in gone] == [new_names.index(n) for n in new]
-    if renamed:
-        for old, name in zip(gone, new, strict=True):
-            types_ = ("", "") if types[old] == new_types[name] else (f" ({types[old]})", f" ({new_types[name]})")
-            yield f"{what} {old}{types_[0]} became {name}{types_[1]}"
-    else:
-        yield from (f"{what} {name} is gone" for name in gone)
-        yield from (f"{what} {name} ({new_types[name]}) is new" for name in new)
-    if [n for n in new_names if n in common] != common:
-        yield f"{what}s are in another order: {', '.join(names)} became {', '.join(new_names)}"
-
-
-def _keys(both: _Both) -> Iterator[str]:
-    chosen = []
-    for spec in _specs(both):
-        keys = spec.get("keys", [])
-        chosen.append([spec["columns"][key] if isinstance(key, int) else key for key in keys])
-    yield from _columns("the key", *chosen)
-
-
-def _kept(both: _Both) -> Iterator[str]:
-    yield from _columns("the column", *(spec.get("columns", []) for spec in _specs(both)))
-
-
-def _calls(both: _Both) -> Iterator[str]:
-    """Functions: the text of each as the query has it, or else as it can be told from the spec."""
-    before, now = ([_Call(one, number) for number in range(len(one["spec"].get("calls", [])))] for one in both)
-    olds, news = ([call.plain for call in some] for some in (before, now))
-    texts, new_texts = ([call.text for call in some] for some in (before, now))
+def _calls(old: OperatorSpec, new: OperatorSpec, before: Plain, now: Plain) -> Iterator[str]:
+    """Functions: the text of each as the query has it, or else as the spec has it."""
+    olds, news = _Call.all(old, before), _Call.all(new, now)
+    texts, new_texts = ([call.text for call in some] for some in (olds, news))
+    same = Counter(repr(call.plain) for call in olds) == Counter(repr(call.plain) for call in news)
     moved = len(texts) == len(new_texts) and any(
-        old != new and new in texts for old, new in zip(texts, new_texts, strict=True)
+        one != other and other in texts for one, other in zip(texts, new_texts, strict=True)
     )
-    if Counter(map(repr, olds)) == Counter(map(repr, news)) and (olds != news or moved):
-        yield f"the functions are in another order: {_listed(before)} became {_listed(now)}"
+    if same and (moved or [call.plain for call in olds] != [call.plain for call in news]):
+        yield _order(olds, news)
         return
     # Where inputs stand changes with the functions before: what the query calls them tells functions apart, if it can.
     names, new_names = ([_unqualified(text) for text in some] for some in (texts, new_texts))
     by_name = names != new_names and all(
         all(call.named for call in some) and len(set(each)) == len(each)
-        for some, each in ((before, names), (now, new_names))
+        for some, each in ((olds, names), (news, new_names))
     )
     if by_name and [name for name in names if name in new_names] != [name for name in new_names if name in names]:
-        yield f"the functions are in another order: {_listed(before)} became {_listed(now)}"
-        for name, call in zip(names, before, strict=True):
-            yield from call.changed(now[new_names.index(name)]) if name in new_names else [f"{call.text} is gone"]
-        yield from (f"{call.text} is new" for name, call in zip(new_names, now, strict=True) if name not in names)
+        yield _order(olds, news)
+        for name, call in zip(names, olds, strict=True):
+            yield from call.changed(news[new_names.index(name)]) if name in new_names else [call.gone]
+        yield from (call.new for name, call in zip(new_names, news, strict=True) if name not in names)
         return
-    keys = (names, new_names) if by_name else (list(map(repr, olds)), list(map(repr, news)))
-    matcher = SequenceMatcher(None, *keys, autojunk=False)
-    for tag, i, j, k, m in matcher.get_opcodes():
+    keys, new_keys = (names, new_names)
+    if not by_name:
+        keys, new_keys = ([repr(call.plain) for call in some] for some in (olds, news))
+    for tag, i, j, k, m in SequenceMatcher(None, keys, new_keys, autojunk=False).get_opcodes():
         if tag == "equal":
-            for old, new in zip(before[i:j], now[k:m], strict=True):
-                if old.differs(new):
-                    yield f"{old.text} became {new.text}"
+            for one, other in zip(olds[i:j], news[k:m], strict=True):
+                if one.differs(other):
+                    yield one.replaced(other)
                 elif by_name:
-                    yield from old.changed(new)
+                    yield from one.changed(other)
             continue
         changed = min(j - i, m - k)
-        for old, new in zip(before[i : i + changed], now[k : k + changed], strict=True):
-            yield from old.became(new)
-        yield from (f"{call.text} is gone" for call in before[i + changed : j])
-        yield from (f"{call.text} is new" for call in now[k + changed : m])
+        for one, other in zip(olds[i : i + changed], news[k : k + changed], strict=True):
+            yield from one.became(other)
+        yield from (call.gone for call in olds[i + changed : j])
+        yield from (call.new for call in news[k + changed : m])
+
+
+def _order(before: Sequence[_Call], now: Sequence[_Call]) -> str:
+    old, new = (", ".join(call.text for call in some) for some in (before, now))
+    return f"the query computes its functions in the order {new}; its checkpoint in the order {old}"
 
 
 def _unqualified(text: str) -> str:
@@ -198,26 +194,42 @@ def _unqualified(text: str) -> str:
 
 
 class _Call:
-    """One function of an operator, its inputs by their types instead of their positions."""
+    """One function of an operator, its inputs by their types instead of their positions.
 
-    def __init__(self, operator: Plain, number: int) -> None:
-        spec = operator["spec"]
-        call = spec["calls"][number]
-        columns = spec.get("inputs") or spec.get("columns") or []
-        self.types = [columns[position]["type"] for position in call.get("inputs", [])]
-        self.call = call = {key: value for key, value in call.items() if key != "field"}
-        texts = operator.get("functions") or []
-        self.named = len(texts) == len(spec["calls"])
-        self.text = texts[number] if number < len(texts) else self._made()
-        # Positions of inputs are those of the first function that reads them, so they tell equal arguments apart.
-        self.plain = {**call, "types": self.types, **call.get("options", {})}
-        if spec.get("preceding"):
-            self.plain["preceding rows"] = spec["preceding"][number]
+    Attributes:
+        text: for people. named: whether it is the query's own.
+        plain: what tells it apart. Positions of inputs are those of the first function that reads them.
+    """
 
-    def _made(self) -> str:
-        arguments = ", ".join(self.types) or "*"
-        condition = " filter" if self.call.get("filter") is not None else ""
-        return f"{self.call['function']}({'distinct ' if self.call.get('distinct') else ''}{arguments}){condition}"
+    def __init__(self, call: AggregateCall, columns: Sequence[Field], text: str | None) -> None:
+        self.types = [columns[position].type for position in call.inputs]
+        self.call = call
+        self.named = text is not None
+        condition = " FILTER (WHERE …)" if call.filter is not None else ""
+        arguments = f"{'DISTINCT ' if call.distinct else ''}{', '.join(self.types) or '*'}"
+        self.text = text or f"{call.function}({arguments}){condition}"
+        self.plain = (msgspec.to_builtins(msgspec.structs.replace(call, field=None)), self.types)
+
+    @classmethod
+    def all(cls, spec: OperatorSpec, pinned: Plain) -> list[_Call]:
+        """The functions of an operator."""
+        texts = pinned.get("functions") or []
+        known = texts if len(texts) == len(spec.calls) else [None] * len(spec.calls)
+        return [cls(call, spec.arguments, text) for call, text in zip(spec.calls, known, strict=True)]
+
+    @property
+    def new(self) -> str:
+        """That only the query has it."""
+        return f"the query computes {self.text}; its checkpoint does not"
+
+    @property
+    def gone(self) -> str:
+        """That only the checkpoint has it."""
+        return f"the query does not compute {self.text}; its checkpoint does"
+
+    def replaced(self, new: _Call) -> str:
+        """That another one stands in its place."""
+        return f"the query computes {new.text}; its checkpoint computes {self.text}"
 
     def differs(self, new: _Call) -> bool:
         """Whether both are in the words of the query, and these are others, but for the names of views and aliases."""
@@ -226,228 +238,27 @@ class _Call:
     def became(self, new: _Call) -> Iterator[str]:
         """What differs between this and the function that stands in its place."""
         if self.text != new.text:
-            yield f"{self.text} became {new.text}"
+            yield self.replaced(new)
             return
         lines = list(self.changed(new))
-        yield from lines or [f"{self.text} reads other columns, or the functions share them in another way"]
+        shared = (
+            f"the query's {self.text} reads other columns than its checkpoint's, or shares them with other functions"
+        )
+        yield from lines or [shared]
 
     def changed(self, new: _Call) -> Iterator[str]:
         """What differs between this and the same function, but for where its inputs stand."""
         if self.types != new.types:
-            yield f"{self.text} was of {', '.join(self.types)}, and is of {', '.join(new.types)} now"
-        if self.call.get("type") != new.call.get("type"):
-            yield f"{self.text} gave {self.call.get('type')}, and gives {new.call.get('type')} now"
-        for line in _others(self.plain, new.plain, {"inputs", "types", "type", "filter", "options"}):
-            yield f"{self.text}: {line}"
-
-
-def _inputs(both: _Both) -> Iterator[str]:
-    """What functions read: told with the functions, where these differ."""
-    before, now = (spec.get("inputs", []) for spec in _specs(both))
-    if before != now and not list(_calls(both)):
-        yield f"its functions read columns of types {_types(before)}, and read {_types(now)} now"
-
-
-def _output_mode(both: _Both) -> Iterator[str]:
-    yield from _was(both, "output_mode", "the output mode")
-
-
-def _time(both: _Both) -> Iterator[str]:
-    before, now = (spec.get("time") for spec in _specs(both))
-    if before == now:
-        return
-    if before is None or now is None:
-        said = "had no watermark, and has one now" if before is None else "had a watermark, and has none now"
-        yield f"event time {said}"
-        return
-    windows, new_windows = before.get("windows"), now.get("windows")
-    if windows is not None and new_windows is not None:
-        for field, what in (("size", "windows"), ("slide", "slides"), ("offset", "offsets of windows")):
-            old, new = windows.get(field), new_windows.get(field)
-            if old != new and not (field == "slide" and _tumbling(windows) and _tumbling(new_windows)):
-                yield f"{what} of {length(old)} became {what} of {length(new)}"
-        if windows.get("shared") != new_windows.get("shared"):
-            yield "sliding windows share their state in another way"
-    elif windows != new_windows:
-        kinds = ("times", "windows") if windows is None else ("windows", "times")
-        yield "it grouped by {}, and groups by {} now".format(*kinds)
-    if before.get("column") != now.get("column"):
-        yield "the event time stands at another place among its columns"
-    yield from _lag(before.get("lag_ms"), now.get("lag_ms"))
-    yield from _others(before, now, {"windows", "column", "lag_ms"}, "time")
-
-
-def _tumbling(windows: Plain) -> bool:
-    return bool(windows.get("size") == windows.get("slide"))
-
-
-def _lag(before: int | None, now: int | None) -> Iterator[str]:
-    if before != now:
-        old, new = (_after(lag) for lag in (before, now))
-        yield f"its watermark came {old}, and comes {new} now (a watermark, or a range of time below it, has changed)"
-
-
-def _after(lag_ms: int | None) -> str:
-    return "no watermark" if lag_ms is None else f"{length(lag_ms * 1000)} after the query's"
-
-
-def _spec_lag(both: _Both) -> Iterator[str]:
-    yield from _lag(*(spec.get("lag_ms") for spec in _specs(both)))
-
-
-def _delay(both: _Both) -> Iterator[str]:
-    yield from _was(both, "delay_ms", "the delay of the watermark", lambda delay: length(delay * 1000))
-
-
-def _window(both: _Both) -> Iterator[str]:
-    yield from _columns("the session window", *([spec["window"]] for spec in _specs(both)))
-
-
-def _pattern(both: _Both) -> Iterator[str]:
-    yield from _was(both, "pattern", "how its groups are kept (spark.millpond.store.pattern)")
-
-
-def _changelog(both: _Both) -> Iterator[str]:
-    for field, some, none in (
-        ("retracts", "the rows that it reads change", "the rows that it reads only come"),
-        (
-            "changes",
-            "it tells also which rows are gone (spark.millpond.changes, or what is above)",
-            "it tells new rows",
-        ),
-    ):
-        before, now = (bool(spec.get(field)) for spec in _specs(both))
-        if before != now:
-            yield f"in the checkpoint {some if before else none}; now {some if now else none}"
-
-
-def _rank(both: _Both) -> Iterator[str]:
-    yield from _was(both, "function", "the rank", lambda name: f"{name}()")
-    yield from _was(both, "limit", "the last rank that is kept")
-
-
-def _order(both: _Both) -> Iterator[str]:
-    before, now = (", ".join(_by(spec, each) for each in spec.get("order", [])) for spec in _specs(both))
-    if before != now:
-        yield f"the order was by {before or 'nothing'}, and is by {now or 'nothing'} now"
-
-
-def _by(spec: Plain, each: Plain) -> str:
-    nulls = f" nulls {'last' if each.get('nulls_last') else 'first'}"
-    standard = bool(each.get("descending")) == bool(each.get("nulls_last"))
-    name = spec["columns"][each["column"]]["name"]
-    return f"{name}{' desc' if each.get('descending') else ''}{'' if standard else nulls}"
-
-
-def _join(both: _Both) -> Iterator[str]:
-    yield from _was(both, "kind", "the join", lambda kind: kind.replace("_", " "))
-    for field, what in (("earliest", "the least"), ("latest", "the greatest")):
-        yield from _was(both, field, f"{what} time between the left row and the right one", _bound)
-    before, now = (_condition(spec.get("condition"), spec) for spec in _specs(both))
-    if before != now:
-        yield f"the condition was {before}, and is {now} now"
-
-
-def _bound(microseconds: int | None) -> str:
-    return "unbounded" if microseconds is None else length(microseconds)
-
-
-def _condition(condition: Any, spec: Plain) -> str:
-    if condition is None:
-        return "none"
-    if not isinstance(condition, list) or not condition:
-        return repr(condition)
-    head, *rest = condition
-    if head in ("left", "right") and len(rest) == 1:
-        columns = [column["name"] for column in spec[head]["columns"]]
-        names = [name for name, place in zip(columns, spec[head]["places"], strict=True) if place == rest[0]]
-        return f"{head}.{names[0] if names else rest[0]}"
-    parts = [_condition(part, spec) for part in rest]
-    if len(parts) == 1:
-        return f"{parts[0]} is null" if head == "isnull" else f"{head} ({parts[0]})"
-    return "(" + f" {head} ".join(parts) + ")"
-
-
-def _sides(both: _Both) -> Iterator[str]:
-    for name in ("left", "right"):
-        before, now = (spec[name] for spec in _specs(both))
-        lines = list(_columns(f"the {name} column", before["columns"], now["columns"]))
-        for field, what in (("expiry_ms", "rows are kept"), ("expiry_cap_ms", "rows are kept at most")):
-            kept, kept_now = (_expiry(side.get(field)) for side in (before, now))
-            if kept != kept_now:
-                lines.append(f"{name} {what} {kept} in the checkpoint, and {kept_now} now")
-        if before.get("late") != now.get("late"):
-            lines.append(f"which {name} rows are late is told by another column")
-        if not lines:
-            old, new = ({**side, "values": [value["type"] for value in side["values"]]} for side in (before, now))
-            lines += _others(old, new, {"columns", "expiry_ms", "expiry_cap_ms", "late"}, name)
-        yield from lines
-
-
-def _expiry(milliseconds: int | None) -> str:
-    if milliseconds is None:
-        return "for ever"
-    return f"until the watermark is {length(-milliseconds * 1000)} past them"
-
-
-def _was(both: _Both, field: str, what: str, shown: Callable[[Any], str] = str) -> Iterator[str]:
-    before, now = (spec.get(field) for spec in _specs(both))
-    if before != now:
-        yield f"{what} was {shown(before)}, and is {shown(now)} now"
-
-
-_TOLD: tuple[tuple[tuple[str, ...], Callable[[_Both], Iterator[str]]], ...] = (
-    (("kind", "earliest", "latest", "condition"), _join),
-    (("function", "limit"), _rank),
-    (("keys",), _keys),
-    (("columns",), _kept),
-    (("window",), _window),
-    (("time",), _time),
-    (("delay_ms",), _delay),
-    (("lag_ms",), _spec_lag),
-    (("calls", "preceding"), _calls),
-    (("inputs",), _inputs),
-    (("order",), _order),
-    (("left", "right"), _sides),
-    (("output_mode",), _output_mode),
-    (("pattern",), _pattern),
-    (("retracts", "changes"), _changelog),
-)
-"""Fields of a spec → how a difference between them is told."""
-
-
-def _paths(before: Any, now: Any, where: str) -> Iterator[str]:
-    """Differences of any plain data, by their paths."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in [*before, *(key for key in now if key not in before)]:
-            yield from _parts(before, now, key, f"{where}.{key}" if where else str(key), key in before, key in now)
-    elif isinstance(before, list) and isinstance(now, list):
-        for index in range(max(len(before), len(now))):
-            yield from _parts(before, now, index, f"{where}[{index}]", index < len(before), index < len(now))
-    elif before != now:
-        yield f"{where} was {before!r}, and is {now!r} now"
-
-
-def _parts(before: Any, now: Any, key: Any, path: str, was: bool, is_: bool) -> Iterator[str]:
-    if was and is_:
-        yield from _paths(before[key], now[key], path)
-    else:
-        yield f"{path} was {before[key]!r}, and is gone" if was else f"{path} is new: {now[key]!r}"
-
-
-def _others(before: Plain, now: Plain, told: set[str], where: str = "") -> Iterator[str]:
-    """Differences in other fields than those that are told already."""
-    rest, new_rest = ({key: value for key, value in one.items() if key not in told} for one in (before, now))
-    yield from _paths(rest, new_rest, where)
+            old, types = (", ".join(some) or "*" for some in (self.types, new.types))
+            yield f"the query computes {self.text} of {types}; its checkpoint of {old}"
+        if self.call.type != new.call.type:
+            yield f"the query's {self.text} gives {new.call.type}; its checkpoint's gives {self.call.type}"
+        before, now = option_traits(self.call), option_traits(new.call)
+        for name in sorted({*before, *now}):
+            if before.get(name) != now.get(name):
+                old, option = (some.get(name, "has no such option") for some in (before, now))
+                yield f"the query's {self.text} {option}; its checkpoint's {old}"
 
 
 def _quoted(titles: Sequence[str]) -> str:
     return ", ".join(f"'{title}'" for title in titles)
-
-
-def _listed(calls: Sequence[_Call]) -> str:
-    return ", ".join(call.text for call in calls)
-
-
-def _types(columns: Sequence[Plain]) -> str:
-    return ", ".join(column["type"] for column in columns) or "none"

@@ -31,6 +31,7 @@ from millpond.checkpoint.generation import (
     Generation,
     KeyGroups,
     Tip,
+    base_name,
     begun,
     claim_name,
     read_base,
@@ -54,7 +55,7 @@ class Recovery:
 
     Raises:
         StateIncompatibleError: the run before this one had other key groups.
-        StateDamagedError: a generation file is altered, and it had been in use.
+        StateDamagedError: a generation file is altered or gone, and it had been in use.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Recovery:
         for info in files.list("commits/"):
             self._commits[parse_commit_name(info.name)].append(info)
         self._runs = _Runs(files, {number for _, number in self._commits}, generation)
+        if not anew:
+            self._check_runs(generation)
         newest = None if anew else self._runs.newest()
         self._anew = anew
         if newest and generation:
@@ -211,6 +214,18 @@ class Recovery:
             except StateDamagedError:
                 self.damaged.add(self.files.locate(info.name))
 
+    def _check_runs(self, generation: Generation | None) -> None:
+        """See that the run of the newest commits is there: without it, those of the run before would be the newest."""
+        made = max((n for _, n in self._commits if generation is None or n < generation.number), default=0)
+        if made > self._runs.last:
+            name = base_name(made)
+            raise StateDamagedError(
+                f"The file {name}, which says what state the newest commits build on, is gone.",
+                action="Put it back from a backup of the checkpoint, with all that is in generations/; or start with a "
+                "new checkpointLocation, which reads the source from its beginning.",
+                file=self.files.locate(name),
+            )
+
     def _check_key_groups(self, before: Generation, now: Generation) -> None:
         if before.key_groups != now.key_groups:
             raise StateIncompatibleError(
@@ -244,6 +259,8 @@ class _Runs:
         self._committed = committed
         self._left = [n for n in begun(files) if generation is None or n < generation.number]
         self._read: list[_Run] = []
+        self.last = max(self._left, default=0)
+        """The newest of them."""
 
     def newest(self) -> _Run | None:
         """The run before this one."""

@@ -1,7 +1,8 @@
 """State that Spark's own operators have left, as rows that operators of Millpond take up (see `Adopting`).
 
-For each operator Spark says by its plan what it keeps: that is compared with what is in its state store, before a row
-is read. What differs, and what Spark keeps as bytes, is refused by name.
+For each operator Spark says by its plan what it keeps: that is compared with the schema of its state store. Then the
+rows themselves are checked, as a schema tells neither the length of windows nor what a join compares. What differs, and
+what Spark keeps as bytes, is refused by name.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.ddl import quoted
-from millpond.errors import StateIncompatibleError
 from millpond.operators.tables.spark_buffers import Carried, carried
+from millpond.plan.carried_checks import check, check_groups, check_keys, compare_times, end_of, refused
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import Node
-from millpond.plan.reading.aggregate import Reading
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
+from millpond.plan.contradictions import Check, Times, micros, of_closed, of_delay
+from millpond.plan.reading.aggregate import Reading, metadata
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
@@ -30,6 +32,7 @@ from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
+from millpond.words import counted
 
 ReadStore = Callable[[str], DataFrame]
 """Reads a store of one operator: its columns are the structs `key` and `value`."""
@@ -41,7 +44,6 @@ _JOIN = "symmetricHashJoin"
 _ROWS = "-keyWithIndexToValue"
 _FEW = 7  # functions whose orders are all tried
 _ORDERS = "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
-_ADVICE = "Give this query a new checkpointLocation and let it begin anew (docs/guides/moving-a-job.md)."
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,13 @@ def projected(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
 
 
 def carried_rows(
-    catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore, *, projected: bool = False
+    catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore, times: Times, *, projected: bool = False
 ) -> DataFrame:
     """What an operator takes up of Spark's state: its columns, and the hash last.
 
     Args:
         catalyst: of the query's session. decided: the node, with its operator. held: what there is of it.
-        read: reads a store of it.
+        read: reads a store of it. times: the query's watermarks.
         projected: whether a projection takes its columns up: Spark makes that a part of an aggregate, and keeps what
             its functions have in the order in which the projection has them.
 
@@ -88,17 +90,17 @@ def carried_rows(
     spec, reading = operator.spec, operator.reading
     wanted = _NAMES.get(type(spec)) if spec is not None else None
     if wanted is None:
-        raise _refused(operator, "state of this kind cannot be taken over")
+        raise refused(operator, "state of this kind cannot be taken over")
     if held.name != wanted:
-        raise _refused(operator, f"at its place the checkpoint has an operator of another kind ({held.name})")
+        raise refused(operator, f"the query has {_kind(wanted)} there; its checkpoint has {_kind(held.name)}")
     if isinstance(reading, JoinReading):
         assert isinstance(spec, JoinSpec)
-        return _joined(catalyst, decided.node, operator, reading, held, read)
+        return _joined(catalyst, decided.node, operator, reading, held, read, times)
     assert isinstance(reading, Reading)
     if isinstance(spec, DeduplicateSpec | WithinSpec):
-        return _deduplicated(operator, spec, reading, read(DEFAULT))
+        return _deduplicated(decided.node, operator, spec, reading, read(DEFAULT), times)
     assert isinstance(spec, AggregateSpec | SessionSpec)
-    return _aggregated(catalyst, decided.node, operator, spec, reading, read(DEFAULT), projected=projected)
+    return _aggregated(catalyst, decided.node, operator, spec, reading, read(DEFAULT), times, projected=projected)
 
 
 _NAMES: dict[type, str] = {
@@ -108,6 +110,36 @@ _NAMES: dict[type, str] = {
     WithinSpec: "dedupeWithinWatermark",
     JoinSpec: _JOIN,
 }
+_KINDS = {
+    "stateStoreSave": "groupBy",
+    "sessionWindowStateStoreSaveExec": "groupBy with session windows",
+    "sessionWindowStateStoreRestoreExec": "groupBy with session windows",
+    "dedupe": "dropDuplicates",
+    "dedupeWithinWatermark": "dropDuplicatesWithinWatermark",
+    _JOIN: "a join of two streams",
+    "flatMapGroupsWithState": "flatMapGroupsWithState",
+    "applyInPandasWithState": "applyInPandasWithState",
+    "transformWithStateExec": "transformWithState",
+    "transformWithStateInPySpark": "transformWithState",
+    "globalLimit": "limit",
+}
+"""Spark's names of operators in a checkpoint, in the words of its API."""
+
+
+def describe_held(held: dict[int, Held]) -> str:
+    """What operators a checkpoint has, for people."""
+    names = ", ".join(_kind(held[number].name) for number in sorted(held))
+    return counted(len(held), "stateful operator") + (f" ({names})" if names else "")
+
+
+def describe_operators(order: Sequence[Decided]) -> str:
+    """The same of a query's."""
+    names = ", ".join(one.operator.title for one in order if one.operator is not None)
+    return counted(len(order), "stateful operator") + (f" ({names})" if names else "")
+
+
+def _kind(name: str) -> str:
+    return _KINDS.get(name, name)
 
 
 def _aggregated(
@@ -117,28 +149,38 @@ def _aggregated(
     spec: AggregateSpec | SessionSpec,
     reading: Reading,
     state: DataFrame,
+    times: Times,
     *,
     projected: bool,
 ) -> DataFrame:
     _check_spec(operator, spec)
     if node.kind == "Distinct":
-        buffers = Buffers([Field(column.name, column.type) for column in node.output], [], [], [])
+        buffers = Buffers(
+            [Field(column.name, column.type) for column in node.output],
+            [metadata(one) for one in node.output],
+            [],
+            [],
+            [],
+        )
     else:
         buffers = buffers_of(catalyst, node, reading.aggregates)
     keys, values = _fields(state, "key"), _fields(state, "value")
     session = isinstance(spec, SessionSpec)
     if not session:
-        _compare(operator, "grouping columns", buffers.keys, keys)
+        _compare(operator, "groups by", buffers.keys, keys)
     with_keys = session or len(values) == len(buffers.keys) + len(buffers.columns)
     if projected:
         buffers = _as_held(operator, buffers, values[len(buffers.keys) if with_keys else 0 :])
     # The first format of aggregates, and that of sessions, has the keys among the values, too.
-    expected = [*buffers.keys, *buffers.columns] if with_keys else buffers.columns
-    if expected:  # else Spark has put something in their place
-        _compare(operator, "functions", expected, values)
     at = len(buffers.keys) if with_keys else 0
+    if session:
+        _compare(operator, "groups by", buffers.keys, values[:at])
+    if at or buffers.columns:  # else Spark has put something in their place
+        _compare(operator, "keeps for its functions", buffers.columns, values[at:])
     flat = _flat(state, values if session or buffers.columns else [], keys=[] if session else keys)
     place = "v" if session else "k"
+    compare_times(operator, buffers.keys, buffers.metadata, _metadata(state, "value" if session else "key"), times)
+    check_groups(node, operator, spec, reading, buffers, flat, place, at, times)
     columns: dict[str, str] = {}
     groupings = list(range(len(buffers.keys)))
     if reading.session is not None:
@@ -146,12 +188,12 @@ def _aggregated(
     for number, key in zip(groupings, reading.keys, strict=True):
         sql = f"{place}{number}"
         if reading.assigned is not None and reading.time is not None and reading.time.column == number:
-            sql = _micros(f"{sql}.start", parse_type(buffers.keys[number].type).fields[0][1].name)
+            sql = micros(f"{sql}.start", parse_type(buffers.keys[number].type).fields[0][1].name)
         columns[key.field.name] = sql
     if reading.session is not None:
         window = f"v{reading.session.position}"
         kind = parse_type(spec.window.type).fields[0][1].name if isinstance(spec, SessionSpec) else ""
-        columns |= {f"__{bound}": _micros(f"{window}.{bound}", kind) for bound in ("start", "end")}
+        columns |= {f"__{bound}": micros(f"{window}.{bound}", kind) for bound in ("start", "end")}
     for number, (call, own) in enumerate(zip(spec.calls, buffers.calls, strict=True)):
         for part, one in enumerate(_state_columns(operator, spec, call, buffers, own, reading.function_name(number))):
             columns[f"__{number}_{part}"] = one.sql.format(*(f"v{at + position}" for position in own or ()))
@@ -164,13 +206,13 @@ def _as_held(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buf
     blocks = sorted(buffers.blocks, key=lambda block: block.start)
     if len(blocks) > _FEW:
         if len(set(map(_identity, buffers.columns))) < len(buffers.columns):
-            raise _refused(operator, _ORDERS)
+            raise refused(operator, _ORDERS)
         return buffers
     wanted = [*map(_identity, held)]
     columns = [*map(_identity, buffers.columns)]
     fitting = [order for order in permutations(blocks) if [columns[at] for at in chain(*order)] == wanted]
     if len(fitting) > 1:
-        raise _refused(operator, _ORDERS)
+        raise refused(operator, _ORDERS)
     if not fitting:
         return buffers
     place = {old: new for new, old in enumerate(chain(*fitting[0]))}
@@ -185,11 +227,11 @@ def _identity(field: Field) -> tuple[str, object]:
 def _check_spec(operator: Operator, spec: AggregateSpec | SessionSpec) -> None:
     windows = spec.time.windows if isinstance(spec, AggregateSpec) and spec.time is not None else None
     if windows is not None and windows.shared:
-        raise _refused(operator, "Spark keeps sliding windows each by itself, Millpond what they share")
+        raise refused(operator, "Spark keeps sliding windows each by itself, Millpond what they share")
     if spec.keeps_rows:
-        raise _refused(operator, "the rows of its groups are kept, and Spark has kept results of them only")
+        raise refused(operator, "the rows of its groups are kept, and Spark has kept results of them only")
     if isinstance(spec, AggregateSpec) and (spec.retracts or spec.changes):
-        raise _refused(operator, "Spark has no operators over rows that change")
+        raise refused(operator, "Spark has no operators over rows that change")
 
 
 def _state_columns(
@@ -206,26 +248,47 @@ def _state_columns(
         types = [buffers.columns[position].type for position in own]
         columns = carried(call, [parse_type(one) for one in inputs], inputs, types)
     if columns is None:
-        raise _refused(operator, f"what Spark keeps of {name}({', '.join(inputs)}) cannot be read")
+        raise refused(operator, f"what Spark keeps of {name}({', '.join(inputs)}) cannot be read")
     return columns
 
 
 def _deduplicated(
-    operator: Operator, spec: DeduplicateSpec | WithinSpec, reading: Reading, state: DataFrame
+    node: Node,
+    operator: Operator,
+    spec: DeduplicateSpec | WithinSpec,
+    reading: Reading,
+    state: DataFrame,
+    times: Times,
 ) -> DataFrame:
     expected = [reading.raw[reading.inputs[position].raw[0]] for position in spec.keys]
     held = _fields(state, "key")
     names = [field.name for field in held]
     if len(set(names)) == len(names) and {column.name for column in expected} == set(names):
         expected.sort(key=lambda column: names.index(column.name))
-    _compare(operator, "keys", [Field(column.name, column.type) for column in expected], held)
+    _compare(operator, "deduplicates by", [Field(column.name, column.type) for column in expected], held)
     if len(set(names)) < len(names):
-        raise _refused(operator, "two of its keys have one name, and the state does not tell them apart")
+        raise refused(operator, "two of its keys have one name, and the state does not tell them apart")
     within = isinstance(spec, WithinSpec)
     values = _fields(state, "value") if within else []
     if within:
-        _compare(operator, "values", [Field("expiresAtMicros", "bigint")], values)
+        _compare(operator, "keeps of each key", [Field("expiresAtMicros", "bigint")], values)
     flat = _flat(state, values, keys=held)
+    fields = [Field(column.name, column.type) for column in expected]
+    compare_times(operator, fields, list(map(metadata, expected)), _metadata(state, "key"), times)
+    closed = None if spec.lag is None else times.watermark - spec.lag
+    checks: list[Check] = []
+    for number, key in enumerate(expected):
+        end, own = end_of(node, key, f"k{number}")
+        checks += own
+        if end is not None and closed is not None and not within and WATERMARK_DELAY in metadata(key):
+            checks += of_closed(*end, "keys", closed)
+    if within and closed is not None:
+        checks += of_closed("v0", "timestamp_micros(v0)", "keys", closed)
+        time = reading.raw[reading.inputs[spec.time.column].raw[0]]  # type: ignore[union-attr]
+        marks = [one.expression("eventTime") for one in node.walk() if one.kind == "EventTimeWatermark"]
+        if len(marks) == 1 and marks[0].expr_id == time.expr_id:  # else it may run ahead of what the watermark follows
+            checks += of_delay("v0", spec.delay_ms, times.following)  # type: ignore[union-attr]
+    check(operator, flat, checks)
     at = {column.expr_id: number for number, column in enumerate(expected)}
     columns = []
     for position, column in enumerate(reading.inputs):
@@ -238,43 +301,69 @@ def _deduplicated(
             sql = f"cast(null as {column.field.type})"
         columns.append((column.field.name, sql))
     if within and spec.time is not None and spec.time.column in spec.keys:
-        raise _refused(operator, "the event time is one of its keys")
+        raise refused(operator, "the event time is one of its keys")
     made = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns))
     return made.selectExpr("*", f"{reading.hash} as __hash")
 
 
 def _joined(
-    catalyst: Catalyst, node: Node, operator: Operator, reading: JoinReading, held: Held, read: ReadStore
+    catalyst: Catalyst,
+    node: Node,
+    operator: Operator,
+    reading: JoinReading,
+    held: Held,
+    read: ReadStore,
+    times: Times,
 ) -> DataFrame:
     frames = []
-    sides = zip(("left", "right"), node.children, joined_sides(catalyst, reading), strict=True)
-    for side, child, (aliases, columns) in sides:
+    parts = (reading.left, reading.right)
+    sides = zip(("left", "right"), parts, node.children, joined_sides(catalyst, reading), strict=True)
+    for side, part, child, (aliases, columns) in sides:
         store = side + _ROWS
         if store not in held.stores:
-            raise _refused(operator, f"its state is of a format that has no {store}")
+            raise refused(operator, f"its state is of a format that has no {store}")
         state = read(store)
         values = _fields(state, "value")
         known = values and values[-1].name == "matched" and values[-1].type == "boolean"
         if not known and reading.spec.kind != "inner":
-            raise _refused(operator, "its state is of the first format, and does not say who has found a partner")
+            raise refused(operator, "its state is of the first format, and does not say who has found a partner")
         rows = values[:-1] if known else values
-        flat = _flat(state, values, keys=[])
+        keys = _fields(state, "key")[:-1]  # the last one numbers the rows of a key
+        flat = _flat(state, values, keys)
         matched = F.col(f"v{len(rows)}") if known else F.lit(None).cast("boolean")
-        frame = flat.withColumn("__matched", matched)
-        made = catalyst.analyzed(frame)
-        needed = {part.expr_id for alias in aliases for part in alias.walk() if part.kind == "AttributeReference"}
-        stand_ins = [made.output[-1]]
+        made = catalyst.analyzed(flat.withColumn("__matched", matched))
+        held_columns = made.output[len(keys) :]
+        needed = {one.expr_id for alias in aliases for one in alias.walk() if one.kind == "AttributeReference"}
+        stand_ins, found = [], []
+        checks: list[Check] = []
         for column in child.output:
             places = [at for at, field in enumerate(rows) if (field.name, field.type) == (column.name, column.type)]
             if len(places) == 1:
-                stand_ins.append(catalyst.stand_in(catalyst.fitted(made.output[places[0]], column), column))
+                stand_ins.append(catalyst.stand_in(catalyst.fitted(held_columns[places[0]], column), column))
+                found.append((column, _metadata(state, "value")[places[0]]))
+                checks += end_of(child, column, f"v{places[0]}")[1]
             elif column.expr_id in needed:
-                raise _refused(operator, f"its {side} side has no column {column.name} ({column.type}), or several")
-        under = catalyst.project(stand_ins, made)
-        projected = catalyst.dataframe(catalyst.project([*aliases, made.output[-1]], under))
+                raise refused(
+                    operator,
+                    f"the query reads {column.name} {column.type} on its {side} side; its checkpoint has "
+                    f"{_told(rows)} there",
+                )
+        ours = [metadata(column) for column, _ in found]
+        fields = [Field(column.name, column.type) for column, _ in found]
+        compare_times(operator, fields, ours, [theirs for _, theirs in found], times)
+        check(operator, flat, checks)
+        under = catalyst.project([*made.output, *stand_ins], made)
+        projected = catalyst.dataframe(catalyst.project([*aliases, *made.output], under))
         *others, hashed = columns
+        named = [f"{column} as __{column}" for column in flat.columns]
+        check_keys(operator, part.keys, reading.spec, side, projected.selectExpr(*named, *others), keys, rows)
         frames.append(projected.selectExpr(*others, "__matched", hashed))
     return frames[0].union(frames[1])
+
+
+def _metadata(state: DataFrame, part: str) -> list[dict[str, Any]]:
+    struct: Any = state.schema[part].dataType
+    return [field.metadata for field in struct.fields]
 
 
 def _fields(state: DataFrame, part: str) -> list[Field]:
@@ -295,12 +384,6 @@ def _flat(state: DataFrame, values: Sequence[Field], keys: Sequence[Field]) -> D
     return structs.selectExpr(*(f"{column}.*" for column in structs.columns))
 
 
-def _micros(sql: str, kind: str) -> str:
-    if kind == "timestamp":
-        return f"unix_micros({sql})"
-    return f"timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01 00:00:00', {sql})"
-
-
 def _time(sql: str, kind: str) -> str:
     """Microseconds since the epoch as a time."""
     if kind == "timestamp":
@@ -308,11 +391,11 @@ def _time(sql: str, kind: str) -> str:
     return f"timestampadd(MICROSECOND, {sql}, timestamp_ntz'1970-01-01 00:00:00')"
 
 
-def _compare(operator: Operator, what: str, wanted: Sequence[Field], held: Sequence[Field]) -> None:
+def _compare(operator: Operator, does: str, wanted: Sequence[Field], held: Sequence[Field]) -> None:
     """See that the checkpoint has what Spark would keep for this query."""
     if [(one.name, _plain(one.type)) for one in wanted] == [(one.name, _plain(one.type)) for one in held]:
         return
-    raise _refused(operator, f"its {what} would be {_told(wanted)}, and the checkpoint has {_told(held)}")
+    raise refused(operator, f"the query {does} ({_told(wanted)}); its checkpoint {does} ({_told(held)})")
 
 
 def _plain(type_: str) -> object:
@@ -320,8 +403,4 @@ def _plain(type_: str) -> object:
 
 
 def _told(fields: Sequence[Field]) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in fields) or "none"
-
-
-def _refused(operator: Operator, why: str) -> StateIncompatibleError:
-    return StateIncompatibleError(f"The state of '{operator.title}' cannot be taken over: {why}.", action=_ADVICE)
+    return ", ".join(f"{field.name} {field.type}" for field in fields)

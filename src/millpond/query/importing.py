@@ -10,6 +10,7 @@ the last one that Spark has committed. So the new checkpoint is as if Millpond h
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
@@ -33,8 +34,9 @@ from millpond.ddl import quoted
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
 from millpond.files.backends.patience import put_own
-from millpond.plan.carrying import Held, carried_rows, in_sparks_order, projected
+from millpond.plan.carrying import Held, carried_rows, describe_held, describe_operators, in_sparks_order, projected
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.contradictions import Times
 from millpond.plan.decide import decide
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.replay.fingerprint import fingerprint
@@ -104,7 +106,7 @@ def import_checkpoint(
     query = _check_original(catalyst, original, ledger)
     check_free(place)
     batch, planned = ledger.last("commits"), ledger.last("offsets")
-    carried = _carried(spark, catalyst, decision, origin, batch)
+    carried = _carried(spark, catalyst, decision, origin, batch, _times(ledger, batch))
     files = open_filesystem(join_url(place.url, "millpond"))
     write_own_document(files, PARENTS, Parents(files.url, (), making=uuid.uuid4().hex))
     write_own_document(files, QUERY, pinned_query(decision, settings.key_groups, catalyst))
@@ -154,6 +156,7 @@ def _check_original(catalyst: Catalyst, original: FileSystem, ledger: Ledger) ->
     committed, planned = ledger.last("commits"), ledger.last("offsets")
     if query is None or committed < 0:
         check_finished(original)
+        ledger.check_id()
         raise UsageError(
             "There is no query here that has committed a batch.",
             action="Give the checkpointLocation of a query that has run, or start the query with a new one.",
@@ -177,7 +180,7 @@ def _check_original(catalyst: Catalyst, original: FileSystem, ledger: Ledger) ->
 
 
 def _carried(
-    spark: SparkSession, catalyst: Catalyst, decision: Decision, origin: str, batch: int
+    spark: SparkSession, catalyst: Catalyst, decision: Decision, origin: str, batch: int, times: Times
 ) -> list[tuple[Decided, DataFrame]]:
     """What each operator takes up.
 
@@ -193,7 +196,7 @@ def _carried(
     order = list(in_sparks_order(decision.root))
     if sorted(held) != list(range(len(order))):
         raise StateIncompatibleError(
-            f"The query has {len(order)} stateful operators, and the checkpoint has state of {len(held)}.",
+            f"The query has {describe_operators(order)}; its checkpoint has {describe_held(held)}.",
             action="Give the query that has made the checkpoint. (Checkpoints of Spark before 4.0 do not say what "
             "operators they have until a batch has run on a newer version.)",
             file=origin,
@@ -205,7 +208,7 @@ def _carried(
 
     above = [id(one) for one in projected(decision.root)]
     found = [
-        (one, carried_rows(catalyst, one, held[number], partial(read, number), projected=id(one) in above))
+        (one, carried_rows(catalyst, one, held[number], partial(read, number), times, projected=id(one) in above))
         for number, one in enumerate(order)
     ]
     return found + [
@@ -213,6 +216,15 @@ def _carried(
         for one in decision.root.walk()
         if one.operator is not None and not one.operator.stateful
     ]
+
+
+def _times(ledger: Ledger, batch: int) -> Times:
+    """The watermarks by which a committed batch ran, and by which the next one will."""
+    ran, done = ledger.read("offsets", batch), ledger.read("commits", batch)
+    assert ran is not None
+    assert done is not None
+    watermark, following = (json.loads(entry.decode().splitlines()[1]) for entry in (ran, done))
+    return Times(int(watermark["batchWatermarkMs"]), int(following["nextBatchWatermarkMs"]))
 
 
 def _no_rows(spark: SparkSession, operator: Operator) -> DataFrame:

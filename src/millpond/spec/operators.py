@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from millpond.words import length
+
 
 class Field(msgspec.Struct, frozen=True):
     """One column: its name and its Spark type as DDL (`bigint`, `decimal(10,2)`, `struct<a:int>`)."""
@@ -57,6 +59,13 @@ class Windows(msgspec.Struct, frozen=True):
     shared: bool = False
 
     @property
+    def description(self) -> str:
+        """The windows in words, e.g. `windows of 10 minutes every 5 minutes`."""
+        slide = "" if self.size == self.slide else f" every {length(self.slide)}"
+        start = f" (startTime {length(self.offset)})" if self.offset else ""
+        return f"windows of {length(self.size)}{slide}{start}"
+
+    @property
     def overlap(self) -> int:
         """How many windows share a pane."""
         return self.size // self.slide
@@ -93,6 +102,7 @@ class Order(msgspec.Struct, frozen=True):
 
 GLOBAL_HASH = 0
 """The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
+
 
 OP = Field("__op", "tinyint")
 """The kind of a change: 1 a new row, 2 a row's new image, −1 a row that is gone, −2 an image before its new one."""

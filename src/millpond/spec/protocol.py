@@ -10,6 +10,7 @@ import msgspec
 
 from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width
 from millpond.spec.operators import AggregateCall, Field, Pattern
+from millpond.spec.traits import Trait
 
 
 class AccessPattern(NamedTuple):
@@ -49,6 +50,14 @@ class Spec(msgspec.Struct, frozen=True):
     @abstractmethod
     def state_fields(self) -> tuple[Field, ...]:
         """The columns of the main table's rows as a user reads them: the key, and what the state says of it."""
+
+    @property
+    @abstractmethod
+    def traits(self) -> Mapping[str, Trait]:
+        """What it does, as a user knows it, by a name for each respect; functions have their texts instead.
+
+        Two specs that differ in what lasts differ in a trait, or in their functions (`tests/spec/test_traits.py`).
+        """
 
     @property
     def lasting(self) -> Self:
@@ -193,6 +202,11 @@ class Spec(msgspec.Struct, frozen=True):
     @property
     def calls(self) -> tuple[AggregateCall, ...]:
         """The aggregate functions that it computes."""
+        return ()
+
+    @property
+    def arguments(self) -> tuple[Field, ...]:
+        """The columns that the inputs of its calls are positions in."""
         return ()
 
     @property

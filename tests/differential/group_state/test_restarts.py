@@ -22,16 +22,22 @@ BEFORE = script(("a", "state.update((1,)), until(10**6)", 20), ("b", "state.upda
 AFTER = script(("a", "state.getOption", 30), ("b", "state.getOption", 30), ("c", "state.exists", 30))
 
 REFUSED: dict[str, tuple[Query, str]] = {
-    "no timeouts": (grouped(Script(), delay="10 seconds"), "time_mode|timeouts"),
+    "no timeouts": (
+        grouped(Script(), delay="10 seconds"),
+        "the query has no timeouts; its checkpoint has timeouts of event time",
+    ),
     "another type": (
         grouped(Script(), state="n bigint", timeout="EventTimeTimeout", delay="10 seconds"),
-        "groupState was of struct<n:int>, and is of struct<n:bigint> now",
+        "the query has its state of struct<n:bigint>; its checkpoint of struct<n:int>",
     ),
     "more fields": (
         grouped(Script(), state="n int, m int", timeout="EventTimeTimeout", delay="10 seconds"),
-        "groupState was of struct<n:int>, and is of struct<n:int,m:int> now",
+        "the query has its state of struct<n:int,m:int>; its checkpoint of struct<n:int>",
     ),
-    "another key": (grouped(Script(), timeout="EventTimeTimeout", delay="10 seconds", by=("k", "n")), "n"),
+    "another key": (
+        grouped(Script(), timeout="EventTimeTimeout", delay="10 seconds", by=("k", "n")),
+        "the query groups by",
+    ),
 }
 
 

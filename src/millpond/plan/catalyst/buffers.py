@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node, items
@@ -14,11 +14,13 @@ class Buffers(NamedTuple):
     """What is kept for a group.
 
     Attributes:
-        keys: the grouping columns. columns: of all buffers, in order. blocks: which of the columns each buffer has.
+        keys: the grouping columns. metadata: of these. columns: of all buffers, in order.
+        blocks: which of the columns each buffer has.
         calls: for each function that was asked for, which of the columns are its own; None where that is not known.
     """
 
     keys: list[Field]
+    metadata: list[dict[str, Any]]
     columns: list[Field]
     calls: list[range | None]
     blocks: list[range]
@@ -40,7 +42,7 @@ def buffers_of(catalyst: Catalyst, node: Node, functions: Sequence[Expression]) 
     java = catalyst.optimized(catalyst.aggregate(node, [*named, *asked]))
     aggregate = next(below for below in java.walk() if below.kind == "Aggregate")
     physical = catalyst.physical_aggregate(aggregate)
-    keys = [Field(key.name, key.type) for key in map(Expression, items(physical._1()))]
+    keys = [Expression(key) for key in items(physical._1())]
     columns: list[Field] = []
     owned: dict[int, range] = {}
     for one in items(physical._2()):
@@ -55,7 +57,8 @@ def buffers_of(catalyst: Catalyst, node: Node, functions: Sequence[Expression]) 
         parts = [] if shown is None else [part.expr_id for part in shown.walk() if part.kind == "AttributeReference"]
         found = {owned[part] for part in parts if part in owned}
         calls.append(found.pop() if len(found) == 1 else None)
-    return Buffers(keys, columns, calls, list(owned.values()))
+    fields = [Field(key.name, key.type) for key in keys]
+    return Buffers(fields, [key.metadata for key in keys], columns, calls, list(owned.values()))
 
 
 _NAMED = ("AttributeReference", "Alias")

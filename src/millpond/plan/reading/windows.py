@@ -75,6 +75,14 @@ def _of_times(condition: Expression | None, expand: Node) -> bool:
 
 
 def _read(struct: Expression, count: int, type_: str) -> Assigned | None:
+    found = _windows(struct)
+    if found is None or found[0].size != found[0].slide * count:
+        return None
+    return Assigned(*found, type_, expanded=count > 1)
+
+
+def _windows(struct: Expression) -> tuple[Windows, Expression] | None:
+    """The windows that an expression computes one of, and the event time in microseconds."""
     remainder = next((part for part in struct.walk() if part.kind == "Remainder"), None)
     sums = [part for part in struct.walk() if part.kind == "Add"]
     if remainder is None or struct.kind != "CreateNamedStruct":
@@ -87,10 +95,31 @@ def _read(struct: Expression, count: int, type_: str) -> Assigned | None:
     sizes = [part.children[1] for part in sums if part.children[1].kind == "Literal" and not _corrects(part)]
     if time.kind != "PreciseTimestampConversion" or offset.kind != "Literal" or not sizes:
         return None
-    size, step = int(str(sizes[0])), int(str(slide))
-    if size != step * count:
-        return None
-    return Assigned(Windows(size, step, int(str(offset))), time, type_, expanded=count > 1)
+    return Windows(int(str(sizes[0])), int(str(slide)), int(str(offset))), time
+
+
+def windows_of(node: Node, column: Expression) -> Windows | None:
+    """The windows that a column is one of, wherever below a node it is computed; None if that is not found.
+
+    Args:
+        node: what has the column in its input. column: a window of event time.
+    """
+    wanted = column.expr_id
+    for below in node.walk():
+        made = None
+        if below.kind in ("Project", "Aggregate"):
+            results = below.list("projectList" if below.kind == "Project" else "aggregateExpressions")
+            made = next((one.children[0] for one in results if one.kind == "Alias" and one.expr_id == wanted), None)
+        elif below.kind == "Expand":
+            at = next((at for at, one in enumerate(below.output) if one.expr_id == wanted), None)
+            made = None if at is None else below.rows("projections")[0][at]
+        if made is None:
+            continue
+        if made.kind != "AttributeReference":
+            found = _windows(made)
+            return None if found is None else found[0]
+        wanted = made.expr_id
+    return None
 
 
 def _corrects(addition: Expression) -> bool:

@@ -147,6 +147,7 @@ def _is_copy(files: FileSystem, known: Parents) -> bool:
 def _check_original(original: FileSystem, ledger: Ledger) -> None:
     if ledger.query_id() is None:
         check_finished(original)
+        ledger.check_id()
         raise UsageError(
             "There is no ledger of Spark's here, so nothing to go on from.",
             action="Give the checkpointLocation of a query that has run.",

@@ -58,6 +58,25 @@ class Ledger:
                 file=self._files.locate(METADATA),
             ) from error
 
+    def check_id(self) -> None:
+        """Refuse logs without the query's id: sinks that know batches by it would take them once more.
+
+        Raises:
+            StateDamagedError: Spark's record of the id is gone.
+        """
+        if self._files.exists(METADATA):
+            return
+        last = max(map(self.last, LOGS))
+        if last >= 0:
+            raise StateDamagedError(
+                f"[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] offsets/ and commits/ have batches up to {last}, and "
+                "the file metadata, which holds the query's id, is gone. Under another id, a sink that knows batches "
+                "by it would take them twice.",
+                action='Put the file back, from a backup or as one line {"id":"…"} with the id that the query had '
+                "(its progress and Spark's event log show it), or start with a new checkpointLocation.",
+                file=self._files.locate(METADATA),
+            )
+
     def identify(self) -> str:
         """The query's id, chosen if this is its first start: Spark takes up the one that it finds."""
 

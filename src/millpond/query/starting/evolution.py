@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, compare, plain
+from millpond.checkpoint.differences import OTHER_VERSION
+from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, compare, differing, plain
 from millpond.conf import OnChangedState
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
 from millpond.spec.functions import is_distinct
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall
+from millpond.spec.traits import option_traits
 from millpond.spec.types import DataType, evolves, parse_type
 
 _CAST = re.compile(r"CAST\(((?:[^()]|\([^()]*\))*) AS \w+(?:\(\d+(?:, ?\d+)?\))?\)")
@@ -69,8 +71,16 @@ def lasting(spec: OperatorSpec) -> dict[str, Any]:
 
 
 def named(spec: OperatorSpec, before: PinnedOperator) -> OperatorSpec:
-    """A spec, its functions named as in what is pinned, if it has as many, and with variables that are only kept."""
-    spec = spec.keeping(msgspec.convert(before.spec, OperatorSpec))
+    """A spec, its functions named as in what is pinned, if it has as many, and with variables that are only kept.
+
+    Raises:
+        StateIncompatibleError: what is pinned is of another version of Millpond.
+    """
+    try:
+        earlier = msgspec.convert(before.spec, OperatorSpec)
+    except msgspec.ValidationError:
+        raise differing([f"{before.name}: {OTHER_VERSION}"], NAME, follows=False) from None
+    spec = spec.keeping(earlier)
     calls = before.spec.get("calls") or []
     return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec
 
@@ -118,15 +128,16 @@ def _varied(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
         return made, []
     before, now = ({one["name"]: one for one in each.spec[_VARIABLES]} for each in (old, made))
     for name in before.keys() & now.keys():
+        what = f"the state variable {name}" if name in spec.parts else "its state"
         if before[name]["kind"] != now[name]["kind"]:
             raise _RefusedError(
-                f"the state variable {name} was a {before[name]['kind']}, and is a {now[name]['kind']} now"
+                f"the query has {what} as a {now[name]['kind']}; its checkpoint as a {before[name]['kind']}"
             )
         if now[name]["evolves"]:
-            _check_evolves(name, before[name], now[name])
+            _check_evolves(what, before[name], now[name])
         elif _nameless(before[name]) != _nameless(now[name]):
             raise _RefusedError(
-                f"the state variable {name} was {_variable(before[name])}, and is {_variable(now[name])} now"
+                f"the query has {what} {_variable(now[name])}; its checkpoint {_variable(before[name])}"
             )
     told = [f"the state variable {name} is new" for name in now if name not in before]
     told += [
@@ -139,7 +150,7 @@ def _varied(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
     return made, told + [f"the state variable {name} is deleted" for name in before if name not in now]
 
 
-def _check_evolves(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_evolves(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse a type that values of an earlier one cannot be read as; keys of maps and times to live stay as before.
 
     Values of every type that there was may still be there, as a field that is gone and comes back shows.
@@ -148,8 +159,8 @@ def _check_evolves(name: str, before: Mapping[str, Any], now: Mapping[str, Any])
     for value in (before["value"], *reversed(before["earlier"])):
         if not same or not evolves(parse_type(value), parse_type(now["value"])):
             raise _RefusedError(
-                f"[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] the state variable {name} was "
-                f"{_variable({**before, 'value': value})}, and cannot become {_variable(now)}"
+                f"[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] the query has {what} {_variable(now)}; its checkpoint "
+                f"{_variable({**before, 'value': value})}, which cannot become that"
             )
 
 
@@ -312,9 +323,15 @@ def _differs(before: Mapping[str, Any], source: int, now: Mapping[str, Any], new
     old, options = before["calls"][source], now["calls"][at]["options"]
     was, is_ = old["function"], new.function
     if was != is_ or bool(old["distinct"]) != new.distinct or (old["filter"] is None) != (new.filter is None):
-        return "is computed in another way"
+        return "is another function, or has another DISTINCT or FILTER, than in its checkpoint"
     if old["options"] != options:
-        return "has other options"
+        before_, now_ = option_traits(msgspec.convert(old, AggregateCall)), option_traits(new)
+        changed = [name for name in {**before_, **now_} if before_.get(name) != now_.get(name)]
+        was_, is__ = (
+            ", ".join(some.get(name, "has no such option") for name in changed) or "has other options"
+            for some in (before_, now_)
+        )
+        return f"{is__}; its checkpoint's {was_}"
     types = [parse_type(before["inputs"][position]["type"]) for position in old["inputs"]]
     new_types = [parse_type(now["inputs"][position]["type"]) for position in new.inputs]
     if is_ == "count" and not is_distinct(new):
@@ -323,8 +340,7 @@ def _differs(before: Mapping[str, Any], source: int, now: Mapping[str, Any], new
         return "has other arguments"
     for one, other in zip(types, new_types, strict=True):
         if one != other and not (is_ in _WIDENED and not is_distinct(new) and _wider(one, other)):
-            types_ = f"was of {_shown(one)}, and is of {_shown(other)} now"
-            return f"{types_}, which is not the same kind of number but wider"
+            return f"is of {_shown(other)}; its checkpoint's of {_shown(one)}, which is no narrower number of that kind"
     return None
 
 

@@ -33,8 +33,8 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import pinned_between
 from millpond.plan.reading.decision import Decision
 from millpond.query.ledger.ledger import Ledger, is_rolled_back
-from millpond.query.ledger.ownership import state_of_last_run
 from millpond.query.starting.evolution import evolved, lasting, named, repinned
+from millpond.query.starting.missing import missing
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.words import counted
 
@@ -86,6 +86,7 @@ def pin_query(
     specs: Sequence[OperatorSpec],
     *,
     changed: OnChangedState = "error",
+    left: int = 0,
 ) -> Pinned:
     """Pin the query, or see that the state of what is pinned is its own, or can become it.
 
@@ -95,14 +96,16 @@ def pin_query(
     Args:
         files: where the state is. ledger, ledger_files: Spark's checkpoint. query: what is to be pinned.
         specs: of its operators. changed: what happens if it has changed (`spark.millpond.onChangedState`).
+        left: how many operators of the query have their state on Spark.
 
     Raises:
         StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store; or the state is
             of a query that has committed batches, of which the ledger has none.
+        StateDamagedError: the state is gone, or part of it.
     """
     nothing_done = ledger.last("commits") < 0 and not is_rolled_back(ledger_files)
     try:
-        shape, query = _pin(files, ledger, ledger_files, query, specs, "error" if nothing_done else changed)
+        shape, query = _pin(files, ledger, ledger_files, query, specs, "error" if nothing_done else changed, left)
     except StateIncompatibleError:
         if not nothing_done:
             raise
@@ -180,6 +183,7 @@ def _pin(
     query: PinnedQuery,
     specs: Sequence[OperatorSpec],
     changed: OnChangedState,
+    left: int,
 ) -> tuple[int | None, PinnedQuery]:
     """The shape that is pinned of the query, None if it has changed and the state may follow, and the query."""
     shape, before = 0, None
@@ -202,28 +206,6 @@ def _pin(
                 raise differing(tries[0], files.locate(shape_name(shape)), follows=may_follow(before, query))
             return None, query
     if not files.exists(NAME) and ledger.last("commits") >= 0:
-        done = (
-            f"Spark's ledger at {ledger_files.url} has "
-            f"{counted(ledger.last('commits') + 1, 'batch', 'batches')}, but there is no state"
-        )
-        elsewhere = state_of_last_run(ledger_files)
-        if elsewhere is not None:
-            raise StateIncompatibleError(
-                f"{done} here: the last run had it at {elsewhere}.",
-                action="Set spark.millpond.state.location as it was, or to where that folder lies now.",
-                file=files.locate(NAME),
-            )
-        if ledger_files.exists(f"millpond/{NAME}"):
-            raise StateIncompatibleError(
-                f"{done} here: the last run had it in the checkpoint.",
-                action="Unset spark.millpond.state.location: state in a checkpoint does not move to another location.",
-                file=files.locate(NAME),
-            )
-        raise StateIncompatibleError(
-            f"{done} of Millpond's: the checkpoint was made by Spark's own state store.",
-            action="Take it over (millpond.import_checkpoint), start with a new checkpointLocation, or go on with "
-            "spark.millpond.enabled=false.",
-            file=files.locate(NAME),
-        )
+        raise missing(files, ledger, ledger_files, query, left if any(spec.stateful for spec in specs) else None)
     pin(files, query)
     return 0, query

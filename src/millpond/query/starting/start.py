@@ -54,6 +54,9 @@ from millpond.words import counted
 
 log = logging.getLogger("millpond")
 
+VERIFY = "spark.sql.streaming.checkpoint.verifyMetadataExists.enabled"
+"""By which Spark (since 4.2) refuses logs without the query's id; Millpond does with all versions."""
+
 Transplant = Callable[[list[PipeTask]], DataFrame]
 """Makes the rewritten query whose pipes carry the given tasks, by operator index."""
 
@@ -100,6 +103,8 @@ class Start:
         ledger_files = open_filesystem(checkpoint)
         check_fork(checkpoint, ledger_files)
         ledger = Ledger(ledger_files)
+        if self.spark.conf.get(VERIFY, "true") == "true":
+            ledger.check_id()
         identity = ledger.identify()
         location = _state_location(self.settings, checkpoint, identity)
         files = open_state(location)
@@ -109,10 +114,10 @@ class Start:
             owner.check()
         query = pinned_query(self.decision, self.settings.key_groups, catalyst)
         specs = self.decision.specs
-        changed = self.settings.on_changed_state
+        changed, left = self.settings.on_changed_state, len(self.decision.theirs)
         if catalyst.runs(identity) and ledger.last("commits") >= 0:
             # What is to be refused is refused before that ends for it.
-            pin_query(files, ledger, ledger_files, query, specs, changed=changed)
+            pin_query(files, ledger, ledger_files, query, specs, changed=changed, left=left)
             catalyst.check_sink(self.sink)
         catalyst.stop_active_run(identity)
 
@@ -128,7 +133,7 @@ class Start:
         if run_this_python(self.spark.sparkContext):
             start_ahead(task, identify(catalyst.process_id))
         ledger.forget_interrupted_start()
-        pinned = pin_query(files, ledger, ledger_files, query, specs, changed=changed)
+        pinned = pin_query(files, ledger, ledger_files, query, specs, changed=changed, left=left)
         anew = pinned.anew
 
         recovery, task = self._claim(files, task, owner, opened, anew=anew)
@@ -157,6 +162,7 @@ class Start:
             shape=shape,
             retain=retain,
             version=version,
+            titles=[operator.name for operator in query.operators],
         )
         if anew:
             # Behind the base: a start that ends here leaves nothing of either query to the other.
@@ -330,6 +336,7 @@ def begin(
     shape: int = 0,
     retain: int = 0,
     version: int | None = None,
+    titles: Sequence[str] = (),
 ) -> list[int]:
     """Name what the generation builds on; returns the batches that Spark has to run again, in order.
 
@@ -339,7 +346,7 @@ def begin(
         even_if_changed: whether a batch that the sink has may be repeated by a run that computes something else.
         runs_planned: whether the sink is sure to run a batch that is planned and not committed.
         shape, retain: see `Base`.
-        version: that the shape was made for; None if it fits any.
+        version: that the shape was made for; None if it fits any. titles: of the operators, for people.
     """
     planned = ledger.last("offsets")
     committed = ledger.next - 1
@@ -349,8 +356,10 @@ def begin(
         if missing:
             operator, partition = missing[0]
             raise StateDamagedError(
-                f"Spark has committed batch {committed}, but {counted(len(missing), 'partition')} "
-                f"{'has' if len(missing) == 1 else 'have'} no durable state of version {committed} or {committed + 1}"
+                f"Spark has committed batch {committed}, and commits/ has no whole state of "
+                f"{'the operator' if operator >= len(titles) else repr(titles[operator])} as of then: "
+                f"{counted(sum(place[0] == operator for place in missing), 'partition')} "
+                f"of version {committed} or {committed + 1} cannot be put together"
                 + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
                 + ".",
                 action="Restore the missing files below millpond/, or start with a new checkpointLocation; if "

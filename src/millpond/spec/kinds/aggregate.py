@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
@@ -11,6 +12,7 @@ from millpond.spec.calls import WINDOWS, asked_for, described, needs_rows, patte
 from millpond.spec.functions import FUNCTIONS, is_distinct, key_width, supported
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Pattern
 from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.traits import Trait, changelog_traits, columns_trait, lag_trait
 from millpond.spec.types import parse_type
 
 PANE_TYPE = "bigint"
@@ -32,6 +34,24 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
     retracts: bool = False
     changes: bool = False
     pattern: Pattern = "auto"
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it groups by, and what becomes of groups."""
+        time = self.time
+        windows = None if time is None else time.windows
+        shared = windows is not None and windows.shared
+        closed = "for ever" if time is None else f"until the watermark passes {self.keys[time.column].name}"
+        return {
+            "keys": columns_trait("groups by", self.keys),
+            "windows": Trait(f"has {windows.description}" if windows else "assigns no windows of event time"),
+            "panes": Trait(f"keeps sliding windows {'by what they share' if shared else 'each by itself'}"),
+            "time": Trait(f"keeps groups {closed}"),
+            "lag": lag_trait(None if time is None else time.lag_ms),
+            "mode": Trait(f"runs in output mode {self.output_mode}"),
+            "pattern": Trait(f"keeps groups by spark.millpond.store.pattern={self.pattern}"),
+            **changelog_traits(retracts=self.retracts, changes=self.changes),
+        }
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
@@ -202,6 +222,11 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         if self.lag is not None:
             why += "; kept by slices of event time, each dropped whole when the watermark passes it"
         return AccessPattern("read-modify-write", why)
+
+    @property
+    def arguments(self) -> tuple[Field, ...]:
+        """The columns that the inputs of its calls are positions in."""
+        return self.inputs
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from millpond.spec.kinds.first_rows import FirstRows
 from millpond.spec.operators import EventTime
 from millpond.spec.protocol import AccessPattern
+from millpond.spec.traits import Trait, lag_trait
+from millpond.words import length
 
 
 class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
@@ -20,6 +23,20 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
 
     time: EventTime | None = None
     passed: bool = False
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it deduplicates by, and how long keys are kept."""
+        time = self.time
+        late = "drops no late rows" if time is None else f"drops rows that are late by {self.columns[time.column].name}"
+        closed = "for ever" if self.keyed or time is None else "until the watermark passes them"
+        return {
+            **super().traits,
+            "late": Trait(late),
+            "time": Trait(f"keeps keys {closed}"),
+            "passed": Trait("reads no column with a watermark" if not self.passed else "has a column with a watermark"),
+            "lag": lag_trait(None if time is None else time.lag_ms),
+        }
 
     @property
     def lag(self) -> int | None:
@@ -66,6 +83,16 @@ class WithinSpec(FirstRows, frozen=True, tag="within"):
 
     time: EventTime
     delay_ms: int
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it deduplicates by, and how long keys are kept."""
+        return {
+            **super().traits,
+            "time": Trait(f"has its watermark on {self.columns[self.time.column].name}"),
+            "delay": Trait(f"keeps keys for {length(self.delay_ms * 1000)}, the delay of its watermark"),
+            "lag": lag_trait(self.time.lag_ms),
+        }
 
     @property
     def lag(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from millpond.metrics import LOOKUPS
 from millpond.spec.operators import Field
 from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.traits import Trait, columns_trait
 
 ERROR = Field("_error", "struct<kind:string,message:string>")
 """The column that says why a row could not be enriched."""
@@ -52,6 +54,11 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
     def __repr__(self) -> str:
         """Without the table, of whose password it could tell."""
         return f"EnrichSpec({self.key_fields}, {self.found}, {self.name!r})"
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it looks up by."""
+        return {"keys": columns_trait("looks up by", self.key_fields)}
 
     @property
     def lasting(self) -> Self:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 from millpond.spec.calls import ONCE
 from millpond.spec.operators import Field
 from millpond.spec.protocol import Spec
+from millpond.spec.traits import Trait, columns_trait
 
 
 class FirstRows(Spec, frozen=True):
@@ -18,6 +20,14 @@ class FirstRows(Spec, frozen=True):
 
     columns: tuple[Field, ...]
     keys: tuple[int, ...]
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it deduplicates, and by what."""
+        return {
+            "keys": columns_trait("deduplicates by", self.key_fields),
+            "columns": columns_trait("deduplicates rows of", self.columns),
+        }
 
     @property
     def key_fields(self) -> tuple[Field, ...]:

@@ -10,6 +10,7 @@ import msgspec
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.operators import Field
 from millpond.spec.protocol import Spec
+from millpond.spec.traits import Trait, columns_trait
 
 STATE = "groupState"
 """The name of the one state variable, as Spark calls it."""
@@ -29,6 +30,15 @@ class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
     Attributes:
         time_mode: what timeouts go by.
     """
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it groups by, its state, and what timeouts go by."""
+        return {
+            "keys": columns_trait("groups by", self.key_fields),
+            "state": Trait(f"has a state of {self.state}", f"has the state {self.variables[0].description}"),
+            "timeouts": Trait(f"has timeouts of {self.time_mode} time" if self.expires else "has no timeouts"),
+        }
 
     def keeping(self, before: Spec) -> Self:
         """The same: there is nothing that is kept for later runs."""

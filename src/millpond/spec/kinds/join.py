@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -10,6 +11,8 @@ from millpond.spec.calls import ONCE
 from millpond.spec.functions import INPUT_TYPE, value_supported
 from millpond.spec.operators import Field
 from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.traits import Trait, columns_trait, lag_trait
+from millpond.words import length
 
 FROM_TIME = -(1 << 16)
 """Where a side's column that is its event time comes from (see `JoinSide.places`)."""
@@ -37,6 +40,38 @@ class JoinSide(msgspec.Struct, frozen=True):
     expiry_ms: int | None = None
     expiry_cap_ms: int | None = None
     filtered: bool = False
+
+    def name_of(self, place: int) -> str | None:
+        """What the query calls what is kept at a place, if it shows it."""
+        return next((field.name for field, at in zip(self.columns, self.places, strict=True) if at == place), None)
+
+    def traits(self, name: str) -> Iterator[tuple[str, Trait]]:
+        """What is kept of this side, and for how long; `name`: left or right."""
+        shown = ", ".join(f"{field.name}@{at}" for field, at in zip(self.columns, self.places, strict=True))
+        kept = ", ".join(field.type for field in self.values)
+        columns = columns_trait(f"shows the {name} columns", self.columns)
+        yield f"{name} columns", columns
+        if self.values or self.places:
+            yield (
+                f"{name} values",
+                Trait(
+                    f"keeps {len(self.values)} {name} columns beside the keys",
+                    f"keeps {name} columns of the types ({kept})" + f" for ({shown})",
+                ),
+            )
+        yield f"{name} outer", Trait(f"{'shows' if self.keeps else 'does not show'} {name} rows without a partner")
+        late = {"time": "their event time", "late": "another column than their event time"}.get(self.late)
+        yield f"{name} late", Trait(f"drops {name} rows that are late by {late}" if late else f"takes late {name} rows")
+        yield f"{name} expiry", Trait(f"keeps {name} rows {_until(self.expiry_ms)}")
+        yield f"{name} cap", Trait(f"keeps {name} rows, at most, {_until(self.expiry_cap_ms)}")
+        yield (
+            f"{name} filter",
+            Trait(f"{'has' if self.filtered else 'has no'} conditions on {name} rows alone, beside what it joins by"),
+        )
+
+
+def _until(milliseconds: int | None) -> str:
+    return "for ever" if milliseconds is None else f"until the watermark is {length(-milliseconds * 1000)} past them"
 
 
 class JoinSpec(Spec, frozen=True, tag="join"):
@@ -69,6 +104,38 @@ class JoinSpec(Spec, frozen=True, tag="join"):
     condition: list[Any] | None = None
     right_first: bool = False
     lag_ms: int = 0
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it joins, how, and what it keeps for that."""
+        names = []
+        for number, key in enumerate(self.keys):
+            pair = (self.left.name_of(-1 - number), self.right.name_of(-1 - number))
+            operator = "<=>" if self.null_safe[number] else "="
+            names.append(f" {operator} ".join(name or f"a {key.type}" for name in pair))
+        types = ", ".join(key.type for key in self.keys)
+        return {
+            "kind": Trait(f"has a join of the kind {self.kind.replace('_', ' ')}"),
+            "keys": Trait(f"joins by ({', '.join(names)})", f"joins by ({', '.join(names)}), of the types ({types})"),
+            "range": Trait(f"joins rows {_range(self.earliest, self.latest)}"),
+            "condition": Trait(f"has {self._condition(self.condition)} as its further condition"),
+            **dict(self.left.traits("left")),
+            **dict(self.right.traits("right")),
+            "order": Trait(f"has new {'right' if self.right_first else 'left'} rows look for partners first"),
+            "lag": lag_trait(self.lag_ms),
+        }
+
+    def _condition(self, condition: Any) -> str:
+        if not isinstance(condition, list) or not condition:
+            return "nothing" if condition is None else repr(condition)
+        head, *rest = condition
+        if head in ("left", "right") and len(rest) == 1:
+            side = self.left if head == "left" else self.right
+            return f"{head}.{side.name_of(rest[0]) or f'value {rest[0]}'}"
+        parts = [self._condition(part) for part in rest]
+        if len(parts) == 1:
+            return f"{parts[0]} is null" if head == "isnull" else f"{head} ({parts[0]})"
+        return "(" + f" {head} ".join(parts) + ")"
 
     @property
     def expires(self) -> bool:
@@ -181,3 +248,12 @@ class JoinSpec(Spec, frozen=True, tag="join"):
         """Why rows of a side cannot be kept here, as a reason code; None if they can."""
         values = self.left.values + self.right.values
         return INPUT_TYPE if any(value_supported(field.type) for field in values) else None
+
+
+def _range(earliest: int | None, latest: int | None) -> str:
+    """How the time of a left row lies to that of a right one."""
+    if earliest is None and latest is None:
+        return "of any times"
+    least = "any time" if earliest is None else length(earliest)
+    most = "any time" if latest is None else length(latest)
+    return f"whose left time is from {least} to {most} after the right one"

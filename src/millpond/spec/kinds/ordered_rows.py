@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
 
 from millpond.spec.operators import OP, Field, Order
 from millpond.spec.protocol import Spec
+from millpond.spec.traits import Trait, changelog_traits, columns_trait
 
 
 class OrderedRows(Spec, frozen=True):
@@ -21,6 +23,17 @@ class OrderedRows(Spec, frozen=True):
     columns: tuple[Field, ...]
     keys: tuple[int, ...]
     order: tuple[Order, ...]
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """Which rows it keeps, and in which order."""
+        order = ", ".join(_by(self.columns[one.column].name, one) for one in self.order)
+        return {
+            "keys": columns_trait("partitions by", self.key_fields),
+            "order": Trait(f"orders by ({order})"),
+            "columns": columns_trait("keeps the columns", self.columns),
+            **changelog_traits(retracts=self.retracts, changes=self.changes),
+        }
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
@@ -78,3 +91,8 @@ class OrderedRows(Spec, frozen=True):
     def unsupported_values(self) -> str | None:
         """Rows are kept as they are, whatever they hold."""
         return None
+
+
+def _by(name: str, order: Order) -> str:
+    nulls = "" if order.descending == order.nulls_last else f" nulls {'last' if order.nulls_last else 'first'}"
+    return f"{name}{' desc' if order.descending else ''}{nulls}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
@@ -10,6 +11,7 @@ from millpond.spec.calls import described, result_fields
 from millpond.spec.kinds.ordered_rows import OrderedRows
 from millpond.spec.operators import OP, AggregateCall, Field
 from millpond.spec.protocol import AccessPattern
+from millpond.spec.traits import Trait
 from millpond.words import counted
 
 
@@ -29,6 +31,12 @@ class OverSpec(OrderedRows, frozen=True, tag="over"):
     preceding: tuple[int, ...]
     retracts: bool = False
     changes: bool = False
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """Which rows it keeps, and what it computes over them."""
+        rows = ", ".join(counted(number, "row") for number in self.preceding)
+        return {**super().traits, "preceding": Trait(f"computes its functions over ({rows}) preceding the current one")}
 
     @property
     def output_fields(self) -> tuple[Field, ...]:
@@ -52,6 +60,11 @@ class OverSpec(OrderedRows, frozen=True, tag="over"):
             return AccessPattern("read-modify-write", why)
         last = counted(max(self.preceding), "row")
         return AccessPattern("read-modify-write", f"the last {last} of a key, replaced whole")
+
+    @property
+    def arguments(self) -> tuple[Field, ...]:
+        """The columns that the inputs of its calls are positions in."""
+        return self.columns
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from millpond.spec.calls import ONCE
 from millpond.spec.functions import INPUT_TYPE
 from millpond.spec.operators import EventTime, Field
 from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.traits import Trait, columns_trait
 from millpond.spec.types import DataType, has_twins, parse_type
 
 TIMERS = "timers"
@@ -68,6 +69,15 @@ class Variable(msgspec.Struct, frozen=True):
         values.
         """
         return "" if self.kind == "value" else PARTS + quote(self.name, safe="")
+
+    @property
+    def description(self) -> str:
+        """The variable in words."""
+        key = f"{self.key} → " if self.key else ""
+        evolves = ", whose type may change" if self.evolves else ""
+        return (
+            f"{self.name}: a {self.kind} of {key}{self.value}{', with a time to live' if self.ttl_ms else ''}{evolves}"
+        )
 
     @property
     def stored(self) -> str:
@@ -134,6 +144,16 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     emitted: int | None = None
     initial: InitialState | None = None
     full: tuple[str, ...] = ()
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it groups by, its variables and its modes."""
+        return {
+            "keys": columns_trait("groups by", self.key_fields),
+            "variables": Trait(f"has the state variables ({', '.join(one.description for one in self.variables)})"),
+            "times": Trait(f"has {self.time_mode} time" if self.timed else "has no times"),
+            "mode": Trait(f"runs in output mode {self.output_mode}"),
+        }
 
     def keeping(self, before: Spec) -> Self:
         """The same, with the variables of an earlier run that it does not ask for, in the order of their names.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from millpond.spec.kinds.ordered_rows import OrderedRows
 from millpond.spec.operators import OP, Field
 from millpond.spec.protocol import AccessPattern
+from millpond.spec.traits import Trait
 
 RANK = Field("__rank", "int")
 
@@ -26,6 +29,11 @@ class RankSpec(OrderedRows, frozen=True, tag="rank"):
     limit: int
     retracts: bool = False
     changes: bool = False
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """Which rows it keeps."""
+        return {**super().traits, "rank": Trait(f"keeps rows with {self.function}() up to {self.limit}")}
 
     @property
     def output_fields(self) -> tuple[Field, ...]:

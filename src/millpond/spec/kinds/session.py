@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
@@ -11,6 +12,7 @@ from millpond.spec.calls import ONCE, WINDOWS, asked_for, described, needs_rows,
 from millpond.spec.functions import SESSION_DISTINCT, is_distinct, key_width, supported
 from millpond.spec.operators import AggregateCall, Field, Pattern
 from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.traits import Trait, columns_trait, lag_trait
 
 KEPT = Field("rows", "bigint")
 """How many rows of a session are kept."""
@@ -36,6 +38,19 @@ class SessionSpec(Spec, frozen=True, tag="session"):
     lag_ms: int | None = None
     pattern: Pattern = "auto"
     gap: int | None = None
+
+    @property
+    def traits(self) -> Mapping[str, Trait]:
+        """What it groups by, and what becomes of sessions."""
+        closed = "for ever" if self.lag_ms is None else "until the watermark passes them"
+        return {
+            "keys": columns_trait("groups by sessions and", self.keys),
+            "window": columns_trait("shows sessions as", (self.window,)),
+            "time": Trait(f"keeps sessions {closed}"),
+            "lag": lag_trait(self.lag_ms),
+            "mode": Trait(f"runs in output mode {self.output_mode}"),
+            "pattern": Trait(f"keeps groups by spark.millpond.store.pattern={self.pattern}"),
+        }
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
@@ -140,6 +155,11 @@ class SessionSpec(Spec, frozen=True, tag="session"):
     def with_pattern(self, pattern: Pattern) -> Self:
         """The same with the pattern that is asked for, where its functions leave a choice."""
         return patterned(self, pattern)
+
+    @property
+    def arguments(self) -> tuple[Field, ...]:
+        """The columns that the inputs of its calls are positions in."""
+        return self.inputs
 
     @property
     def functions(self) -> tuple[str, ...]:

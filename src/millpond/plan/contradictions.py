@@ -1,0 +1,206 @@
+"""What the rows of Spark's state say of the query that made them, where that is not the query that takes them over.
+
+Each check is a condition in SQL, true of rows that this query cannot have made. All checks of an operator are
+evaluated in one pass over its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from millpond.spec.operators import Windows
+from millpond.words import counted, length
+
+BEFORE, AFTER = "__before", "__after"
+"""Where the windows before and after a row's begin, of the same group."""
+
+
+class Times(NamedTuple):
+    """Spark's watermarks in milliseconds: the last committed batch ran by `watermark`, the next one by `following`."""
+
+    watermark: int
+    following: int
+
+
+class Check(NamedTuple):
+    """A condition that is true of rows of another query, and the text about such a row.
+
+    Attributes:
+        where: SQL. shows: SQL of what `said` takes of one row. said: makes the text.
+    """
+
+    where: str
+    shows: Sequence[str]
+    said: Callable[..., str]
+
+
+class Span(NamedTuple):
+    """A column of windows: SQL of both bounds, and of both in microseconds since the epoch."""
+
+    start: str
+    end: str
+    first: str
+    stop: str
+
+    @classmethod
+    def of(cls, window: str, kind: str) -> Span:
+        """The bounds of a struct of two times of a type."""
+        start, end = f"{window}.start", f"{window}.end"
+        return cls(start, end, micros(start, kind), micros(end, kind))
+
+    @property
+    def shows(self) -> list[str]:
+        """SQL of what a text tells: the length in microseconds, and both bounds."""
+        return [f"{self.stop} - {self.first}", f"string({self.start})", f"string({self.end})"]
+
+
+def contradiction(state: DataFrame, checks: Sequence[Check]) -> str | None:
+    """How the rows of a state contradict the query; None if none of them does."""
+    if not checks:
+        return None
+    # The least of the rows, so that the same one is named each time.
+    found = [
+        F.expr(f"min(struct({', '.join(check.shows)})) filter (where {check.where})").alias(f"c{number}")
+        for number, check in enumerate(checks)
+    ]
+    row = state.agg(*found).first()
+    assert row is not None
+    return next((check.said(*held) for check, held in zip(checks, row, strict=True) if held is not None), None)
+
+
+def of_windows(windows: Windows, span: Span) -> list[Check]:
+    """Windows have the query's size and begin where its windows do."""
+    ours = windows.description
+    return [
+        Check(
+            f"{span.stop} - {span.first} != {windows.size}",
+            span.shows,
+            lambda size, start, end: (
+                f"the query has {ours}; its checkpoint has windows of {length(size)} (from {start} to {end})"
+            ),
+        ),
+        Check(
+            f"pmod({span.first} - {windows.offset}, {windows.slide}) != 0",
+            span.shows,
+            lambda _, start, end: (
+                f"the query has {ours}, none of which begins at {start}; its checkpoint has one from {start} to {end}"
+            ),
+        ),
+    ]
+
+
+def with_neighbours(state: DataFrame, span: Span, groups: Sequence[str]) -> DataFrame:
+    """The rows with where the windows before and after theirs begin (see `of_neighbours`).
+
+    Args:
+        state: the rows. span: their windows. groups: the other columns that they are grouped by.
+    """
+    over = f"over (partition by {', '.join(groups) or '1'} order by {span.first})"
+    return state.selectExpr("*", *(f"{f}({span.first}) {over} as {name}" for f, name in _NEIGHBOURS.items()))
+
+
+_NEIGHBOURS = {"lag": BEFORE, "lead": AFTER}
+
+
+def of_neighbours(windows: Windows, span: Span, watermark: int | None) -> list[Check]:
+    """Overlapping windows come together: what is not in the next window, too, is in the one before.
+
+    Args:
+        windows: of the query. span: their column. watermark: by which they were closed; None if none are.
+    """
+    if windows.size < 2 * windows.slide:
+        return []
+    alone = f"{BEFORE} is distinct from {span.first} - {windows.slide}"
+    alone += f" and {AFTER} is distinct from {span.first} + {windows.slide}"
+    if watermark is not None:
+        alone += f" and {span.stop} - {windows.slide} > {watermark * 1000}"
+    return [
+        Check(
+            alone,
+            span.shows,
+            lambda size, start, end: (
+                f"the query has {windows.description}; its checkpoint has windows of {length(size)} that do not "
+                f"overlap so (one from {start} to {end}, and none {length(windows.slide)} before or after it)"
+            ),
+        )
+    ]
+
+
+def of_sessions(gap: int, span: Span, rows: str | None) -> list[Check]:
+    """Sessions are as long as the gap at least, and no longer than the gap for each of their rows.
+
+    Args:
+        gap: in microseconds. span: the column of sessions.
+        rows: SQL of how many rows a session has, where that is kept.
+    """
+    ours = f"the query has sessions with a gap of {length(gap)}"
+    checks = [
+        Check(
+            f"{span.stop} - {span.first} < {gap}",
+            span.shows,
+            lambda size, start, end: (
+                f"{ours}; its checkpoint has sessions of {length(size)}, gap included (from {start} to {end})"
+            ),
+        )
+    ]
+    if rows is not None:
+        checks.append(
+            Check(
+                f"({span.stop} - {span.first} - 1) div {gap} >= {rows}",
+                [*span.shows, rows],
+                lambda size, start, end, count: (
+                    f"{ours}; its checkpoint has one of {counted(count, 'row')} and {length(size)} (from {start} to "
+                    f"{end})"
+                ),
+            )
+        )
+    return checks
+
+
+def of_closed(time: str, shown: str, what: str, watermark: int) -> list[Check]:
+    """State is removed by the batch whose watermark reaches it.
+
+    Args:
+        time: SQL of when it is closed, in microseconds. shown: the same, for people. what: it is.
+        watermark: by which the last committed batch ran, in milliseconds.
+    """
+    return [
+        Check(
+            f"{time} <= {watermark * 1000}",
+            [f"string({shown})", f"string(timestamp_millis({watermark}))"],
+            lambda at, reached: (
+                f"the query removes {what} that the watermark has passed; its checkpoint still has some of {at}, and "
+                f"the watermark is at {reached} (another output mode, or no watermark, keeps them)"
+            ),
+        )
+    ]
+
+
+def of_delay(expires: str, delay: int, following: int) -> list[Check]:
+    """Keys are kept for no longer than the delay after the newest row, which the watermark follows by the delay.
+
+    Args:
+        expires: SQL of when a key is removed, in microseconds. delay, following: in milliseconds.
+    """
+    longest = following + 2 * delay + 1  # a watermark leaves microseconds out
+    return [
+        Check(
+            f"{expires} > {longest * 1000}",
+            [f"string(timestamp_micros({expires}))", f"string(timestamp_millis({following}))"],
+            lambda at, reached: (
+                f"the query keeps keys for {length(delay * 1000)}, the delay of its watermark; its checkpoint keeps "
+                f"some until {at}, with the watermark at {reached}, which takes a longer delay"
+            ),
+        )
+    ]
+
+
+def micros(sql: str, kind: str) -> str:
+    """SQL for a time in microseconds since the epoch."""
+    if kind == "timestamp":
+        return f"unix_micros({sql})"
+    return f"timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01 00:00:00', {sql})"
