@@ -1,13 +1,16 @@
 """When kernels are compiled: not before somebody calls them, and once among processes."""
 
 import ast
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from numba import from_dtype, uint64
 
@@ -92,30 +95,151 @@ def test_what_is_on_disk_is_loaded(tmp_path: Path) -> None:
     assert "data loaded from" in said
 
 
+REFUSE = """
+import numba.core.caching as caching
+def refuse(self):
+    raise PermissionError
+for one in caching.FunctionCache._impl_class._locator_classes:
+    one.ensure_cache_path = refuse
+"""
+
+
 def test_kernels_work_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that cannot be written to, for a user without a home."""
-    refuse = "import numba.core.caching as c; c.CacheImpl._locator_classes = []; "
-    finish(start(tmp_path, "-c", refuse + CALL))
+    finish(start(tmp_path, "-c", REFUSE + CALL))
     assert kept(tmp_path) == set()
 
 
-COMPILE = """
-import sys
-from pathlib import Path
-from typing import Any
+FEW = """
 from millpond.kernels import compile, compiled
 from millpond.kernels.runs import bloom
+from millpond.kernels.compiled import KERNELS
 compile.import_all = lambda: None
-compile.compile_behind(Path(sys.argv[1]))
+{}
 assert not compiled.missing()
 """
 
 
-def test_the_others_are_compiled_beside_the_first_query(tmp_path: Path) -> None:
-    progress = tmp_path / "compiling"
-    finish(start(tmp_path / "cache", "-c", COMPILE, str(progress)))
-    assert kept(tmp_path / "cache") >= {"bloom.admit", "bloom.build_filters"}
-    assert list(tmp_path.iterdir()) == [tmp_path / "cache"]
+def test_all_are_compiled_with_their_progress_shown(tmp_path: Path) -> None:
+    said = finish(start(tmp_path, "-c", FEW.format("assert compile.compile_all() == 0")))
+    assert kept(tmp_path) >= {"bloom.admit", "bloom.build_filters"}
+    assert "100%" in said
+    assert " compiled in " in said
+    assert "all were compiled before" in finish(start(tmp_path, "-c", FEW.format("assert compile.compile_all() == 0")))
+
+
+def test_what_is_left_is_compiled_behind(tmp_path: Path) -> None:
+    finish(start(tmp_path, "-c", FEW.format("compile.compile_behind()")))
+    assert kept(tmp_path) >= {"bloom.admit", "bloom.build_filters"}
+
+
+SIDE_BY_SIDE = """
+children = compile.compile_side_by_side(KERNELS)
+assert len(set(children)) == 2
+for pid in children:
+    os.waitpid(pid, 0)
+assert not any(one.ready for one in KERNELS)  # it was done elsewhere
+"""
+
+
+def test_two_processes_compile_what_a_first_batch_needs(tmp_path: Path) -> None:
+    finish(start(tmp_path, "-c", f"import os{FEW.format(SIDE_BY_SIDE)}"))
+    assert kept(tmp_path) >= {"bloom.admit", "bloom.build_filters"}
+
+
+LEAVE = """
+import millpond.kernels.columns.row_hash
+from millpond.kernels import compile
+compile.leave_behind()
+compile.leave_behind()
+assert compile._lock() is None
+"""
+
+
+def test_one_process_is_left_behind_and_yields_to_all_others(tmp_path: Path) -> None:
+    finish(start(tmp_path, "-c", LEAVE))
+    (left,) = [one for one in psutil.process_iter(["cmdline", "environ"]) if is_behind(one.info, tmp_path)]
+    try:
+        assert os.getsid(left.pid) != os.getsid(0)
+        deadline = time.monotonic() + 100
+        while left.nice() < 19:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (lock,) = tmp_path.rglob("compiling.lock")
+        with lock.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        left.kill()
+        left.wait(30)
+
+
+def is_behind(process: dict[str, Any], cache: Path) -> bool:
+    named = (process["environ"] or {}).get("NUMBA_CACHE_DIR") == str(cache)
+    return named and "--behind" in (process["cmdline"] or [])
+
+
+FIRST_BATCH = """
+import sys
+from pathlib import Path
+import msgspec
+from millpond.kernels.compiled import KERNELS
+from millpond.kernels.first import FIRST
+from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.process.messages import Run
+from tests.slot.conftest import GROUPED, begin, grouped
+folder = sys.argv[1]
+names = dict(application="a", query="q", run="r", operator=0, generation=1, partitions=1, slots=1)
+task = PipeTask(**names, spec=GROUPED, location=f"{folder}/state", offsets=f"{folder}/offsets")
+begin(task)
+server = PartitionServer(Path(folder))
+keys = list(range(2000))
+for _ in server.run(Run(task, 0, 0, 0), iter([grouped(0, keys, keys)])):
+    pass
+server.close()
+called = {one for one in KERNELS if one.ready}
+assert set(FIRST) <= called, set(FIRST) - called
+others = called - set(FIRST)
+assert len(others) <= 2, others  # the sum's, and what Numba compiles into `pack` where that is not on disk
+"""
+
+
+def test_what_is_compiled_first_is_what_a_first_batch_calls(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", FIRST_BATCH, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+MODULE = """
+from millpond.kernels.compiled import kernel
+
+@kernel("int64(int64)")
+def twice(number):
+    return 2 * number
+"""
+INSTALLED = """
+from millpond.kernels.compiled import missing
+from package import twice
+assert not missing()
+assert twice(4) == 8
+"""
+
+
+def test_what_an_installation_has_compiled_serves_users_who_can_write_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "package.py").write_text(MODULE)
+    environment = {**os.environ, "NUMBA_DEBUG_CACHE": "1", "PYTHONPATH": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+
+    def said(code: str) -> str:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "data saved to" in said("import package; assert package.twice(4) == 8")
+    assert list(tmp_path.rglob("package.twice*.nbc"))
+    assert "data loaded from" in said(REFUSE + INSTALLED)
 
 
 def test_another_thread_that_compiles_it_meanwhile_is_no_reason_to_fail() -> None:

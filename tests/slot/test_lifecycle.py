@@ -56,6 +56,17 @@ def test_slots_are_started_ahead_of_their_first_rows(task):
     assert SlotDirectory.of(task).running() == running
 
 
+def test_the_user_is_told_once_that_kernels_are_compiled(task, caplog):
+    directory = SlotDirectory.of(task)
+    directory.enter(identify())
+    directory.compiling.touch()
+    for _ in range(2):
+        start_ahead(task, identify()).join(60)
+    assert [record.message for record in caplog.records if "compiles" in record.message] == [
+        "Millpond compiles what this query needs, once on this machine: its first batches take longer"
+    ]
+
+
 def test_slots_that_cannot_start_ahead_keep_nobody_waiting(task):
     hurried = msgspec.structs.replace(task.settings, start_timeout=0.2, silence_timeout=0.2)
     broken = msgspec.structs.replace(task, template="tests.slot.nowhere", settings=hurried)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from itertools import product
@@ -500,3 +502,33 @@ def test_variables_are_named_where_there_are_any(kind: type[ProcessorSpec], vari
     spec = kind((Field("k", "int"),), (0,), (), (Variable("n", "value", "struct<n:int>"),), "event", "update")
     with pytest.raises(UsageError, match=told):
         StateOperator(0, "counting", spec, ()).part(variable)
+
+
+LOADED = """
+import sys
+from millpond import cli
+sys.argv[0] = "millpond"
+try:
+    cli.main()
+except SystemExit as ended:
+    assert not ended.code
+print("loaded:", *sorted({"numba", "pandas", "pyspark"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "allowed"),
+    [
+        ("--help", set()),
+        ("state ls {}", set()),
+        ("state rescale --partitions 3 --dry-run {}", set()),
+        ("state show {}", {"numba"}),
+        ("state verify {}", {"numba"}),
+    ],
+)
+def test_commands_load_only_what_they_need(history: Path, command: str, allowed: set[str]) -> None:
+    """Numba takes half a second to import on a quiet machine, pandas and PySpark as long; rows need kernels."""
+    words = [word.format(history) for word in command.split()]
+    done = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(done.stdout.splitlines()[-1].split()[1:]) <= allowed

@@ -2,6 +2,9 @@
 
 A kernel costs a tenth of a second to a few seconds to compile, once on a machine, and a millisecond to load after that.
 Importing one compiles nothing: what a query does not use is never waited for.
+
+Machine code is kept where Numba keeps it: below `NUMBA_CACHE_DIR`, else in `__pycache__` beside the module, else, if
+this user cannot write there, in the user's own cache. Code that an installation has compiled is used by all users.
 """
 
 # mypy: disable-error-code="misc,no-untyped-call,untyped-decorator"
@@ -10,11 +13,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from numba import njit
+from numba import config, njit
+from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 from numba.core.typeinfer import register_dispatcher
@@ -23,6 +28,30 @@ _OPTIONS = {"nopython": True, "nogil": True}
 
 KERNELS: list[Kernel] = []
 """Every kernel that has been imported."""
+
+
+_NumbaPlaces = FunctionCache._impl_class
+_InTree = next(one for one in _NumbaPlaces._locator_classes if one.__name__.lstrip("_") == "InTreeCacheLocator")
+"""Numba's locator of `__pycache__`: its name has an underscore in some versions."""
+
+
+class _InstalledFolder(_InTree):
+    """`__pycache__` beside the module, also where this user cannot write: Numba passes over it then."""
+
+    def ensure_cache_path(self) -> None:
+        """Accept any folder: it is only read."""
+
+
+class _InstalledPlace(_NumbaPlaces):
+    """Where an installation keeps machine code."""
+
+    _locator_classes: ClassVar = [_InstalledFolder]
+
+
+class _InstalledCache(FunctionCache):
+    """The machine code that an installation has compiled."""
+
+    _impl_class = _InstalledPlace
 
 
 class Kernel(CPUDispatcher):
@@ -43,13 +72,30 @@ class Kernel(CPUDispatcher):
         return not self._can_compile
 
     @property
+    def folder(self) -> Path | None:
+        """The folder that keeps the machine code; None if this user can write none."""
+        return Path(self._cache.cache_path) if self._cache.cache_path else None
+
+    @property
     def kept(self) -> bool:
         """Whether the machine code of all that is declared is on disk."""
-        cache = getattr(self._cache, "_cache_file", None)
-        if cache is None:
+        return self._holds(self._cache) or self._installed() is not None
+
+    def _holds(self, cache: Any) -> bool:
+        if cache.cache_path is None:
             return False
-        known, codegen = cache._load_index(), self.targetctx.codegen()
-        return all(self._cache._index_key(one, codegen) in known for one in self.declared)
+        known, codegen = cache._cache_file._load_index(), self.targetctx.codegen()
+        return all(cache._index_key(one, codegen) in known for one in self.declared)
+
+    def _installed(self) -> Any:
+        """The installation's cache, if it holds all that is declared and the user has named no other folder."""
+        if config.CACHE_DIR:
+            return None
+        with suppress(RuntimeError, OSError):  # there is no source file, or this user cannot read there
+            cache = _InstalledCache(self.py_func)
+            if cache.cache_path != self._cache.cache_path and self._holds(cache):
+                return cache
+        return None
 
     def prepare(self, *, alone: bool = True) -> None:
         """Load or compile what is declared, unless that was done.
@@ -62,6 +108,8 @@ class Kernel(CPUDispatcher):
         with global_compiler_lock, self._alone() if alone else nullcontext(), register_dispatcher(self):
             if self.ready:
                 return  # another thread was faster
+            if not self._holds(self._cache):
+                self._cache = self._installed() or self._cache
             for signature in self.declared:
                 self.compile(signature)
             self.disable_compile()
@@ -69,11 +117,10 @@ class Kernel(CPUDispatcher):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Hold off other processes that need this kernel: they find it on disk then."""
-        cache = getattr(self._cache, "_cache_file", None)
-        if cache is None or self.kept:
+        if self.folder is None or self.kept:
             yield
             return
-        lock = os.open(f"{cache._index_path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = open_lock(Path(f"{self._cache._cache_file._index_path}.lock"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -122,6 +169,11 @@ def inlined(function: Any) -> Any:
     return njit(inline="always")(function)
 
 
-def missing() -> list[Kernel]:
-    """The kernels that are not on disk."""
-    return [one for one in KERNELS if not one.kept]
+def open_lock(file: Path) -> int:
+    """Open a file to be locked, which another user may have made: who may write to the folder may lock."""
+    return os.open(file, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o644)
+
+
+def missing(kernels: Iterable[Kernel] = KERNELS) -> list[Kernel]:
+    """The kernels that are not on disk, though they could be kept there."""
+    return [one for one in kernels if one.folder is not None and not one.kept]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +10,9 @@ import pyarrow as pa
 import millpond.files.backends.faults
 import millpond.files.backends.local
 import millpond.files.backends.objects  # noqa: F401
+from millpond.kernels.compile import compile_side_by_side, leave_behind
 from millpond.kernels.compiled import KERNELS, missing
+from millpond.kernels.first import FIRST
 from millpond.operators.kinds.registry import load_operators
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.lifecycle import SlotDirectory
@@ -29,11 +29,19 @@ def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> Non
     Slot(directory, listener, PartitionServer(directory.path, number)).run()
 
 
-def compile_beside(directory: SlotDirectory) -> subprocess.Popen[bytes] | None:
-    """On a machine's first run, have the kernels compiled that no query has needed yet: one would wait for each."""
-    left = missing()
-    if not left:
-        return None
-    directory.compiling.write_text(f"{len(KERNELS) - len(left)} of {len(KERNELS)}")
-    command = [sys.executable, "-m", "millpond.kernels.compile", str(directory.compiling)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+def compile_ahead(directory: SlotDirectory) -> None:
+    """Load the kernels that a first batch needs, for all slots at once; on a machine's first run, compile them.
+
+    The other kernels are compiled by a process that is left behind.
+    """
+    # Numba imports what it knows of types when it is first used: a fifth of a second, in each slot if not here.
+    KERNELS[0].targetctx.refresh()
+    left = missing(FIRST)
+    for one in FIRST:
+        if one.kept:
+            one.prepare()
+    if left:
+        directory.compiling.touch()
+        compile_side_by_side(left)
+    if missing():
+        leave_behind()

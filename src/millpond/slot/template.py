@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -27,8 +26,8 @@ from millpond.slot.process.messages import Ask, Granted
 Serve = Callable[[SlotDirectory, int, socket.socket], None]
 """What a slot does with its directory, its number and its listening socket until it ends."""
 
-Beside = Callable[[SlotDirectory], "subprocess.Popen[bytes] | None"]
-"""Starts a process that works beside the slots, if there is anything for it to do, and goes with the template."""
+Prepare = Callable[[SlotDirectory], None]
+"""Loads what all slots need before the first is forked; it must leave no thread."""
 
 
 class Template:
@@ -38,16 +37,12 @@ class Template:
         directory: where it works.
         listener: its own listening socket.
         serve: what a forked slot runs.
-        beside: starts what runs beside the slots.
     """
 
-    def __init__(
-        self, directory: SlotDirectory, listener: socket.socket, serve: Serve, beside: Beside = lambda _: None
-    ) -> None:
+    def __init__(self, directory: SlotDirectory, listener: socket.socket, serve: Serve) -> None:
         self.directory = directory
         self.listener = listener
         self.serve = serve
-        self.beside = beside
         self._ended = False
 
     def run(self) -> None:
@@ -60,7 +55,6 @@ class Template:
         if threads > 1:
             print(f"The template has {threads} threads: what it forks may hang.", file=sys.stderr, flush=True)
         self.directory.sweep_siblings()
-        beside = self.beside(self.directory)
         poller = select.poll()  # not `select`, which knows the first 1,024 files of a process only
         poller.register(self.listener, select.POLLIN)
         while not self._ended:
@@ -71,8 +65,6 @@ class Template:
             elif not self.directory.needed():
                 break
         self.listener.close()
-        if beside is not None:
-            beside.terminate()
         while self._reap():
             if not self.directory.needed():
                 self._kill_stopped()
@@ -154,18 +146,19 @@ def _not_started(number: int, error: OSError, directory: SlotDirectory) -> Trans
     )
 
 
-def main(serve: Serve, beside: Beside = lambda _: None) -> None:
+def main(serve: Serve, prepare: Prepare = lambda _: None) -> None:
     """Run as `python -m <module> DIRECTORY SOCKET-DESCRIPTOR`."""
     directory = SlotDirectory(Path(sys.argv[1]))
     listener = socket.socket(fileno=int(sys.argv[2]))
     os.chdir("/")
     faulthandler.enable(all_threads=False)  # a slot that crashes leaves its stack in the log
+    prepare(directory)
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that slots share with this process
-    Template(directory, listener, serve, beside).run()
+    Template(directory, listener, serve).run()
 
 
 if __name__ == "__main__":
-    from millpond.slot.serve import compile_beside, serve
+    from millpond.slot.serve import compile_ahead, serve
 
-    main(serve, compile_beside)
+    main(serve, compile_ahead)

@@ -30,8 +30,6 @@ DRAIN = 30.0
 """Seconds in which a query that ends, or starts again, waits for commits that are pending."""
 
 _PAUSE = 0.002
-_TELL = 10.0
-"""Seconds between two lines on how far the kernels are."""
 
 
 class SlotFinder:
@@ -209,18 +207,12 @@ def open_ahead(tasks: Sequence[PipeTask], version: int, user: Process) -> None:
 
 
 def _tell_compiling(directory: SlotDirectory) -> None:
-    """Say how far the kernels are, while they are compiled."""
-    last = ""
-    while True:
-        try:
-            done = directory.compiling.read_text()
-        except OSError:
-            return
-        if done == last:
-            return  # whatever compiled them is gone, or has no time
-        last = done
-        log.warning("Millpond compiles its kernels on this machine, once; a batch may wait for one: %s", done)
-        time.sleep(_TELL)
+    """Say that kernels are compiled, once in an application."""
+    with contextlib.suppress(FileNotFoundError):
+        directory.compiling.unlink()
+        log.warning(
+            "Millpond compiles what this query needs, once on this machine: its first batches take some seconds longer"
+        )
 
 
 def drain(task: PipeTask, timeout: float = DRAIN, *, ended: bool = False) -> dict[tuple[int, int], int]:

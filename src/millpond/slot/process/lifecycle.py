@@ -6,7 +6,7 @@
     template.sock, template.pid
     slot-<i>.sock, slot-<i>.pid
     owners/<pid>-<start> one empty file per JVM that uses the slots
-    compiling            on a machine's first run: how many kernels are compiled
+    compiling            there while the driver has not told its user that kernels are compiled
     sealed/…, cache/…    sealed deltas not yet durable; files without names
     exchange/…, hints/…  rows on their way to slots; who wants keys announced
     queries/…           the queries that run
@@ -172,7 +172,7 @@ class SlotDirectory:
 
     @property
     def compiling(self) -> Path:
-        """A file that is there while kernels are compiled, and says how many are done."""
+        """An empty file: the first batches wait for kernels, and the driver has not told its user so yet."""
         return self.path / "compiling"
 
     def last_words(self) -> str:

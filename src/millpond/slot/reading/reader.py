@@ -20,9 +20,7 @@ from millpond.checkpoint.retention.needs import needs_of
 from millpond.errors import MillpondError, StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.layout import HashRange, Rows, TableSchema
-from millpond.operators.kinds.registry import read_rows, read_whole, state_tables
 from millpond.operators.protocol import MAIN
-from millpond.slot.reading.tables import rows_of_table
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import Field
 from millpond.time_slices import base_name
@@ -292,6 +290,10 @@ class StateReader:
         Raises:
             StateDamagedError: a file is missing, cut short or altered.
         """
+        # Kernels decode rows, and Numba takes longer to import than metadata takes to read.
+        from millpond.operators.kinds.registry import read_rows, read_whole, state_tables
+        from millpond.slot.reading.tables import rows_of_table
+
         manifest = self.manifest(operator, partition, version)
         spec = self._operators(manifest.shape)[operator].spec
         tables = state_tables(spec)
