@@ -7,6 +7,7 @@ from pathlib import Path
 
 from millpond.plan.catalyst.versions import CALLS_USER_CODE, TESTED
 from millpond.plan.reading.reasons import REASONS
+from millpond.plan.wrong_in_spark import SHAPES
 from millpond.spec.functions import COLLATED, FUNCTIONS, MAX_KEY_COLUMNS, ROWS, key_supported, supported
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
@@ -180,6 +181,25 @@ def _lines() -> Iterator[str]:
     yield "|---|---|"
     for code, text in REASONS.items():
         yield from _row(f"`{code}`", text.replace("{detail}", "…"))
+
+    yield ""
+    yield "## Where Spark is wrong"
+    yield ""
+    yield "For these shapes of queries Spark gives wrong rows without an error, and Millpond gives the same rows."
+    yield "Later versions of Spark refuse some of them. `millpond.explain` names them (`[wrong in Spark, …]`). A"
+    yield "query in which rows are wrong **always** is refused at `start()`, with `WRONG_IN_SPARK`; one in which"
+    yield "they are wrong for **some data** starts with a warning. The setting `spark.millpond.onWrongInSpark` makes"
+    yield "all of them errors, or all of them warnings, also for operators that stay on Spark. Joins by times that"
+    yield "have watermarks on both sides, equal or within a range, are not among them."
+    yield ""
+    yield from _row("code", "rows are wrong", "what goes wrong", "do")
+    yield "|---|---|---|---|"
+    for code, shape in SHAPES.items():
+        yield from _row(f"`{code}`", "always" if shape.certain else "for some data", shape.loss, f"{shape.advice}.")
+    yield ""
+    yield "A plan does not show three other pitfalls. With several watermarks the slowest one counts, so that a"
+    yield "source without rows holds all state. A row exactly as old as the watermark is late, also with a delay of"
+    yield "0 seconds. `dropDuplicates` shows late rows with a new key if nothing above it reads the event time."
 
 
 def _versions() -> Iterator[str]:

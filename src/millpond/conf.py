@@ -19,6 +19,9 @@ KEY_GROUP_BITS = 15
 OnChangedState = Literal["error", "keep", "evolve"]
 """What happens where a query has changed in what its state holds."""
 
+OnWrongInSpark = Literal["auto", "error", "warn"]
+"""What happens where a query has a shape for which Spark gives wrong rows."""
+
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
@@ -44,6 +47,7 @@ class Settings:
     compaction: Literal["local", "remote"] = "local"
     compaction_timeout: float = 60.0
     on_unsupported: str = "spark"
+    on_wrong_in_spark: OnWrongInSpark = "auto"
     on_changed_replay: Literal["error", "run"] = "error"
     on_changed_state: OnChangedState = "error"
     state_retain: int = 0
@@ -288,6 +292,13 @@ SETTINGS = {
         "on_unsupported",
         _one_of("spark", "error"),
         "`spark` leaves unsupported operators to Spark with a warning, `error` refuses the query",
+    ),
+    "onWrongInSpark": Setting(
+        "on_wrong_in_spark",
+        _one_of("auto", "error", "warn"),
+        "where the query has a shape for which Spark gives wrong rows, and Millpond the same ones "
+        "([which](compatibility.md#where-spark-is-wrong)): `error` refuses it, `warn` runs it with a warning; `auto` "
+        "refuses shapes that are wrong whatever the data, and warns of those that are wrong for some data",
     ),
     "onChangedReplay": Setting(
         "on_changed_replay",

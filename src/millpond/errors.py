@@ -93,6 +93,12 @@ class UnsupportedError(UsageError):
     code = "UNSUPPORTED"
 
 
+class WrongInSparkError(UsageError):
+    """The query has a shape for which Spark gives wrong rows, and Millpond the same ones."""
+
+    code = "WRONG_IN_SPARK"
+
+
 class StateIncompatibleError(UsageError):
     """The query differs from the one that wrote the checkpoint."""
 

@@ -14,6 +14,7 @@ from millpond.cli import app
 from millpond.conf import PREFIX, SETTINGS, Settings
 from millpond.errors import MillpondError
 from millpond.plan.reading.reasons import REASONS
+from millpond.plan.wrong_in_spark import SHAPES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
@@ -79,6 +80,12 @@ def test_every_error_is_told() -> None:
 def test_every_reason_is_told() -> None:
     told = section("troubleshooting.md", "Reasons to stay on Spark")
     assert re.findall(r"^\| `(MP-[A-Z-]+)` \| .+ \| .+ \|$", told, re.M) == list(REASONS)
+
+
+def test_every_shape_for_which_spark_is_wrong_is_told() -> None:
+    told = section("troubleshooting.md", "Shapes for which Spark is wrong")
+    defaults = dict(re.findall(r"^\| `(MP-[A-Z-]+)` \| (\w+) \| .+ \| .+ \|$", told, re.M))
+    assert defaults == {code: "refused" if shape.certain else "warning" for code, shape in SHAPES.items()}
 
 
 def test_every_reason_is_given() -> None:

@@ -34,6 +34,7 @@ from millpond.plan.reading.processor import EMITTED_TIME, GROUP_STATES, PROCESSO
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
+from millpond.plan.wrong_in_spark import wrong_in_spark
 from millpond.spec.functions import FUNCTIONS, SESSION_DISTINCT, WHOLE_WINDOWS, is_distinct
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.processor import ProcessorSpec
@@ -89,7 +90,8 @@ def decide(
     def settled_(root: Decided) -> Decided:
         return numbered(emitting(root) if every else root)
 
-    decision = Decision(settled_(root), mode, analyzed, every)
+    wrong = wrong_in_spark(catalyst, analyzed, mode, maps_windows=map_groups == "window")
+    decision = Decision(settled_(root), mode, analyzed, every, wrong=wrong)
     if marked is analyzed or shared or not decision.ours:
         return decision
     plan = encoded(catalyst, marked)

@@ -23,7 +23,9 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
     Returns:
         `output_mode`; `operators`, bottom up, each with `title`, `engine` (`millpond`, `spark`, `none`) and either
         `index`, `store`, `why`, `keys`, `functions`, `lookaheads` (who may announce its keys) or `reason` (`code`,
-        `text`); `stages`, those made by `millpond.lookahead`, each with `columns`, `operators` (the indexes of those
+        `text`); `wrong`, the shapes for which Spark, and Millpond with it, gives wrong rows, each with `code`, `title`
+        of the operator, `text`, `advice` and `certain` (refused at start unless `onWrongInSpark` is `warn`);
+        `stages`, those made by `millpond.lookahead`, each with `columns`, `operators` (the indexes of those
         whose keys it may announce) and `reasons` (why not those of others, by title); `commit_mode` and
         `commit_reason`, the mode that the query gets unless `spark.millpond.commit.mode` says otherwise.
     """
@@ -34,6 +36,16 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
         "operators": [
             _operator(operator, any(operator is one for one in nowhere), ahead.get(operator.index or 0, ()))
             for operator in decision.operators
+        ],
+        "wrong": [
+            {
+                "code": wrong.code,
+                "title": wrong.title,
+                "text": str(wrong),
+                "advice": wrong.advice,
+                "certain": wrong.certain,
+            }
+            for wrong in decision.wrong
         ],
         "stages": [
             {
@@ -105,6 +117,12 @@ def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
         lines += (
             [f"      keys may be announced by: {', '.join(operator['lookaheads'])}"] if operator["lookaheads"] else []
         )
+    for wrong in data["wrong"]:
+        lines += [
+            f"  [wrong in Spark, {'always' if wrong['certain'] else 'for some data'}] {wrong['title']}",
+            f"      {wrong['text']}",
+            f"      {wrong['advice']}",
+        ]
     for stage in data["stages"]:
         if not stage["operators"]:
             why = "; ".join(f"{name}: {reason}" for name, reason in stage["reasons"].items()) or "no operator above it"

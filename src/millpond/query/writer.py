@@ -36,6 +36,7 @@ from millpond.query.starting.checks import (
     check_stream,
     check_user_functions,
     check_writer,
+    check_wrong_in_spark,
     runs_nowhere,
 )
 from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
@@ -103,6 +104,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         Raises:
             SettingError: a `spark.millpond.*` setting is unknown or malformed.
             UnsupportedError: an operator is not supported and `onUnsupported` is `error`.
+            WrongInSparkError: Spark gives wrong rows for a shape of the query, and `onWrongInSpark` does not allow it.
             UsageError: the query is set up in a way that would break its state.
         """
         self._apply(format, outputMode, partitionBy, queryName, options)
@@ -143,6 +145,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         check_user_functions(self._spark, decision)
         nowhere = runs_nowhere(self._df, decision)
         self._report(decision, nowhere, settings)
+        check_wrong_in_spark(self._df, decision, settings.on_wrong_in_spark)
         try:
             return self._launch_decided(launch, decision, settings)
         except AnalysisException as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 from millpond.plan.catalyst.jvm import Catalyst
@@ -37,6 +39,16 @@ def equal_keys(catalyst: Catalyst, join: Node) -> EqualKeys | None:
         Expression(rest.get()) if rest.isDefined() else None,
         (parts._2(), parts._3(), rest),
     )
+
+
+def with_rest(catalyst: Catalyst, keys: EqualKeys, conjuncts: Sequence[Expression]) -> EqualKeys:
+    """The same keys, with these conjuncts as the rest of the condition."""
+    if not conjuncts:
+        none = catalyst._class("scala.Option").empty()
+        return keys._replace(rest=None, java=(*keys.java[:2], none))
+    conjunction = catalyst._class("org.apache.spark.sql.catalyst.expressions.And")
+    rest = reduce(conjunction, (one.java for one in conjuncts))
+    return keys._replace(rest=Expression(rest), java=(*keys.java[:2], catalyst._class("scala.Option").apply(rest)))
 
 
 def state_watermarks(

@@ -122,6 +122,29 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Wrong:
+    """A shape of the query for which Spark gives wrong rows.
+
+    Attributes:
+        code: a key of `plan.wrong_in_spark.SHAPES`.
+        title: of the operator whose rows are wrong.
+        detail: the part of the query that it is about.
+        certain: whether rows are wrong whatever the data; otherwise only if rows come in an unfavourable order.
+        loss: what goes wrong. advice: what to do.
+    """
+
+    code: str
+    title: str
+    detail: str
+    certain: bool
+    loss: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.loss} ({self.detail})"
+
+
+@dataclass(frozen=True)
 class Decision:
     """What was decided about one query.
 
@@ -132,6 +155,7 @@ class Decision:
         all_changes: whether the query shows rows that are gone too, and a column `_op`.
         staged: the decided plan with the stages that announce keys in it; None if there are none.
         stages: those of the query, bottom up.
+        wrong: the shapes of the query for which Spark, and Millpond with it, gives wrong rows.
         operators: the query's stateful operators, bottom up, left to right.
     """
 
@@ -141,6 +165,7 @@ class Decision:
     all_changes: bool = False
     staged: Decided | None = None
     stages: tuple[Stage, ...] = ()
+    wrong: tuple[Wrong, ...] = ()
     operators: tuple[Operator, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -106,7 +106,7 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
             raise Unsupported(Reason(reason, f"{key.name} ({key.type})"))
     children = dict(zip((LEFT, RIGHT), node.children, strict=True))
     readings = {LEFT: SideReading(found.left), RIGHT: SideReading(found.right)}
-    expiries = _expiries(catalyst, node, found)
+    expiries = expiries_of(catalyst, node, found)
     _set_times(readings, children, found, expiries)
     sides = Sides(*(frozenset(a.expr_id for a in children[name].output) for name in (LEFT, RIGHT)))
     above, condition, bounds = _split(catalyst, kind, found.rest, sides, readings)
@@ -139,7 +139,7 @@ def join_title(node: Node) -> str:
     return re.sub("(?<=[a-z])(?=[A-Z])", " ", node.join_type).lower()
 
 
-class _Expiry:
+class Expiry:
     """The watermark of a side's state: the input's and `offset`, but at most `cap`.
 
     A bound comes of a comparison with a constant, from which Spark concludes that state beyond it has to be kept.
@@ -150,10 +150,11 @@ class _Expiry:
         self.offset = high - _HIGH if self.cap is None else low - _LOW if low < high else high
 
 
-def _expiries(catalyst: Catalyst, node: Node, keys: EqualKeys) -> dict[str, _Expiry | None]:
+def expiries_of(catalyst: Catalyst, node: Node, keys: EqualKeys) -> dict[str, Expiry | None]:
+    """The watermark of each side's state; None where a side's rows are kept for ever."""
     low = state_watermarks(catalyst, node, keys, _LOW)
     high = state_watermarks(catalyst, node, keys, _HIGH)
-    both = [None if a is None or b is None else _Expiry(a, b) for a, b in zip(low, high, strict=True)]
+    both = [None if a is None or b is None else Expiry(a, b) for a, b in zip(low, high, strict=True)]
     return dict(zip((LEFT, RIGHT), both, strict=True))
 
 
@@ -164,14 +165,20 @@ def tagged(expressions: Sequence[Expression]) -> Expression | None:
     )
 
 
+def watermarked_key(keys: EqualKeys) -> int | None:
+    """The number of the key by which Spark removes the state of both sides; None if no key has a watermark."""
+    for side in (keys.left, keys.right):
+        for number, key in enumerate(side):
+            if tagged([key]) is not None:
+                return number
+    return None
+
+
 def _set_times(
-    readings: dict[str, SideReading], children: dict[str, Node], keys: EqualKeys, expiries: dict[str, _Expiry | None]
+    readings: dict[str, SideReading], children: dict[str, Node], keys: EqualKeys, expiries: dict[str, Expiry | None]
 ) -> None:
     """Say by which time each side's state is ordered and expires, and by which its rows are late."""
-    by_key = None
-    for side in (keys.left, keys.right):
-        if by_key is None:
-            by_key = next((number for number, key in enumerate(side) if tagged([key]) is not None), None)
+    by_key = watermarked_key(keys)
     for name, reading in readings.items():
         reading.late = tagged(children[name].output)
         reading.time = reading.late if by_key is None else reading.keys[by_key]
@@ -240,7 +247,7 @@ def _is(expression: Expression, attribute: Expression) -> bool:
     return expression.kind == "AttributeReference" and expression.expr_id == attribute.expr_id
 
 
-def _side(reading: SideReading, names: set[str], expiry: _Expiry | None, keeps: bool) -> JoinSide:
+def _side(reading: SideReading, names: set[str], expiry: Expiry | None, keeps: bool) -> JoinSide:
     same = reading.late is not None and reading.time is not None and reading.late.means(reading.time)
     return JoinSide(
         tuple(reading.columns),

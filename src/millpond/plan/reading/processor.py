@@ -84,6 +84,13 @@ def processor_title(node: Node) -> str:
     return f"{name} by {keys}"
 
 
+def by_event_time(node: Node) -> bool:
+    """Whether a node of `PROCESSORS` or `GROUP_STATES` drops late rows and has timers or timeouts of event time."""
+    if node.kind in PROCESSORS:
+        return _TIME_MODES[str(node.java.timeMode().toString())] == "event"
+    return _TIMEOUTS[str(node.java.timeout().toString())] == "event"
+
+
 def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, ProcessorSpec]:
     """Read a node that calls a processor.
 

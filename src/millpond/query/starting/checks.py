@@ -9,7 +9,8 @@ import pyspark
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 
-from millpond.errors import SettingError, UnsupportedError, UsageError
+from millpond.conf import OnWrongInSpark
+from millpond.errors import SettingError, UnsupportedError, UsageError, WrongInSparkError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.catalyst.versions import TESTED, is_tested
@@ -63,6 +64,32 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
         _check_watermarks(decision.analyzed)
     plan = _for_spark(catalyst, decision.root, decision.analyzed)
     catalyst.check_streaming(plan, decision.output_mode)
+
+
+def check_wrong_in_spark(df: DataFrame, decision: Decision, action: OnWrongInSpark) -> None:
+    """Refuse, or warn of, shapes of the query for which Spark gives wrong rows.
+
+    Args:
+        df: the query. decision: where its operators run.
+        action: the setting `onWrongInSpark`.
+
+    Raises:
+        WrongInSparkError: with what goes wrong and what to do.
+        AnalysisException: Spark does not run the query at all.
+    """
+    if not decision.wrong:
+        return
+    check_stream(df, decision)  # a query that Spark refuses has Spark's own error
+    refused = [one for one in decision.wrong if action == "error" or (action == "auto" and one.certain)]
+    for wrong in decision.wrong:
+        if not refused:
+            log.warning("'%s' gives wrong rows, as in Spark: %s. %s.", wrong.title, wrong, wrong.advice)
+    if refused:
+        raise WrongInSparkError(
+            " ".join(f"The operator '{one.title}' would give wrong rows, as in Spark: {one}." for one in refused),
+            action=" ".join(dict.fromkeys(f"{one.advice}." for one in refused))
+            + " Or set spark.millpond.onWrongInSpark to 'warn' to run the query as it is.",
+        )
 
 
 def check_user_functions(spark: SparkSession, decision: Decision) -> None:
