@@ -56,10 +56,8 @@ def joined(how: str, minutes: int = 1, columns: tuple[str, ...] = ("v",), more: 
     return make
 
 
-def deduplicated(*keys: str, delay: str = "") -> Make:
-    if not delay:
-        return lambda df: df.select("k", "v").dropDuplicates(list(keys))
-    return lambda df: df.withWatermark("ts", delay).select("k", "v", "ts").dropDuplicatesWithinWatermark(list(keys))
+def deduplicated(*keys: str) -> Make:
+    return lambda df: df.select("k", "v").dropDuplicates(list(keys))
 
 
 K = "aggregate by k: "
@@ -195,12 +193,6 @@ SAID = {
         deduplicated("k", "v"),
         "append",
         ["deduplicate by k: the key v (bigint) is new"],
-    ),
-    "a delay": (
-        deduplicated("k", delay="1 minute"),
-        deduplicated("k", delay="1 hour"),
-        "append",
-        ["deduplicate by k within the watermark: the delay of the watermark was 1 minute, and is 1 hour now"],
     ),
     "a rank": (
         top("v desc"),

@@ -295,10 +295,6 @@ def _spec_lag(both: _Both) -> Iterator[str]:
     yield from _lag(*(spec.get("lag_ms") for spec in _specs(both)))
 
 
-def _delay(both: _Both) -> Iterator[str]:
-    yield from _was(both, "delay_ms", "the delay of the watermark", lambda delay: length(delay * 1000))
-
-
 def _window(both: _Both) -> Iterator[str]:
     yield from _columns("the session window", *([spec["window"]] for spec in _specs(both)))
 
@@ -403,7 +399,6 @@ _TOLD: tuple[tuple[tuple[str, ...], Callable[[_Both], Iterator[str]]], ...] = (
     (("columns",), _kept),
     (("window",), _window),
     (("time",), _time),
-    (("delay_ms",), _delay),
     (("lag_ms",), _spec_lag),
     (("calls", "preceding"), _calls),
     (("inputs",), _inputs),

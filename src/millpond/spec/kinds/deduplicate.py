@@ -22,6 +22,14 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
     passed: bool = False
 
     @property
+    def lasting(self) -> Self:
+        """Its key, and which of its columns closes it; by what other column rows are late may change."""
+        time = None if self.time is None or self.keyed else self.time
+        if time is not None:
+            time = msgspec.structs.replace(time, column=self.keys.index(time.column))
+        return msgspec.structs.replace(super().lasting, time=time, passed=False)
+
+    @property
     def lag(self) -> int | None:
         """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
         return None if self.time is None else self.time.lag_ms
@@ -66,6 +74,11 @@ class WithinSpec(FirstRows, frozen=True, tag="within"):
 
     time: EventTime
     delay_ms: int
+
+    @property
+    def lasting(self) -> Self:
+        """Its key: the state has the time at which each key is forgotten, however that was computed."""
+        return msgspec.structs.replace(super().lasting, time=EventTime(0), delay_ms=0)
 
     @property
     def lag(self) -> int | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Self
 
+import msgspec
+
 from millpond.spec.calls import ONCE
 from millpond.spec.operators import Field
 from millpond.spec.protocol import Spec
@@ -23,6 +25,11 @@ class FirstRows(Spec, frozen=True):
     def key_fields(self) -> tuple[Field, ...]:
         """The columns that make up the key."""
         return tuple(self.columns[k] for k in self.keys)
+
+    @property
+    def lasting(self) -> Self:
+        """Its key: the other columns are not in the state, so they may come and go, as in Spark."""
+        return msgspec.structs.replace(self, columns=self.key_fields, keys=tuple(range(len(self.keys))))
 
     @property
     def input_fields(self) -> tuple[Field, ...]:
