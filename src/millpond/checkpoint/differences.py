@@ -149,7 +149,9 @@ def _keys(both: _Both) -> Iterator[str]:
 
 
 def _kept(both: _Both) -> Iterator[str]:
-    yield from _columns("the column", *(spec.get("columns", []) for spec in _specs(both)))
+    """Columns, unless all of them are keys, which are told as such."""
+    if any(len(spec.get("columns", [])) > len(spec.get("keys", [])) for spec in _specs(both)):
+        yield from _columns("the column", *(spec.get("columns", []) for spec in _specs(both)))
 
 
 def _calls(both: _Both) -> Iterator[str]:
