@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -12,11 +13,13 @@ import millpond
 from millpond.conf import read_settings
 from millpond.errors import UnsupportedError
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.python import worker_settings
 from millpond.plan.catalyst.windows import needed_columns
 from millpond.plan.changelog.changes import filtered
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
 from millpond.query.starting.pinning import pinned_query
+from millpond.slot.pipe.processors.limits import BYTES, RECORDS, rows_together
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.over import OverSpec
@@ -476,3 +479,18 @@ def test_what_is_computed_once_stays_so(stream: DataFrame) -> None:
         one.node.expression("condition") for one in decide(df, "update").root.walk() if one.node.kind == "Filter"
     ]
     assert [one.kind for one in condition.walk()].count("Rand") == 1
+
+
+@pytest.mark.parametrize(("given", "limit"), [("2", 2), ("3k", 3072), ("2147483647", (1 << 31) - 1)])
+def test_limits_of_batches_reach_the_functions_of_the_user(stream: DataFrame, given: str, limit: int) -> None:
+    conf = stream.sparkSession.conf
+    with_limits = {RECORDS: "7", BYTES: given}
+    before = {name: conf.get(name) for name in with_limits}
+    for name, value in with_limits.items():
+        conf.set(name, value)
+    try:
+        found = worker_settings(Catalyst(stream.sparkSession))
+    finally:
+        for name, value in before.items():
+            conf.set(name, value)
+    assert rows_together(pa.record_batch({"n": pa.array(range(100), pa.int64())}), found) == min(7, -(-limit // 8))

@@ -16,7 +16,9 @@ Make = Callable[[DataFrame], DataFrame]
 
 
 def pinned(df: DataFrame, mode: str, changes: str = "upsert") -> dict[str, object]:
-    operators = [PinnedOperator(o.title, plain(o.spec), {}, o.functions) for o in decide(df, mode, changes).ours]
+    operators = [
+        PinnedOperator(o.title, plain(o.spec.lasting), {}, o.functions) for o in decide(df, mode, changes).ours
+    ]
     assert operators
     query: dict[str, object] = plain(PinnedQuery(1 << 15, tuple(operators)))
     return query
@@ -55,10 +57,8 @@ def joined(how: str, minutes: int = 1, columns: tuple[str, ...] = ("v",), more: 
     return make
 
 
-def deduplicated(*keys: str, delay: str = "") -> Make:
-    if not delay:
-        return lambda df: df.select("k", "v").dropDuplicates(list(keys))
-    return lambda df: df.withWatermark("ts", delay).select("k", "v", "ts").dropDuplicatesWithinWatermark(list(keys))
+def deduplicated(*keys: str) -> Make:
+    return lambda df: df.select("k", "v").dropDuplicates(list(keys))
 
 
 K = "aggregate by k: "
@@ -232,12 +232,6 @@ SAID = {
         deduplicated("k", "v"),
         "append",
         ["deduplicate by k: the query deduplicates by (k, v); its checkpoint deduplicates by (k)"],
-    ),
-    "a delay": (
-        deduplicated("k", delay="1 minute"),
-        deduplicated("k", delay="1 hour"),
-        "append",
-        ["the query keeps keys for 1 hour, the delay of its watermark; its checkpoint keeps keys for 1 minute"],
     ),
     "a rank": (
         top("v desc"),

@@ -59,6 +59,14 @@ def sizes(parts: Iterator[pa.Array]) -> int:
     return int("".join(str(len(part)) for part in parts))
 
 
+def test_pieces_are_bounded_in_bytes() -> None:
+    one = function(Kind.AGGREGATE_ARROW_PIECES, sizes, LongType(), 0)
+    conf = CONF | {"spark.sql.execution.arrow.maxBytesPerBatch": "30"}  # a row has 16, and some bits for nulls
+    calls = UserFunctions("t", (one,), COLUMNS, struct(StringType(), LongType()), (-1,), conf)
+    (result,) = calls(batch())
+    assert result.column(1).to_pylist() == [2, 2221, 1]
+
+
 def test_aggregates_of_several_kinds() -> None:
     functions = (
         function(Kind.AGGREGATE_PANDAS, lambda v, at: v.mean() + at.notna().sum(), DoubleType(), 0, at=1),

@@ -213,6 +213,35 @@ class TestEveryKind:
             assert wide.unsupported == KEY_COLUMNS
 
 
+@pytest.mark.parametrize(
+    "specs",
+    [
+        (DeduplicateSpec((K,), (0,)), DeduplicateSpec((V, K, T), (1,), EventTime(2), passed=False)),
+        (DeduplicateSpec((K,), (0,)), DeduplicateSpec((K, V), (0,), passed=True)),
+        (DeduplicateSpec((K, T), (0, 1), EventTime(1)), DeduplicateSpec((T, V, K), (2, 0), EventTime(0))),
+        (WithinSpec((K, T), (0,), EventTime(1), 5), WithinSpec((T, V, K), (2,), EventTime(0), 7)),
+    ],
+)
+def test_what_is_not_in_the_state_of_a_deduplication_may_change(specs: tuple[OperatorSpec, OperatorSpec]) -> None:
+    before, now = (spec.lasting for spec in specs)
+    assert before == now
+    assert state_tables(before)[MAIN].schema == state_tables(specs[1])[MAIN].schema
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        (DeduplicateSpec((K, V), (0,)), DeduplicateSpec((K, V), (1,))),
+        (DeduplicateSpec((K, V), (0, 1)), DeduplicateSpec((K, V), (1, 0))),
+        (DeduplicateSpec((K, T), (0, 1), EventTime(1)), DeduplicateSpec((K, T), (0, 1))),
+        (WithinSpec((K, V, T), (0,), EventTime(2), 5), WithinSpec((K, V, T), (1,), EventTime(2), 5)),
+    ],
+)
+def test_what_is_in_the_state_of_a_deduplication_may_not_change(specs: tuple[OperatorSpec, OperatorSpec]) -> None:
+    before, now = (spec.lasting for spec in specs)
+    assert before != now
+
+
 def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
     taking = {name for name, spec in EXAMPLES.items() if spec.takes_updates}
     assert taking == {"deduplicate", "processor", "timers", "groups", "groups for ever", "enrich", "updated rows"}

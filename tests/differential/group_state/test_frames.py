@@ -107,9 +107,9 @@ def test_several_frames_of_a_key(spark: SparkSession, tmp_path: Path, api: str) 
         state.update((seen,))
         yield pd.DataFrame({"k": [key[0]], "n": [seen], "said": [None]})
 
-    conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "3"}
+    rows, size = ({f"spark.sql.execution.arrow.max{what}PerBatch": "3"} for what in ("Records", "Bytes"))
     table = script(*(("a", "") for _ in range(10)))
-    turns = [Turn(grouped(chunks), [table], conf=conf), Turn(grouped(chunks), [table, table], conf=conf)]
+    turns = [Turn(grouped(chunks), [table], conf=rows), Turn(grouped(chunks), [table, table], conf=size)]
     compare(spark, tmp_path, turns)
 
 

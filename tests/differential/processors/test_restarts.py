@@ -108,6 +108,41 @@ def test_a_variable_that_begins_anew(spark: SparkSession, tmp_path: Path, api: s
     assert empty == [False, True, True, True, False]
 
 
+@pytest.mark.parametrize("api", APIS)
+def test_a_variable_that_is_deleted_once_it_is_there(spark: SparkSession, tmp_path: Path, api: str) -> None:
+    """The query runs, and what the variable had is gone; only its uses fail, but for those that go through it."""
+    variables: Variables = {
+        "kept": ("Value", "n int"),
+        "v": ("Value", "n int"),
+        "l": ("List", "n int"),
+        "m": ("Map", "k int", "n int"),
+    }
+    write = "kept.update((1,)), v.update((1,)), l.put([(1,)]), m.updateValue((1,), (1,))"
+    read = "kept.get(), v.get(), l.get(), m.iterator()"
+    uses = [
+        *("kept.get(), l.get(), m.iterator(), m.keys(), m.values()", "v.exists()", "v.get()", "v.update((2,))"),
+        *("v.clear()", "l.exists()", "l.put([(2,)])", "l.appendValue((2,))", "l.appendList([(2,)])", "l.clear()"),
+        *("m.exists()", "m.getValue((1,))", "m.containsKey((1,))", "m.updateValue((2,), (2,))", "m.removeKey((1,))"),
+        "m.clear()",
+    ]
+
+    def query(init: str = "") -> Query:
+        return lambda df: transformed(df, Script(variables, init=init).using(api))
+
+    deleting = ", ".join(f"handle.deleteIfExists('{name}')" for name in "vlm")
+    turns = [
+        Turn(query(), [script(("a", write), ("b", write))]),
+        Turn(query(deleting), [script(*(("a", use) for use in uses))]),
+        Turn(query(), [script(("a", read), ("b", read))]),
+    ]
+    found = compare(spark, tmp_path, turns)
+    first, *others = spoken(found, "a")[1]
+    assert first == "((1,), [], [], [], [])"
+    assert len(others) == 15
+    assert all("state" in said and "is not initialized" in said for said in others)
+    assert spoken(found, "b")[2] == ["((1,), None, [], [])"]
+
+
 @pytest.mark.parametrize("time", ["none", "eventTime"])
 def test_watermarks_come_and_go(spark: SparkSession, tmp_path: Path, time: str) -> None:
     """Batches without data come with the watermark and go with it; timers that it would make due wait for it."""

@@ -9,7 +9,6 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import LongType, Row, StringType, StructType
 
-from millpond.errors import UsageError
 from millpond.layout import NEVER
 from millpond.slot.pipe.processors.learning import learned
 from millpond.spec.kinds.processor import TIMERS, Variable
@@ -272,10 +271,71 @@ def test_a_variable_that_is_deleted_and_begins_anew() -> None:
     assert handle.purged == ["b", "c"]
 
 
+_KINDS = {"Value": ("n int",), "List": ("n int",), "Map": ("k int", "n int")}
+
+
+def _deleted(kind: str, handle: Any) -> Any:
+    """A variable that is asked for, then deleted."""
+    made = getattr(handle, f"get{kind}State")("old", *_KINDS[kind])
+    handle.deleteIfExists("old")
+    return made
+
+
 def test_a_variable_that_is_deleted_once_it_is_there() -> None:
     def init(self: Any, handle: Any) -> None:
-        handle.getValueState("x", "a int")
-        handle.deleteIfExists("x")
+        self.old = _deleted("List", handle)
+        self.count = handle.getValueState("count", "n bigint")
 
-    with pytest.raises(UsageError, match="asks for the state variable 'x' and deletes it then"):
-        learned(Scripted(init=init), "none")
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        total = (self.count.get() or (0,))[0] + sum(1 for _ in rows)
+        self.count.update((total,))
+        yield Row(k=key[0], n=total)
+
+    handle = learned(Scripted(init=init), "none")
+    assert [one.name for one in handle.variables] == ["old", "count"]
+    assert handle.purged == ["old"]
+    slot = MiniSlot(user_processor(Scripted(init=init, rows=rows)))
+    assert [row["n"] for row in slot.batch([("a", 10), ("a", 11), ("b", 20)])] == [2, 1]
+    assert [row["n"] for row in slot.batch([("a", 12)])] == [3]
+    assert slot.of("variable.old") == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "doing"),
+    [
+        ("Value", lambda old: old.exists(), "checking value state exists"),
+        ("Value", lambda old: old.get(), "getting value state"),
+        ("Value", lambda old: old.update((1,)), "updating value state"),
+        ("Value", lambda old: old.clear(), "clearing value state"),
+        ("List", lambda old: old.exists(), "checking value state exists"),
+        ("List", lambda old: old.put([(1,)]), "updating value state"),
+        ("List", lambda old: old.appendValue((1,)), "updating value state"),
+        ("List", lambda old: old.appendList([(1,)]), "updating value state"),
+        ("List", lambda old: old.clear(), "clearing value state"),
+        ("Map", lambda old: old.exists(), "checking map state exists"),
+        ("Map", lambda old: old.getValue((1,)), "getting value"),
+        ("Map", lambda old: old.containsKey((1,)), "checking if map state contains key"),
+        ("Map", lambda old: old.updateValue((1,), (1,)), "updating map state value"),
+        ("Map", lambda old: old.removeKey((1,)), "removing key from map state"),
+        ("Map", lambda old: old.clear(), "clearing map state"),
+    ],
+)
+def test_a_deleted_variable_cannot_be_used(kind: str, use: Any, doing: str) -> None:
+    refused(
+        f"Error {doing}: {kind} state old is not initialized.",
+        init=lambda self, handle: setattr(self, "old", _deleted(kind, handle)),
+        rows=lambda self, key, rows, times: use(self.old),
+    )
+
+
+def test_a_deleted_list_or_map_has_nothing_to_go_through() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.old = _deleted("List", handle)
+        self.map = handle.getMapState("map", *_KINDS["Map"])
+        handle.deleteIfExists("map")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        found = [*self.old.get(), *self.map.iterator(), *self.map.keys(), *self.map.values()]
+        yield Row(k=key[0], n=len(found))
+
+    assert MiniSlot(user_processor(Scripted(init=init, rows=rows))).batch([("a", 1)]) == [{"k": "a", "n": 0}]

@@ -8,9 +8,9 @@ from typing import Any
 from millpond.plan.catalyst.function_code import code_digest
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, items
+from millpond.slot.pipe.processors.limits import BYTES, RECORDS
 from millpond.slot.pipe.user_functions import Kind, UserFunction
 
-_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _LARGE = "spark.sql.execution.arrow.useLargeVarTypes"
 
 
@@ -69,7 +69,8 @@ def broadcasts(function: Expression) -> list[Any]:
 def worker_settings(catalyst: Catalyst) -> dict[str, str]:
     """The session's settings that Spark's Python workers obey."""
     runner = catalyst._class("org.apache.spark.sql.execution.python.ArrowPythonRunner")
-    conf = runner.getPythonRunnerConfMap(catalyst.spark._jsparkSession.sessionState().conf())
-    pairs = {str(pair._1()): str(pair._2()) for pair in items(conf.toSeq())}
-    # Spark cuts groups itself, and does not tell its workers. Large types are off, as for the whole query.
-    return pairs | {_RECORDS: str(catalyst.spark.conf.get(_RECORDS)), _LARGE: "false"}
+    conf = catalyst.spark._jsparkSession.sessionState().conf()
+    pairs = {str(pair._1()): str(pair._2()) for pair in items(runner.getPythonRunnerConfMap(conf).toSeq())}
+    # The limits of batches are not among them; large types are off, as for the whole query.
+    limits = {RECORDS: str(conf.arrowMaxRecordsPerBatch()), BYTES: str(conf.arrowMaxBytesPerBatch())}
+    return pairs | limits | {_LARGE: "false"}

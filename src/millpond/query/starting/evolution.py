@@ -57,13 +57,11 @@ class _RefusedError(Exception):
 def lasting(spec: OperatorSpec) -> dict[str, Any]:
     """What of a spec must not change between starts.
 
-    What happens on overflow may, how far sessions reach, and by what rows are late where no state closes. Whether sums
-    are those of `try_sum` may not: these keep more.
+    What happens on overflow may, and how far sessions reach. Whether sums are those of `try_sum` may not: these keep
+    more.
     """
     found: dict[str, Any] = plain(spec.lasting)
     found.pop("gap", None)
-    if found.pop("passed", None) is not None and found["time"] and found["time"]["column"] not in found["keys"]:
-        found["time"] = None
     for call in found.get("calls", ()):
         if call["options"].get("eval_mode") != "try":
             call["options"].pop("eval_mode", None)

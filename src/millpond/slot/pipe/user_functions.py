@@ -20,6 +20,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from millpond.slot.pipe.processors.limits import rows_together
+
 
 class Kind(IntEnum):
     """Kinds of functions, as `pyspark.util.PythonEvalType` numbers them (older versions of Spark do not have all)."""
@@ -44,7 +46,6 @@ class Kind(IntEnum):
         return self.name.endswith("_PIECES")
 
 
-_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _TOGETHER = 10_000  # rows of results that travel together
 
 Grouped = Callable[[int, Iterator[Iterator[pa.RecordBatch]]], Iterator[pa.RecordBatch]]
@@ -114,7 +115,7 @@ class UserFunctions:
         made: list[pa.Array] = []
         for _, uses in groupby(enumerate(self.functions), key=_run):
             functions = [function for _, function in uses]
-            given = groups.pieces(rows, self._most(functions[0]))
+            given = groups.pieces(rows, self._most(functions[0], rows))
             results = pa.Table.from_batches(self._grouped(functions)(0, given)).combine_chunks()
             made += [column.chunk(0) for column in results.columns]
         columns = batch.columns[: len(self.shown) - len(self.order)]
@@ -131,7 +132,7 @@ class UserFunctions:
             rows = pa.RecordBatch.from_arrays([struct], ["_0"])
         waiting: list[pa.RecordBatch] = []
         count = 0
-        for result in self._grouped([function])(0, groups.pieces(rows, self._most(function))):
+        for result in self._grouped([function])(0, groups.pieces(rows, self._most(function, rows))):
             waiting.append(self._fitted(result.column(0).flatten()))
             count += result.num_rows
             if count >= _TOGETHER:
@@ -150,9 +151,9 @@ class UserFunctions:
         fitted = [_cast(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(fitted, schema=self.schema)
 
-    def _most(self, function: UserFunction) -> int:
+    def _most(self, function: UserFunction, rows: pa.RecordBatch) -> int:
         """Rows of a group that the function is given at a time; 0 for all."""
-        return max(0, int(self.conf.get(_RECORDS, "10000"))) if function.kind.piecewise else 0
+        return rows_together(rows, self.conf) if function.kind.piecewise else 0
 
     def _grouped(self, functions: Sequence[UserFunction]) -> Grouped:
         """Spark's own function that calls these functions for each group."""

@@ -11,7 +11,6 @@ from millpond.spec.kinds.first_rows import FirstRows
 from millpond.spec.operators import EventTime
 from millpond.spec.protocol import AccessPattern
 from millpond.spec.traits import Trait, lag_trait
-from millpond.words import length
 
 
 class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
@@ -25,17 +24,20 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
     passed: bool = False
 
     @property
+    def lasting(self) -> Self:
+        """Its key, and which of its columns closes it; by what other column rows are late may change."""
+        time = None if self.time is None or self.keyed else self.time
+        if time is not None:
+            time = msgspec.structs.replace(time, column=self.keys.index(time.column))
+        return msgspec.structs.replace(super().lasting, time=time, passed=False)
+
+    @property
     def traits(self) -> Mapping[str, Trait]:
         """What it deduplicates by, and how long keys are kept."""
-        time = self.time
-        late = "drops no late rows" if time is None else f"drops rows that are late by {self.columns[time.column].name}"
-        closed = "for ever" if self.keyed or time is None else "until the watermark passes them"
         return {
             **super().traits,
-            "late": Trait(late),
-            "time": Trait(f"keeps keys {closed}"),
-            "passed": Trait("reads no column with a watermark" if not self.passed else "has a column with a watermark"),
-            "lag": lag_trait(None if time is None else time.lag_ms),
+            "time": Trait("keeps keys for ever" if self.keyed else "keeps keys until the watermark passes them"),
+            "lag": lag_trait(None if self.time is None else self.time.lag_ms),
         }
 
     @property
@@ -85,14 +87,9 @@ class WithinSpec(FirstRows, frozen=True, tag="within"):
     delay_ms: int
 
     @property
-    def traits(self) -> Mapping[str, Trait]:
-        """What it deduplicates by, and how long keys are kept."""
-        return {
-            **super().traits,
-            "time": Trait(f"has its watermark on {self.columns[self.time.column].name}"),
-            "delay": Trait(f"keeps keys for {length(self.delay_ms * 1000)}, the delay of its watermark"),
-            "lag": lag_trait(self.time.lag_ms),
-        }
+    def lasting(self) -> Self:
+        """Its key: the state has the time at which each key is forgotten, however that was computed."""
+        return msgspec.structs.replace(super().lasting, time=EventTime(0), delay_ms=0)
 
     @property
     def lag(self) -> int | None:

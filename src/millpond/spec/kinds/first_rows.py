@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
+import msgspec
+
 from millpond.spec.calls import ONCE
 from millpond.spec.operators import Field
 from millpond.spec.protocol import Spec
@@ -23,16 +25,18 @@ class FirstRows(Spec, frozen=True):
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """What it deduplicates, and by what."""
-        return {
-            "keys": columns_trait("deduplicates by", self.key_fields),
-            "columns": columns_trait("deduplicates rows of", self.columns),
-        }
+        """What it deduplicates by."""
+        return {"keys": columns_trait("deduplicates by", self.key_fields)}
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
         """The columns that make up the key."""
         return tuple(self.columns[k] for k in self.keys)
+
+    @property
+    def lasting(self) -> Self:
+        """Its key: the other columns are not in the state, so they may come and go, as in Spark."""
+        return msgspec.structs.replace(self, columns=self.key_fields, keys=tuple(range(len(self.keys))))
 
     @property
     def input_fields(self) -> tuple[Field, ...]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pandas as pd
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row
@@ -54,6 +55,22 @@ def slot(processor: Any, in_flight: int = 10, together: int = 10, **more: Any) -
 
 
 ROWS = [("a", 1), ("b", 2), ("c", 3), ("a", 4)]
+
+
+class Deleting(Counting):
+    """Asks for a map, deletes it, and reads it."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        handle.deleteIfExists("seen")
+
+    async def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> AsyncIterator[Row]:
+        yield Row(k=key[0], n=len(list(rows)) + await self.seen.containsKey(("x",)))
+
+
+def test_a_variable_that_is_deleted_cannot_be_awaited() -> None:
+    with pytest.raises(PySparkRuntimeError, match="Map state seen is not initialized"):
+        slot(Deleting()).batch(ROWS)
 
 
 def test_keys_wait_together(far: Far) -> None:

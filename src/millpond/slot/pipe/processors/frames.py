@@ -19,9 +19,9 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructField, StructType
 
 from millpond.errors import UsageError
+from millpond.slot.pipe.processors.limits import rows_together
 from millpond.slot.pipe.processors.rows import TOGETHER, Pieces, Typed, unequal
 
-_ANY = (1 << 31) - 1  # as Spark says that there is no limit
 _LARGEST = (1 << 31) - 1  # bytes of a column, as most kinds of them can have
 
 Cut = Callable[[int, int], pd.DataFrame]
@@ -49,7 +49,6 @@ class Frames:
         self._values = list(values)
         self._conf = conf
         self._names = pd.Index(_named(columns.names))
-        self._most: int = conf.arrow_max_records_per_batch if conf.arrow_max_records_per_batch > 0 else _ANY
         self._indexes: dict[int, pd.RangeIndex] = {}
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
@@ -63,7 +62,7 @@ class Frames:
         ends = list(accumulate(counts, initial=0))
         firsts = [series[at].iloc[ends[:-1]].tolist() for at in self._keys]
         told = zip(*firsts, strict=True) if firsts else iter([()] * len(counts))
-        most = self._chunk(typed)
+        most = rows_together(typed, self._conf)
         if ends[-1] > typed.num_rows:
             key = next(told)
             yield key, self._streamed(typed, pieces, 1 if unequal(key) else most)
@@ -98,14 +97,6 @@ class Frames:
             batch, timezone=self._conf.timezone, prefer_int_ext_dtype=self._conf.prefer_int_ext_dtype
         )
         return made
-
-    def _chunk(self, batch: pa.RecordBatch) -> int:
-        """How many rows a frame has at most."""
-        limit = self._conf.arrow_max_bytes_per_batch
-        if limit >= _ANY or not batch.nbytes:
-            return self._most
-        fitting: int = -(-limit * batch.num_rows // batch.nbytes)
-        return max(1, min(self._most, fitting))
 
     def _whole(self, series: list[pd.Series]) -> pd.DataFrame | None:
         """All rows as one frame, of which slices have the types that they would have by themselves; else None."""

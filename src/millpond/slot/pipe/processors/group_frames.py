@@ -18,6 +18,7 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.types import StructType
 
 from millpond.slot.pipe.processors.frames import Cut, FrameResults, Frames
+from millpond.slot.pipe.processors.limits import rows_together
 from millpond.slot.pipe.processors.rows import Pieces
 from millpond.slot.pipe.processors.state.columns import nulls
 
@@ -37,7 +38,7 @@ class GroupFrames(Frames):
         """Each key and its frames; arguments as of `Frames.groups`."""
         ends = list(accumulate(counts, initial=0))
         typed = self._typed(next(pieces).columns)
-        most = self._chunk(typed)
+        most = rows_together(typed, self._conf)
         if ends[-1] > typed.num_rows:
             yield next(self._told(keys, 1)), self._streamed(typed, pieces, most)
             return

@@ -136,7 +136,8 @@ class Handle(CheckedHandle):
     def begin(self, tables: Mapping[str, pa.RecordBatch]) -> None:
         """A call begins: this is what its keys have."""
         for _, held in self._variables.values():
-            held.begin(*tables[held.variable.table].columns)
+            if not held.deleted:
+                held.begin(*tables[held.variable.table].columns)
         if self._timed:
             self.timers.begin(tables[TIMERS].column("value"))
 
@@ -169,6 +170,12 @@ class Handle(CheckedHandle):
         held = _HELD[kind](variable, self.place, self._now)
         held.require(value, key)
         return held
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Delete a variable of earlier runs. After that, one that `init` has asked for cannot be used."""
+        super().deleteIfExists(stateName)
+        if stateName in self._variables:
+            self._variables[stateName][1].deleted = True
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Let the processor be called for the key at a time, in milliseconds."""

@@ -66,17 +66,8 @@ class LearningHandle(CheckedHandle):
         self.full: list[str] = []
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Let a variable of earlier runs be deleted.
-
-        Raises:
-            UsageError: it was asked for before, so that it could not be used.
-        """
+        """Let a variable of earlier runs be deleted."""
         super().deleteIfExists(stateName)
-        if any(one.name == stateName for one in self.variables):
-            raise UsageError(
-                f"The processor asks for the state variable {stateName!r} and deletes it then.",
-                action="Delete it before, and each batch begins with nothing there; or give the new one another name.",
-            )
         self.purged.append(stateName)
 
     def _learnt(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
@@ -91,7 +82,6 @@ def learned(processor: StatefulProcessor, time_mode: TimeMode) -> LearningHandle
 
     Raises:
         PySparkRuntimeError: the processor does what Spark refuses.
-        UsageError: a variable is deleted that was asked for before.
     """
     serializer = CPickleSerializer()
     copy = serializer.loads(serializer.dumps(processor))

@@ -66,6 +66,8 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
     def get(self) -> Iterator[tuple[Any, ...]]:
         """The elements that the key has when the first is asked for."""
         doing = "getting list state"
+        if self.deleted:
+            return
         cell = self._cell(doing)
         values = tuple(cell.values)
         show = None if self._form.plain else self._form.shown
@@ -101,6 +103,8 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
 
     def lacks(self, at: int, key: Any | None) -> bool:
         """See `Held`."""
+        if self.deleted:
+            return False
         cell = self._of(at)
         return cell.parted and cell.before is None and self._little(cell.head)
 

@@ -141,6 +141,8 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
 
     def lacks(self, at: int, key: Any | None) -> bool:
         """See `Held`."""
+        if self.deleted:
+            return False
         cell = self._of(at)
         if type(cell) is not Buckets:
             return False
@@ -204,6 +206,8 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         return (key if self._identity is None else self._identity(key)), key
 
     def _arranged(self) -> Iterable[tuple[Any, Any, int]]:
+        if self.deleted:
+            return ()
         cell = self._cell("getting map state")
         if type(cell) is Buckets:
             return self._merged(cell)

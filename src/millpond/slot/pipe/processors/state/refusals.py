@@ -19,6 +19,11 @@ def no_key(state: str) -> str:
     return f"[INTERNAL_ERROR_TWS] Implicit key not found in state store for stateName={state} SQLSTATE: XX000"
 
 
+def not_initialized(kind: str, state: str) -> str:
+    """State is used that `init` has deleted after it asked for it."""
+    return f"{kind.capitalize()} state {state} is not initialized."
+
+
 def wrong_time_mode(operation: str, mode: str) -> str:
     """There are no timers without a time mode."""
     said = f"Failed to perform stateful processor operation={operation} with invalid timeMode={mode}"

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import ValueState
 from millpond.layout import NEVER
 from millpond.operators.processors.calls import Ask
 from millpond.slot.pipe.processors.state.columns import built, stored
-from millpond.slot.pipe.processors.state.refusals import no_key, refused
+from millpond.slot.pipe.processors.state.refusals import no_key, not_initialized, refused
 from millpond.slot.pipe.processors.state.values import Form, Refused
 from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
@@ -70,6 +70,8 @@ class Held:
 
     Attributes:
         changed: positions in the call of the keys of which something was changed.
+        deleted: whether `init` has deleted it after it asked for it. As in Spark, every use fails then, but going
+            through a list or a map gives nothing.
     """
 
     def _hold(self, variable: Variable, place: Place, now: int) -> None:
@@ -83,6 +85,7 @@ class Held:
         self._kept = self._form.kept
         self._sent: pa.Array | None = None
         self.changed: set[int] = set()
+        self.deleted = False
 
     def require(self, value: Any, key: Any) -> None:
         """Take note of what may not be null, by the types as the user gives them."""
@@ -121,6 +124,8 @@ class Held:
 
     def _at(self, doing: str) -> int:
         at: int | None = self._place.at
+        if self.deleted:
+            raise refused(doing, not_initialized(self.variable.kind, self.variable.name))
         if at is None or self._sent is None:
             raise refused(doing, no_key(self.variable.name))
         return at
