@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from numba import from_dtype, uint64
 
 from millpond import kernels
+from millpond.kernels import compile
 from millpond.kernels.compiled import kernel
 
 KERNELS = Path(kernels.__path__[0])
@@ -100,13 +102,14 @@ def test_kernels_work_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pyt
 
 
 COMPILE = """
+import os
 import sys
 from pathlib import Path
 from typing import Any
 from millpond.kernels import compile, compiled
 from millpond.kernels.runs import bloom
 compile.import_all = lambda: None
-compile.compile_behind(Path(sys.argv[1]))
+compile.compile_behind(Path(sys.argv[1]), os.getppid())
 assert not compiled.missing()
 """
 
@@ -116,6 +119,17 @@ def test_the_others_are_compiled_beside_the_first_query(tmp_path: Path) -> None:
     finish(start(tmp_path / "cache", "-c", COMPILE, str(progress)))
     assert kept(tmp_path / "cache") >= {"bloom.admit", "bloom.build_filters"}
     assert list(tmp_path.iterdir()) == [tmp_path / "cache"]
+
+
+def test_nothing_is_compiled_once_the_template_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have died while this process was still importing."""
+    monkeypatch.setattr(compile.os, "nice", lambda _: None)
+    monkeypatch.setattr(compile, "import_all", lambda: None)
+    kernels = [Mock(kept=False)]
+    monkeypatch.setattr(compile, "missing", lambda: kernels)
+    for parent, compiled in ((os.getpid(), 0), (os.getppid(), 1)):
+        compile.compile_behind(tmp_path / "compiling", parent)
+        assert kernels[0].prepare.call_count == compiled
 
 
 def test_another_thread_that_compiles_it_meanwhile_is_no_reason_to_fail() -> None:

@@ -1,7 +1,7 @@
-"""Compiles every kernel, so that none has to be waited for later: `python -m millpond.kernels.compile [PROGRESS]`.
+"""Compile every kernel before it is needed: `python -m millpond.kernels.compile [PROGRESS PARENT]`.
 
-Without an argument it uses all cores, for an installation or an image. With a file to tell its progress in it is what a
-template starts: one process of low priority beside the query, which ends with the one that started it.
+Without arguments it uses all cores, for an installation or an image. With a file for its progress and its parent's
+process id it is what a template starts: one process of low priority beside the query, which ends with its parent.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def compile_all() -> None:
             pass
 
 
-def compile_behind(progress: Path) -> None:
+def compile_behind(progress: Path, parent: int) -> None:
     """Compile what is not on disk, one kernel after another, beside what matters more.
 
     Args:
         progress: a file that says how many are done, of how many; it goes when all are.
+        parent: process id of the template. It may have died while this process was starting.
     """
-    parent = os.getppid()
     os.nice(_NICE)
     import_all()
     fresh = progress.with_name(f"{progress.name}.{os.getpid()}")
@@ -60,4 +60,4 @@ def compile_behind(progress: Path) -> None:
 
 
 if __name__ == "__main__":
-    compile_behind(Path(sys.argv[1])) if len(sys.argv) > 1 else compile_all()
+    compile_behind(Path(sys.argv[1]), int(sys.argv[2])) if len(sys.argv) > 1 else compile_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -35,5 +36,5 @@ def compile_beside(directory: SlotDirectory) -> subprocess.Popen[bytes] | None:
     if not left:
         return None
     directory.compiling.write_text(f"{len(KERNELS) - len(left)} of {len(KERNELS)}")
-    command = [sys.executable, "-m", "millpond.kernels.compile", str(directory.compiling)]
+    command = [sys.executable, "-m", "millpond.kernels.compile", str(directory.compiling), str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
