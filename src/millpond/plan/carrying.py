@@ -41,7 +41,7 @@ _JOIN = "symmetricHashJoin"
 _ROWS = "-keyWithIndexToValue"
 _FEW = 7  # functions whose orders are all tried
 _ORDERS = "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
-_ADVICE = "Give this query a new checkpointLocation and let it begin anew (docs/guides/moving-a-job.md)."
+_ADVICE = "Give this query a new checkpointLocation and let it begin anew (`millpond docs moving-a-job`)."
 
 
 @dataclass(frozen=True)
