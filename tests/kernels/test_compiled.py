@@ -123,7 +123,7 @@ def test_the_others_are_compiled_beside_the_first_query(tmp_path: Path) -> None:
 
 def test_nothing_is_compiled_once_the_template_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have died while this process was still importing."""
-    monkeypatch.setattr(compile.os, "nice", lambda _: None)
+    monkeypatch.setattr(os, "nice", lambda _: None)
     monkeypatch.setattr(compile, "import_all", lambda: None)
     kernels = [Mock(kept=False)]
     monkeypatch.setattr(compile, "missing", lambda: kernels)
