@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millpond.errors import TransientError
-from millpond.files.backends.disk import reason, remedy
+from millpond.files.disk import reason, remedy
 from millpond.slot.process.connection import Connection
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends.disk import UNFIT, remedy
 from millpond.files.backends.filesystem import Buffer, FileInfo, MissingFileError, Write, views
 from millpond.files.backends.objects import cut_short, missing, taken
+from millpond.files.disk import UNFIT, remedy
 
 STAGING = "staging"
 """Folder below the location where objects are written aside; what stays there was left by a process that died."""

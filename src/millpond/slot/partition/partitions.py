@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millpond.errors import FencedError, MillpondError, TransientError
-from millpond.files.backends.disk import reason, remedy
+from millpond.files.disk import reason, remedy
 from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.offsets import latest_batch

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError
-from millpond.files.backends.disk import reason, remedy
+from millpond.files.disk import reason, remedy
 from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.parcels import Parcel, exchange_folder
 from millpond.slot.batch.rows import key_groups

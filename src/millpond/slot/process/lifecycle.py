@@ -40,7 +40,7 @@ from pathlib import Path
 import msgspec
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends.disk import reason, remedy
+from millpond.files.disk import reason, remedy
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import Process, identify, namespace
 

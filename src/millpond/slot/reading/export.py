@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpond.errors import SettingError, UsageError
-from millpond.files.backends.disk import reason, remedy
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, open_filesystem
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.patience import put_own
+from millpond.files.disk import reason, remedy
 from millpond.slot.reading.reader import StateOperator, StateReader
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
