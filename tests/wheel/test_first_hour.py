@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1200)  # the first test waits for the installation
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -68,7 +70,6 @@ def test_the_pages_come_with_the_wheel(python: Path, tmp_path: Path) -> None:
     assert [page.stem for page in (ROOT / "docs").rglob("*.md") if page.stem not in listed] == []
 
 
-@pytest.mark.timeout(1200)
 def test_the_readmes_example_runs_from_a_wheel_in_another_folder(python: Path, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example())
     begun = time.monotonic()
