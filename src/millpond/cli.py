@@ -329,6 +329,28 @@ def compactor(
 
 
 @app.command()
+def docs(
+    topic: Annotated[
+        str | None, typer.Argument(help="The page, as `troubleshooting`; without it the pages are listed.")
+    ] = None,
+) -> None:
+    """Print a page of the documentation of this version: errors name those that help."""
+    from millpond.documentation import page, pages, title
+
+    if topic is None:
+        table = Table("topic", "page")
+        for name, path in pages().items():
+            table.add_row(name, title(path))
+        _out.print(table)
+    elif _out.is_terminal:
+        from rich.markdown import Markdown
+
+        _out.print(Markdown(page(topic)))
+    else:
+        typer.echo(page(topic), nl=False)  # the source, for what reads it
+
+
+@app.command()
 def demo(
     query: Annotated[str, typer.Option(help="`clicks`, or a NEXMark query as `q17`.")] = "clicks",
     report: Annotated[Path | None, typer.Option(help="The folder for the report; millpond-demo by default.")] = None,

@@ -393,7 +393,9 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
         try:
             values[setting.field] = setting.parse(text)
         except ValueError as error:
-            raise SettingError(f"{name} is {text!r}, but has to be {error}.", action="See docs/settings.md.") from None
+            raise SettingError(
+                f"{name} is {text!r}, but has to be {error}.", action="See `millpond docs settings`."
+            ) from None
     return Settings(**values)
 
 

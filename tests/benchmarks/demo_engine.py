@@ -2,7 +2,7 @@
 
 Told of no end, it does six batches and hangs in the seventh, for the demo to kill it there.
 
-`python demo_engine.py [WRONG] PLAN.json`; Millpond's batch number WRONG has one row that is not Spark's. If WRONG is
+`python demo_engine.py [WRONG] PLAN.json PARENT`; batch WRONG of Millpond has one row that is not of Spark. If it is
 `fail`, Millpond's process fails in its second batch.
 """
 
@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 MS = {"spark": 400.0, "millpond": 32.0}
 ROWS, BEFORE_KILL = 5, 6
 
-plan = msgspec.json.decode(Path(sys.argv[-1]).read_bytes())
-wrong = sys.argv[1] if plan["engine"] == "millpond" and len(sys.argv) > 2 else ""
+plan = msgspec.json.decode(Path(sys.argv[-2]).read_bytes())
+wrong = sys.argv[1] if plan["engine"] == "millpond" and len(sys.argv) > 3 else ""
 folder = Path(plan["folder"])
 told = folder / "figures.jsonl"
 done = len(told.read_bytes().splitlines()) if told.exists() else 0

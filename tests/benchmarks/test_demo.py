@@ -271,7 +271,7 @@ sys.exit(run_demo(folder=Path({str(tmp_path / "out")!r}), size={size}, command={
 
 
 def test_an_engine_ends_with_its_demo(tmp_path: Path) -> None:
-    child = "import time; from millpond.workloads.process import die_with_parent; die_with_parent();"
+    child = "import os, time; from millpond.workloads.process import die_with_parent; die_with_parent(os.getppid());"
     child += "print('ready', flush=True); time.sleep(600)"
     code = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {child!r}]);"
     code += "print(p.pid, flush=True); time.sleep(600)"
@@ -284,6 +284,13 @@ def test_an_engine_ends_with_its_demo(tmp_path: Path) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_an_engine_whose_demo_died_before_it_was_up_ends() -> None:
+    code = "from millpond.workloads.process import die_with_parent; die_with_parent(1 << 22); print('lives on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "has ended" in done.stderr
 
 
 def test_reports_of_the_same_second_stand_side_by_side(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Real Spark, killed for real: the driver, its workers and its slots die at random moments; the rows come out right.
 
-Each start draws how many partitions the state has.
+Each start draws how many partitions the state has. `MILLPOND_SPARK_KILLS` says how many starts are killed of which only
+is asked that nothing lives on.
 """
 
 import os
 import random
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -22,6 +25,7 @@ from tests.chaos.truth import (
 )
 from tests.s3 import s3
 
+KILLS = int(os.environ.get("MILLPOND_SPARK_KILLS", "1"))
 SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", "5"))
 LIVES = 12
 QUERIES = ("aggregate", "deduplicate", "windows", "join", "processor")
@@ -64,6 +68,39 @@ def kill_until_done(seed: int, folder: Path) -> None:
     }[query](rows)
     assert expected
     assert read_file_sink(folder / "out") == expected
+
+
+@pytest.mark.xdist_group("kills")
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_nothing_lives_on_when_a_first_batch_is_killed(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Driver and JVM alone are killed: the workers, which may be starting, are orphans then."""
+    rng = random.Random(seed)
+    monkeypatch.setenv("MILLPOND_TEST_JOB", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    write_input(tmp_path / "in", seed)
+    life = Life("deduplicate", tmp_path, 2)
+    assert life.process.stdout is not None
+    assert life.process.stdout.readline() == "started\n"
+    pause = rng.uniform(0, 2.0)
+    time.sleep(pause)
+    (jvm,) = (child for child in psutil.Process(life.process.pid).children() if child.name() == "java")
+    life.process.kill()
+    jvm.kill()
+    life.process.wait()
+    life.process.stdout.close()
+    deadline = time.monotonic() + 90
+    while left := [process for process in psutil.process_iter(["environ"]) if belongs(process, tmp_path)]:
+        if time.monotonic() > deadline:
+            for process in left:
+                process.kill()
+            pytest.fail(f"after {pause:.2f} s: {len(left)} processes were left")
+        time.sleep(0.1)
+
+
+def belongs(process: psutil.Process, job: Path) -> bool:
+    return (process.info["environ"] or {}).get("MILLPOND_TEST_JOB") == str(job)
 
 
 def distinct_keys(rows: pa.Table) -> list[tuple[object, ...]]:

@@ -139,12 +139,33 @@ def test_what_is_held_is_committed_after_a_while(tmp_path):
     held.wait_for(2, [1])
 
 
+def test_a_commit_that_failed_says_why_and_where(tmp_path):
+    """The store's own error, not where the store might be set."""
+
+    def full(put, name):
+        raise TransientError(
+            "The disk failed: no space.", action="Free some space on the disk of /d.", file="file:/d/x"
+        )
+
+    _, slot = slot_on(tmp_path, full)
+    slot.seal(slot.open(0, 0), b"a")
+    slot.committer.step()
+    with pytest.raises(TransientError) as failed:
+        slot.committer.wait_durable(0, 0, 1, timeout=0.05)
+    assert failed.value.message == "A commit is not durable after 0.05 s: The disk failed: no space."
+    assert failed.value.action == "Free some space on the disk of /d. Then restart the query."
+    assert failed.value.file == "file:/d/x"
+
+
 def test_acknowledged_only_after_the_put(tmp_path):
     gate = threading.Event()
     _, slot = slot_on(tmp_path, lambda put, name: (gate.wait(120), put()))
     slot.seal(slot.open(0, 0), b"a")
-    with pytest.raises(TransientError, match=r"not durable after 0.05 s.*commits/000000000001-000000000000001-"):
+    with pytest.raises(
+        TransientError, match=r"not durable after 0.05 s.*commits/000000000001-000000000000001-"
+    ) as late:
         slot.committer.wait_durable(0, 0, 1, timeout=0.05)
+    assert f"See whether the store at {slot.files.url} answers. Then restart" in str(late.value)
     assert list(tmp_path.rglob("*.sealed"))
     gate.set()
     slot.committer.wait_durable(0, 0, 1, timeout=60)

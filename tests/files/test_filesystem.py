@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import subprocess
@@ -302,11 +303,34 @@ def test_an_upload_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
     assert done.index(data) < done.index(path) < len(done) - 1 - done[::-1].index(str(tmp_path / "a"))
 
 
+@pytest.mark.parametrize(
+    ("number", "kind", "helps"),
+    [
+        (errno.ENOSPC, TransientError, "Free some space on the disk of {}."),
+        (errno.EDQUOT, TransientError, "Free some space on the disk of {}."),
+        (errno.EACCES, SettingError, "the right to read and write below {}."),
+        (errno.EROFS, SettingError, "Make {} a folder that can be written, on a disk that is not read-only."),
+        (errno.EMFILE, TransientError, "Raise the limit of open files (ulimit -n) for Spark's processes."),
+        (errno.EIO, TransientError, "See whether the disk of {} works, and try again."),
+    ],
+)
+def test_a_disk_that_fails_is_named_with_its_reason(tmp_path, monkeypatch, number, kind, helps):
+    """Settings that may lead there are not guessed: checkpoints and the host's own folders are such files, too."""
+    files = LocalFiles(str(tmp_path))
+    failed = OSError(number, os.strerror(number))
+    monkeypatch.setattr(os, "writev", lambda *_: (_ for _ in ()).throw(failed))
+    with pytest.raises(kind) as error:
+        files.put("x", [b"new"])
+    assert os.strerror(number) in error.value.message
+    assert error.value.file == f"file:{tmp_path}/x"
+    assert error.value.action.endswith(helps.format(tmp_path))
+
+
 @pytest.mark.parametrize("place", ["file/below", "/proc/nowhere/x"])
 def test_a_place_that_can_hold_nothing_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("no folder")
     files = open_filesystem(str(tmp_path / place))
-    with pytest.raises(SettingError, match=r"Nothing can be kept here.*Give another checkpointLocation"):
+    with pytest.raises(SettingError, match=rf"Nothing can be kept here.*Make {tmp_path / place} a folder"):
         files.put("a", [b"x"])
 
 

@@ -21,7 +21,6 @@ from millpond.errors import StateIncompatibleError
 from millpond.query.starting import start as starting
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import drain, open_ahead
-from millpond.slot.process.identity import Process
 from tests.query.test_recovery import Job
 
 STARTS = 12
@@ -63,9 +62,9 @@ def test_state_is_opened_while_spark_plans(
     """In the slots, at the version that the first batch reads; where there is no state, nothing is."""
     asked: list[int] = []
 
-    def opened(tasks: list[PipeTask], version: int, user: Process) -> None:
+    def opened(tasks: list[PipeTask], version: int) -> None:
         asked.append(version)
-        open_ahead(tasks, version, user)
+        open_ahead(tasks, version)
 
     monkeypatch.setattr(starting, "open_ahead", opened)
     job = Job(session, tmp_path)
@@ -81,9 +80,9 @@ def test_a_start_that_fails_leaves_nothing_in_the_slots(
 ) -> None:
     begun: list[PipeTask] = []
 
-    def opened(tasks: list[PipeTask], version: int, user: Process) -> None:
+    def opened(tasks: list[PipeTask], version: int) -> None:
         begun.append(tasks[0])
-        open_ahead(tasks, version, user)
+        open_ahead(tasks, version)
         for thread in threading.enumerate():
             if thread.name == "millpond-open":
                 thread.join(60)

@@ -294,7 +294,7 @@ NOWHERE = {
         "select n, percentile(n, 0.5) from (select k, count(*) n from {df} group by k) group by n",
         "update",
         "MP-WHOLE",
-        "docs/",
+        "millpond docs functions",
     ),
 }
 

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import millpond.slot.pipe.client as client
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.backends.filesystem import join_url, open_filesystem
@@ -50,13 +49,14 @@ def task(folder: Path) -> PipeTask:
         offsets=str(folder / "offsets"),
         settings=SlotSettings(directory=str(folder), silence_timeout=15.0, start_timeout=60.0),
         template="tests.slot.echo",
+        jvm=own_jvm(),
     )
 
 
-@pytest.fixture
-def owned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots started from this process belong to this process."""
-    monkeypatch.setattr(client, "owner", identify)
+def own_jvm() -> tuple[int, int]:
+    """This process, as the JVM that the slots of a task end with (`PipeTask.jvm`)."""
+    process = identify()
+    return process.pid, process.start
 
 
 def hasty(task: PipeTask) -> PipeTask:

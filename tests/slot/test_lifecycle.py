@@ -25,8 +25,6 @@ from tests.interleave import Interleaved, schedules
 
 from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path
 
-pytestmark = pytest.mark.usefixtures("owned")
-
 
 def _run(task: PipeTask, *batches, batch=0):
     return list(Pipe(task)(iter(batches)))
@@ -49,7 +47,7 @@ def test_rows_go_through_a_slot_that_is_started_on_demand(task):
 
 
 def test_slots_are_started_ahead_of_their_first_rows(task):
-    start_ahead(task, identify()).join(60)
+    start_ahead(task).join(60)
     running = SlotDirectory.of(task).running()
     assert set(running) == {"template", "slot-0", "slot-1"}
     assert len(_run(task, rows(0))) == 1
@@ -70,7 +68,7 @@ def test_the_user_is_told_once_that_kernels_are_compiled(task, caplog):
 def test_slots_that_cannot_start_ahead_keep_nobody_waiting(task):
     hurried = msgspec.structs.replace(task.settings, start_timeout=0.2, silence_timeout=0.2)
     broken = msgspec.structs.replace(task, template="tests.slot.nowhere", settings=hurried)
-    start_ahead(broken, identify()).join(60)
+    start_ahead(broken).join(60)
     assert SlotDirectory.of(broken).running() == {}
 
 
@@ -209,7 +207,9 @@ def test_two_executors_share_slots_until_the_last_one_goes(task, folder):
     sleepers = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2)]
     try:
         for sleeper in sleepers:
-            connection, process = SlotFinder(task, identify(sleeper.pid)).find(0)
+            executor = identify(sleeper.pid)
+            own = msgspec.structs.replace(task, jvm=(executor.pid, executor.start))
+            connection, process = SlotFinder(own).find(0)
             connection.close()
         sleepers[0].kill()
         sleepers[0].wait()
@@ -234,12 +234,15 @@ subprocess.run([sys.executable, "-c", sys.argv[1]])
 
 def _worker(task: PipeTask) -> str:
     return f"""
-import pickle
+import os, pickle
 import millpond.slot.pipe.pipe as p
+import msgspec
+from millpond.slot.process.identity import identify
 from pyspark import TaskContext
 from tests.slot.conftest import FakeContext, rows
 TaskContext.get = staticmethod(lambda: FakeContext(0))
-task = pickle.loads({pickle.dumps(task)!r})
+driver = identify(os.getppid())
+task = msgspec.structs.replace(pickle.loads({pickle.dumps(task)!r}), jvm=(driver.pid, driver.start))
 print(sum(b.num_rows for b in p.Pipe(task)(iter([rows(0), rows(0)]))), flush=True)
 import time; time.sleep(600)
 """
@@ -280,7 +283,7 @@ def test_a_slot_ends_on_sigterm_and_a_new_one_takes_over(task):
 
 def test_what_dead_applications_left_is_removed(task, folder):
     other = SlotDirectory.named(str(folder), "app-0")
-    other.enter(Process(1, 1))
+    left_by_the_dead(other)
     other.listen("slot-0").close()
     other.note("slot-0", Process(1, 1))
     _run(task, rows(0))
@@ -291,7 +294,7 @@ def test_what_dead_applications_left_is_removed(task, folder):
 def test_the_last_to_leave_waits_for_one_who_only_looks(task, folder):
     """An application that sweeps what others have left holds the lock for a moment: nothing may stay because of it."""
     left = SlotDirectory.named(str(folder), "app-0")
-    left.enter(Process(1, 1))
+    left_by_the_dead(left)
     with left.locked():
         assert not left.sweep()
         last = threading.Thread(target=left.sweep, args=(60,))
@@ -310,6 +313,12 @@ def test_a_directory_that_is_not_private_is_refused(task, folder):
         _run(task, rows(0))
 
 
+def left_by_the_dead(directory: SlotDirectory) -> None:
+    """Make the directory as an application leaves it whose JVM was killed."""
+    directory.enter(identify())
+    (directory.path / "owners").joinpath(f"{identify().pid}-{identify().start}").rename(directory.path / "owners/1-1")
+
+
 @pytest.mark.parametrize("before", ["nothing", "left by the dead"])
 def test_a_directory_that_is_entered_while_it_is_swept_stays(folder, monkeypatch, before):
     """Another application looks for what the dead have left, at whatever step of one that begins."""
@@ -317,7 +326,7 @@ def test_a_directory_that_is_entered_while_it_is_swept_stays(folder, monkeypatch
     for number, schedule in enumerate(schedules(26, 400)):
         here = SlotDirectory.named(str(folder), f"app-{number}")
         if before != "nothing":
-            here.enter(Process(1, 1))
+            left_by_the_dead(here)
             here.note("slot-0", Process(1, 1))
         world.run(schedule, [lambda here=here: here.enter(identify()), here.sweep])
         assert here.needed(), schedule

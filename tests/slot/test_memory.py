@@ -29,8 +29,6 @@ ROW = 8 * (4 + len(CALLS))
 FRESH = 100_000
 """New keys in a batch; a quarter as many old ones come with them."""
 
-pytestmark = pytest.mark.usefixtures("owned")
-
 
 def anonymous(pid: int) -> int:
     """Bytes of anonymous memory of a process."""

@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
-import pytest
 from pyspark import TaskContext
 
 from millpond.checkpoint.generation import claim
@@ -16,7 +15,6 @@ from millpond.slot.pipe.pipe import Pipe
 
 from .conftest import FakeContext, grouped, table_of
 
-pytestmark = pytest.mark.usefixtures("owned")
 STARTS = 25
 """Of each of four queries."""
 

@@ -16,8 +16,6 @@ from millpond.slot.process.lifecycle import SlotDirectory
 
 from .conftest import FakeContext, grouped, hasty, table_of
 
-pytestmark = pytest.mark.usefixtures("owned")
-
 BATCHES = 15
 ATTEMPTS = 8
 

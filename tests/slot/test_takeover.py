@@ -22,8 +22,6 @@ from millpond.slot.process.lifecycle import SlotDirectory
 
 from .conftest import FakeContext, begin, grouped, hasty, table_of, wait_until, with_tests_on_path
 
-pytestmark = pytest.mark.usefixtures("owned")
-
 
 @pytest.fixture
 def ask(monkeypatch):
@@ -113,13 +111,13 @@ def test_drain_leaves_everything_durable_and_nothing_held(counting, ask):
 
 _DRIVER = """
 import pickle, sys
-import millpond.slot.pipe.client, millpond.slot.pipe.pipe as p
+import millpond.slot.pipe.pipe as p
+import msgspec
 from pyspark import TaskContext
-from millpond.slot.process.identity import identify
-from tests.slot.conftest import FakeContext, grouped
-millpond.slot.pipe.client.owner = identify
+from tests.slot.conftest import FakeContext, grouped, own_jvm
 TaskContext.get = staticmethod(lambda: FakeContext(0))
-rows = list(p.Pipe(pickle.load(sys.stdin.buffer))(iter([grouped(0, [1], [1])])))
+task = msgspec.structs.replace(pickle.load(sys.stdin.buffer), jvm=own_jvm())
+rows = list(p.Pipe(task)(iter([grouped(0, [1], [1])])))
 print("answered", flush=True)
 import signal
 signal.pause()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1200)  # the first test waits for the installation
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,7 +21,14 @@ ROOT = Path(__file__).parents[2]
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a fresh environment that has the wheel and what it asks for, nothing else."""
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder / "dist", ROOT)
+    # By way of the source distribution, which has to have all that a wheel is made of.
+    run(sys.executable, "-m", "venv", folder / "builder")
+    builder = folder / "builder/bin/python"
+    run(builder, "-m", "pip", "install", "-q", "--disable-pip-version-check", "setuptools>=77")
+    build = f"import setuptools.build_meta as backend; backend.build_sdist({str(folder)!r})"
+    run(builder, "-c", build, cwd=ROOT)
+    (source,) = folder.glob("millpond-*.tar.gz")
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder / "dist", source)
     (wheel,) = (folder / "dist").glob("millpond-*.whl")
     run(sys.executable, "-m", "venv", folder / "venv")
     found = folder / "venv/bin/python"
@@ -53,7 +62,14 @@ def example() -> str:
     return str(code.replace(waiting, until))
 
 
-@pytest.mark.timeout(1200)
+def test_the_pages_come_with_the_wheel(python: Path, tmp_path: Path) -> None:
+    """All of them, and from the wheel: the environment knows nothing of the source tree."""
+    printed = run(python.with_name("millpond"), "docs", "troubleshooting", cwd=tmp_path)
+    assert printed == (ROOT / "docs/guides/troubleshooting.md").read_text()
+    listed = run(python.with_name("millpond"), "docs", cwd=tmp_path)
+    assert [page.stem for page in (ROOT / "docs").rglob("*.md") if page.stem not in listed] == []
+
+
 def test_the_readmes_example_runs_from_a_wheel_in_another_folder(python: Path, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example())
     begun = time.monotonic()

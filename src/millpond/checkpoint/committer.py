@@ -166,9 +166,8 @@ class Committer:
             failing = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
             if failing <= self._trouble:
                 return ""
-            error = self._overdue(f"Commits have failed for {failing:.0f} s")
-            error.action = "They are tried again and again."
-            return str(error)
+            what = f"Commits have failed for {failing:.0f} s"
+            return str(self._overdue(what, "Meanwhile they are tried again and again."))
 
     def drain(self, timeout: float | None = None) -> None:
         """Return once everything submitted is acknowledged; raises as `wait_durable` does."""
@@ -358,15 +357,16 @@ class Committer:
         self.stats.restarts += 1
         self._start_thread()
 
-    def _overdue(self, what: str) -> TransientError:
+    def _overdue(self, what: str, then: str = "Then restart the query.") -> TransientError:
         version = min((sealed.manifest.version for sealed in self._pending.values()), default=0)
         number = self._group.number if self._group else self._number
         name = commit_name(version, self.checkpoint.generation, self.slot, number)
-        reason = f": {self._failure.message}" if self._failure else "."
+        files, failure = self.checkpoint.files, self._failure
+        helps = failure.action if failure and failure.action else f"See whether the store at {files.url} answers."
         return TransientError(
-            what + reason,
-            action="Check the store at spark.millpond.state.location, then restart the query.",
-            file=self.checkpoint.files.locate(name),
+            f"{what}: {failure.message}" if failure else f"{what}.",
+            action=f"{helps} {then}",
+            file=failure.file if failure and failure.file else files.locate(name),
         )
 
     def _start_thread(self) -> None:

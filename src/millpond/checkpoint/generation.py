@@ -176,8 +176,8 @@ def _claim_again(files: FileSystem, generation: Generation) -> None:
     check_fence(files, generation.number)  # a newer run may have removed the claim, of which there is one again now
     raise SettingError(
         "The store overwrites what a put-if-absent (If-None-Match: *) finds: two runs could not be told apart.",
-        action="Use a store that keeps to conditional puts, or a version of it that does, in "
-        "spark.millpond.state.location (docs/guides/state-on-s3.md names what was tested).",
+        action="Use a store that keeps to conditional puts, or a version of it that does (`millpond docs state-on-s3` "
+        "names what was tested).",
         file=files.locate(claim_name(generation.number)),
     )
 

@@ -118,7 +118,7 @@ def differing(lines: Sequence[str], file: str, *, follows: bool = True) -> State
     return StateIncompatibleError(
         "The query differs from the one that wrote this checkpoint:\n  " + "\n  ".join(lines) + "\n",
         action="Change it back, start with a new checkpointLocation, or see which changes state can follow: of "
-        "aggregates by spark.millpond.onChangedState (docs/guides/changing-a-query.md)."
+        "aggregates by spark.millpond.onChangedState (`millpond docs changing-a-query`)."
         if follows
         else "Change it back, or start with a new checkpointLocation: state cannot follow this change.",
         file=file,

@@ -122,7 +122,7 @@ def _gave(table: LookupTable, function: Callable[..., Any], said: str, expected:
     where = f" ({code.co_filename}, line {code.co_firstlineno}, in {code.co_name})" if code is not None else ""
     return UsageError(
         f"The table '{table.name}' gave {said} where {expected} was expected{where}.",
-        action="Mend its code: docs/guides/enrichment.md has a table that can be taken for a pattern.",
+        action="Mend its code: `millpond docs enrichment` has a table to start from.",
     )
 
 

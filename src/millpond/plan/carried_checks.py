@@ -35,7 +35,7 @@ from millpond.spec.types import parse_type
 from millpond.words import length
 
 _TIMES = ("timestamp", "timestamp_ntz")
-_ADVICE = "Give this query a new checkpointLocation and let it begin anew (docs/guides/moving-a-job.md)."
+_ADVICE = "Give this query a new checkpointLocation and let it begin anew (`millpond docs moving-a-job`)."
 
 
 def check_groups(

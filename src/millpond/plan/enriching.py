@@ -58,7 +58,7 @@ def enriched(
     if not isinstance(table, LookupTable):
         raise UsageError(
             f"{type(table).__name__} is no table to look keys up in: it has no `name`, or no `connect`.",
-            action="Give a RedisTable, a PostgresTable, or a class of your own as docs/guides/enrichment.md has it.",
+            action="Give a RedisTable, a PostgresTable, or a class of your own (`millpond docs enrichment`).",
         )
     _one_of("how", how, get_args(How))
     _one_of("on_error", on_error, get_args(OnError))

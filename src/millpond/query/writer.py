@@ -29,6 +29,7 @@ from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
 from millpond.query.progress.endpoint import endpoint_of
+from millpond.query.running_query import RunningQuery
 from millpond.query.session import outside, running_settings, starting
 from millpond.query.starting.checks import (
     check_name,
@@ -224,7 +225,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
-        return query
+        return RunningQuery.of(query)
 
     def _launch_natively(
         self, launch: Callable[[DataStreamWriter], StreamingQuery], settings: Settings

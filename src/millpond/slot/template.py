@@ -5,6 +5,7 @@ It must never start a thread: a fork copies only the thread that calls it, with 
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import gc
 import os
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millpond.errors import TransientError
+from millpond.files.disk import reason, remedy
 from millpond.slot.process.connection import Connection
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
@@ -106,6 +108,8 @@ class Template:
             connection.close()
 
     def _slot(self, ask: Ask, connection: Connection) -> Process:
+        if not self.directory.needed():
+            raise TransientError("The application has ended, so no slot is started for it.")
         name = f"slot-{ask.slot}"
         current = self.directory.noted(name)
         if current is not None and current.alive():
@@ -139,9 +143,12 @@ class Template:
 
 
 def _not_started(number: int, error: OSError, directory: SlotDirectory) -> TransientError:
+    forking = error.errno in (errno.EAGAIN, errno.ENOMEM)
     return TransientError(
-        f"Slot {number} cannot be started: {error.strerror or error}.",
-        action="Make room on the host (disk, processes), and start again.",
+        f"Slot {number} cannot be started: {reason(error)}.",
+        action="Free memory, or allow this user more processes (ulimit -u), and start again."
+        if forking
+        else remedy(error, str(directory.path), "point TMPDIR to another local disk and start again"),
         file=str(directory.path),
     )
 

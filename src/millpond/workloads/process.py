@@ -39,10 +39,19 @@ def become_subreaper() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """Have this process killed when the thread that started it ends, however it ends (Linux; elsewhere nothing)."""
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when the thread that started it ends, however it ends (Linux; elsewhere nothing).
+
+    Args:
+        parent: the process id of whoever started this process. The kernel says nothing if it has ended already.
+
+    Raises:
+        SystemExit: it has.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit(f"Process {parent}, which started this one, has ended.")
 
 
 def proportional_memory(pid: int) -> tuple[int, int]:

@@ -59,7 +59,7 @@ def damaged(url: str, how: str) -> StateDamagedError:
     """The error for a checkpoint file that is not what was written."""
     return StateDamagedError(
         f"A checkpoint file {how}.",
-        action="Restore it from a backup, or go back to an earlier batch (docs/operations.md).",
+        action="Restore it from a backup, or go back to an earlier batch (`millpond docs operations`).",
         file=url,
     )
 

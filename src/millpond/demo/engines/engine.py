@@ -1,4 +1,4 @@
-"""One of the demo's two engines, in a process of its own: `python -m millpond.demo.engines.engine PLAN.json`.
+"""One of the demo's two engines, in a process of its own: `python -m millpond.demo.engines.engine PLAN.json PARENT`.
 
 Runs the job until it has done its batches, or is killed. Every batch's rows go to `rows/batch=<id>/` (a batch that is
 run again overwrites its own rows: all that a sink needs for exactly-once), its figures to `figures.jsonl`, what it runs
@@ -177,6 +177,6 @@ def run(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan))

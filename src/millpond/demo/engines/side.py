@@ -67,7 +67,7 @@ class Side:
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TMPDIR": self.plan.temporary}
         self.status = "restarting" if self.run.starts else "starting"
         self.run.starts.append(time.time())
-        command = [*self._command, str(path)]
+        command = [*self._command, str(path), str(os.getpid())]
         self._tree = ProcessTree(command, log=self._folder / "log.txt", env=environment, interval=_NO_SAMPLES)
 
     def look(self) -> None:

@@ -112,16 +112,15 @@ def _addresses(url: str, scheme: str, authority: str, protocol: str, conf: Mappi
     else:
         raise SettingError(
             f"Millpond asks HDFS over HTTP, and where the namenode of {url!r} answers that is not known.",
-            action="Have HADOOP_CONF_DIR name the folder of its hdfs-site.xml, on the driver and on every executor; in "
-            "spark.millpond.state.location, webhdfs://HOST:PORT/PATH does without (the port of the namenode's web "
-            "pages, mostly 9870).",
+            action="Have HADOOP_CONF_DIR name the folder of its hdfs-site.xml, on the driver and on every executor. A "
+            "location webhdfs://HOST:PORT/PATH does without (the port of the namenode's web pages, mostly 9870).",
         )
     addresses = []
     for address in found:
         match = _HOST.fullmatch(address)
         if match is None:
             raise SettingError(
-                f"The state location {url!r} names no namenode: {address!r} is no host with a port.",
+                f"The location {url!r} names no namenode: {address!r} is no host with a port.",
                 action="Write webhdfs://HOST:PORT/PATH, several hosts with commas between them.",
             )
         host, port = match[1], match[2] or default

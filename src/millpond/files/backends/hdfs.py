@@ -360,7 +360,7 @@ class HdfsFiles:
     def _unfit(self, name: str, why: str) -> SettingError:
         return SettingError(
             f"Nothing can be kept here: {why}.",
-            action="Give another checkpointLocation or spark.millpond.state.location.",
+            action=f"See that {self.url} is, or can become, a folder on HDFS.",
             file=self.locate(name),
         )
 

@@ -17,12 +17,10 @@ from typing import TypeVar
 from millpond.errors import SettingError, TransientError
 from millpond.files.backends.filesystem import Buffer, FileInfo, MissingFileError, Write, views
 from millpond.files.backends.objects import cut_short, missing, taken
+from millpond.files.disk import UNFIT, remedy
 
 STAGING = "staging"
 """Folder below the location where objects are written aside; what stays there was left by a process that died."""
-
-_UNFIT = (errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
-"""Failures that do not pass by themselves."""
 
 _ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _PIECES = 512  # buffers per writev call; the kernel takes at most 1,024
@@ -221,22 +219,16 @@ class LocalFiles:
         except PermissionError as error:
             raise SettingError(
                 f"Access is refused: {error.strerror}.",
-                action="Check the rights on the checkpointLocation, or on spark.millpond.state.location if it is set.",
+                action=remedy(error, self.path),
                 file=self.locate(name),
             ) from error
         except FileExistsError:
             raise
         except OSError as error:
-            if error.errno in _UNFIT:
-                raise SettingError(
-                    f"Nothing can be kept here: {error.strerror}.",
-                    action="Give another checkpointLocation or spark.millpond.state.location.",
-                    file=self.locate(name),
-                ) from error
-            action = "Free some space." if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Try again."
-            raise TransientError(
-                f"The disk failed: {error.strerror}.", action=action, file=self.locate(name)
-            ) from error
+            place, action = self.locate(name), remedy(error, self.path)
+            if error.errno in UNFIT:
+                raise SettingError(f"Nothing can be kept here: {error.strerror}.", action=action, file=place) from error
+            raise TransientError(f"The disk failed: {error.strerror}.", action=action, file=place) from error
 
 
 def _write(handle: int, data: Sequence[Buffer]) -> None:

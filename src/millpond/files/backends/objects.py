@@ -58,8 +58,8 @@ class ObjectFiles:
             return cls(store, url, reopen=partial(for_creating, store, url, options))
         except (exceptions.BaseError, ValueError) as error:
             raise SettingError(
-                f"The state location {url!r} cannot be opened: {first_line(error)}.",
-                action="Use a path, file:, s3:, gs:, az: or hdfs: in spark.millpond.state.location.",
+                f"The location {url!r} cannot be opened: {first_line(error)}.",
+                action="Use a location that is a path, or begins with file:, s3:, gs:, az: or hdfs:.",
             ) from error
 
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
@@ -184,7 +184,7 @@ class ObjectFiles:
         except MissingFileError as error:
             raise SettingError(
                 "The store has no such bucket or container.",
-                action="Make it, or name another in spark.millpond.state.location.",
+                action="Make it, or use a location in one that is there.",
                 file=self.url,
             ) from error
 
@@ -200,13 +200,13 @@ class ObjectFiles:
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:
             raise SettingError(
                 f"The store refuses access: {first_line(error)}.",
-                action="Check the credentials and rights on spark.millpond.state.location.",
+                action=f"Check the credentials that Spark's processes have, and their rights on {self.url}.",
                 file=self.locate(name),
             ) from error
         except (exceptions.NotSupportedError, NotImplementedError) as error:
             raise SettingError(
                 f"The store cannot do what state needs: {first_line(error)}.",
-                action="Use file:, s3:, gs: or az: in spark.millpond.state.location, and leave conditional puts on.",
+                action="Use a location that begins with file:, s3:, gs: or az:, and leave conditional puts on.",
                 file=self.locate(name),
             ) from error
         except (exceptions.BaseError, OSError) as error:
@@ -216,7 +216,7 @@ class ObjectFiles:
                 raise cut_short(self.locate(name)) from error
             raise TransientError(
                 f"The store failed: {first_line(error)}.",
-                action="Try again; if it goes on, check spark.millpond.state.location and the store's credentials.",
+                action=f"Try again; if it goes on, see whether {self.url} can be reached, and with which credentials.",
                 file=self.locate(name),
             ) from error
 

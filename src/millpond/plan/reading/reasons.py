@@ -35,12 +35,12 @@ REASONS = {
 
 
 _ADVICE = {
-    "MP-MODE": "Use another output mode: docs/compatibility.md has what runs in which",
+    "MP-MODE": "Use another output mode: `millpond docs compatibility` has what runs in which",
     "MP-WATERMARK": "Group by a time that has a watermark (withWatermark), or its windows, or use output mode update",
-    "MP-WHOLE": "Group by windows of a time that has a watermark, in output mode append (docs/functions.md)",
+    "MP-WHOLE": "Group by windows of a time that has a watermark, in output mode append (`millpond docs functions`)",
     "MP-INPUT-TYPE": "Select the columns that you need first, without it",
     "MP-KEY-TYPE": "Use a key of another type",
-    "MP-FUNCTION": "Use one of the functions that docs/compatibility.md has",
+    "MP-FUNCTION": "Use one of the functions that `millpond docs compatibility` has",
     "MP-WINDOW": "Use row_number, rank or dense_rank under a filter, or aggregates over ROWS n PRECEDING",
     "MP-UNBOUNDED": "Filter by it with a constant, as in WHERE rank <= 3",
     "MP-ABOVE": "Change the operator above it",
@@ -49,6 +49,9 @@ _ADVICE = {
     "MP-CTE": "Write the common table expression out where it is read",
     "MP-SINGLE": "Set spark.sql.streaming.statefulOperator.allowMultiple to true",
 }
+
+
+_CHANGE = "Change the query; `millpond docs changes` and `millpond docs compatibility` say what runs"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Reason:
     @property
     def advice(self) -> str:
         """What to do where Spark does not run the operator either."""
-        return _ADVICE.get(self.code, "Change the query; docs/changes.md and docs/compatibility.md say what runs")
+        return _ADVICE.get(self.code, _CHANGE)
 
     def __str__(self) -> str:
         return f"{self.code}: {REASONS[self.code].format(detail=nameless(self.detail))}"

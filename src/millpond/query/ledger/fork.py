@@ -158,7 +158,7 @@ def _check_original(original: FileSystem, ledger: Ledger) -> None:
         raise UsageError(
             f"The state of this query lies at {elsewhere} (spark.millpond.state.location): only state that lies in the "
             "checkpoint can be forked.",
-            action="Copy both folders instead, as docs/operations.md says.",
+            action="Copy both folders instead (`millpond docs operations`).",
             file=original.url,
         )
     if is_rolled_back(original):

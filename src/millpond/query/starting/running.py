@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.errors import FencedError, MillpondError, SettingError, TransientError
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import DRAIN, drain, troubles
-from millpond.slot.process.identity import Process
+from millpond.slot.process.identity import Process, owner
 from millpond.slot.process.lifecycle import POLL, SlotDirectory
 from millpond.slot.process.queries import RunningNote, canonical, forget_query, note_query
 
@@ -42,18 +42,17 @@ _applications: set[str] = set()
 """Those of which the end is waited for."""
 
 
-def watch_run(query: StreamingQuery, task: PipeTask, user: Process) -> None:
+def watch_run(query: StreamingQuery, task: PipeTask) -> None:
     """Note that a query runs; when it ends, have its slots commit what is left and give their memory to other queries.
 
     Args:
         query: the running query. task: any pipe task of it.
-        user: the application's process.
     """
-    directory = SlotDirectory.of(task)
+    directory, user = SlotDirectory.of(task), owner(task.jvm)
     try:
         directory.enter(user)
         note_query(directory, RunningNote(task.key, task.run, task.location, user))
-    except (OSError, SettingError) as error:
+    except (OSError, SettingError, TransientError) as error:
         log.debug("that the query runs was not noted: %s", error)
     watcher = threading.Thread(target=_watch, args=(query, directory, task), name="millpond-running", daemon=True)
     _runs[task.run] = _Run(query, task, watcher)
@@ -117,16 +116,17 @@ def await_commits(location: str) -> None:
                 )
 
 
-def end_with(context: SparkContext, task: PipeTask, user: Process) -> None:
+def end_with(context: SparkContext, task: PipeTask) -> None:
     """Have the slots of this host end with the Spark application, which its JVM may outlive.
 
     Args:
-        context: the application's. task: any pipe task. user: the application's process.
+        context: the application's. task: any pipe task.
     """
     if task.application not in _applications:
         _applications.add(task.application)
         directory = SlotDirectory.of(task)
-        threading.Thread(target=_end_with, args=(context, directory, user), name="millpond-ending", daemon=True).start()
+        arguments = context, directory, owner(task.jvm)
+        threading.Thread(target=_end_with, args=arguments, name="millpond-ending", daemon=True).start()
 
 
 def _end_with(context: SparkContext, directory: SlotDirectory, user: Process) -> None:

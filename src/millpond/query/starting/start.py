@@ -48,7 +48,6 @@ from millpond.query.starting.tasks import first_partitions, pipe_task
 from millpond.query.starting.watching import note_watching
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.client import drain, open_ahead, start_ahead
-from millpond.slot.process.identity import identify
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.words import counted
 
@@ -129,9 +128,9 @@ class Start:
         load_ahead(self.spark.sparkContext)
         local = on_one_host(self.spark.sparkContext)
         if local:
-            end_with(self.spark.sparkContext, task, identify(catalyst.process_id))
+            end_with(self.spark.sparkContext, task)
         if run_this_python(self.spark.sparkContext):
-            start_ahead(task, identify(catalyst.process_id))
+            start_ahead(task)
         ledger.forget_interrupted_start()
         pinned = pin_query(files, ledger, ledger_files, query, specs, changed=changed, left=left)
         anew = pinned.anew
@@ -172,7 +171,7 @@ class Start:
         first = again[0] if again else ledger.next
         if first == 0:
             task = write_initial(catalyst, self.decision, task, files, self.around)
-        self._open_ahead(catalyst, self._tasks(task, specs), first)
+        self._open_ahead(self._tasks(task, specs), first)
         for batch in again:
             log.info("state lags behind Spark's ledger: batch %d runs again, without the sink", batch)
             with roll_back.again(batch):
@@ -186,12 +185,12 @@ class Start:
                 # The run may see other rows in a primed batch than the priming did: that is no contradiction.
                 recovery, task = self._claim(files, task, owner, opened)
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
-                self._open_ahead(catalyst, self._tasks(task, specs), ledger.next)
+                self._open_ahead(self._tasks(task, specs), ledger.next)
         tasks = self._tasks(task, specs)
         running = launch(self.transplant(tasks))
         opened.pop_all()
         if local:
-            watch_run(running, task, identify(catalyst.process_id))
+            watch_run(running, task)
         look_ahead(running, self.spark, self.decision, tasks, ledger_files, self.around)
         watch_commits(running, task)
         forget_initial(running, task, files, ledger)
@@ -215,10 +214,10 @@ class Start:
         opened.callback(let_go, claimed)
         return recovery, claimed
 
-    def _open_ahead(self, catalyst: Catalyst, tasks: list[PipeTask], version: int) -> None:
+    def _open_ahead(self, tasks: list[PipeTask], version: int) -> None:
         """Have the slots read what the first batch needs while Spark plans it."""
         if version and run_this_python(self.spark.sparkContext):
-            open_ahead(tasks, version, identify(catalyst.process_id))
+            open_ahead(tasks, version)
 
     def _retained_batches(self) -> int:
         return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
@@ -363,7 +362,7 @@ def begin(
                 + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
                 + ".",
                 action="Restore the missing files below millpond/, or start with a new checkpointLocation; if "
-                "Spark has run the query without Millpond since, docs/guides/troubleshooting.md says what to do.",
+                "Spark has run the query without Millpond since, `millpond docs troubleshooting` says what to do.",
                 operator=str(operator),
                 partition=partition,
                 version=committed,

@@ -13,8 +13,10 @@ from pyspark.sql import SparkSession
 from millpond.conf import Settings
 from millpond.errors import SettingError
 from millpond.files.backends.filesystem import join_url
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.workers import on_one_host
 from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.slot.process.identity import identify
 from millpond.spec.kinds.union import OperatorSpec
 
 log = logging.getLogger("millpond")
@@ -57,6 +59,7 @@ def pipe_task(
         generation=0,
         offsets=join_url(checkpoint, "offsets"),
         exchange=exchange,
+        jvm=_jvm(spark) if on_one_host(spark.sparkContext) else None,
         lookaheads=("source", "exchange") if settings.prefetch == "on" and exchange == "local" else (),
         settings=SlotSettings(
             memory=settings.slot_memory,
@@ -79,6 +82,11 @@ def pipe_task(
 def first_partitions(spark: SparkSession, settings: Settings) -> int:
     """How many partitions the state of a new query has."""
     return settings.partitions or int(spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+
+
+def _jvm(spark: SparkSession) -> tuple[int, int]:
+    process = identify(Catalyst(spark).process_id)
+    return process.pid, process.start
 
 
 def _exchange(spark: SparkSession, settings: Settings) -> Literal["local", "spark"]:

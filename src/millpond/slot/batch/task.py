@@ -79,6 +79,7 @@ class PipeTask(msgspec.Struct, frozen=True):
             the query's first batch is done, or they begin with nothing.
         adopts: whether what comes is not rows of a batch but state of Spark's, of which no output is wanted.
         lookaheads: who may announce keys of the operator, in the order of the plan.
+        jvm: process id and start (`Process`) of the JVM that runs all tasks; None where they run on several hosts.
         exchange: `spark` shuffles the rows; `local` their parcels, the rows themselves travel in files of the host.
     """
 
@@ -98,6 +99,7 @@ class PipeTask(msgspec.Struct, frozen=True):
     adopts: bool = False
     lookaheads: tuple[Lookahead, ...] = ()
     initial: int = 0
+    jvm: tuple[int, int] | None = None
 
     @property
     def key(self) -> str:

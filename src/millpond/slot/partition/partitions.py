@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.files.disk import reason, remedy
 from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.batch.offsets import latest_batch
@@ -127,8 +128,8 @@ class PartitionServer:
             if error.errno is None:  # the attempt has lost its input
                 raise
             raise TransientError(
-                f"The host's disk cannot be used: {error.strerror or error}.",
-                action="Make room there, or point TMPDIR to another local disk and start again.",
+                f"The host's disk cannot be used: {reason(error)}.",
+                action=remedy(error, str(self._directory), "point TMPDIR to another local disk and start again"),
                 query=run.task.query,
                 operator=str(run.task.operator),
                 partition=run.partition,

@@ -37,13 +37,15 @@ class SlotFinder:
 
     Args:
         task: says where, how many, and how long to wait.
-        user: the process whose life the slots' lives depend on; default: the JVM above this process.
+
+    Raises:
+        TransientError: no JVM is above this process.
     """
 
-    def __init__(self, task: PipeTask, user: Process | None = None) -> None:
+    def __init__(self, task: PipeTask) -> None:
         self.task = task
         self.directory = SlotDirectory.of(task)
-        self.user = user or owner()
+        self.user = owner(task.jvm)
 
     def find(self, number: int) -> tuple[Connection, Process]:
         """A connection to a slot that has answered, and the slot's process.
@@ -51,13 +53,13 @@ class SlotFinder:
         A slot that is dead is replaced; one that does not answer is killed and replaced.
 
         Raises:
-            TransientError: no slot answered in time.
+            TransientError: no slot answered in time, or the application has ended.
         """
         settings = self.task.settings
         deadline = time.monotonic() + settings.start_timeout + settings.silence_timeout
-        self.directory.enter(self.user)
         name = f"slot-{number}"
         while True:
+            self.directory.enter(self.user)
             hung = False
             connection = None
             try:
@@ -125,6 +127,7 @@ class SlotFinder:
         return Connection(self.directory.connect(name, silence), silence)
 
     def _start_template(self) -> None:
+        self.directory.enter(self.user)  # what is started for a dead application would only end again
         with self.directory.locked():
             try:
                 self.directory.connect("template", 1.0).close()
@@ -158,18 +161,17 @@ class SlotFinder:
             os.close(output)
 
 
-def start_ahead(task: PipeTask, user: Process) -> Thread:
+def start_ahead(task: PipeTask) -> Thread:
     """Start a query's slots on this host in the background, before the first batch asks for them.
 
     A slot that does not come up is left to whoever needs it, who then tells why.
 
     Args:
         task: any pipe task of the query.
-        user: the process whose life the slots' lives depend on.
     """
 
     def start() -> None:
-        finder = SlotFinder(task, user)
+        finder = SlotFinder(task)
         with contextlib.suppress(OSError, TransientError):
             for number in range(min(task.slots, task.partitions)):
                 finder.find(number)[0].close()
@@ -180,7 +182,7 @@ def start_ahead(task: PipeTask, user: Process) -> Thread:
     return thread
 
 
-def open_ahead(tasks: Sequence[PipeTask], version: int, user: Process) -> None:
+def open_ahead(tasks: Sequence[PipeTask], version: int) -> None:
     """Have a query's slots on this host open their partitions in the background, while Spark plans the first batch.
 
     What does not come to be is left to that batch, which then tells why.
@@ -188,13 +190,12 @@ def open_ahead(tasks: Sequence[PipeTask], version: int, user: Process) -> None:
     Args:
         tasks: the pipe tasks of all operators.
         version: the state that the first batch reads.
-        user: the process whose life the slots' lives depend on.
     """
     first = tasks[0]
 
     def ask(number: int) -> None:
         with contextlib.suppress(OSError, TransientError):
-            connection, _ = SlotFinder(first, user).find(number)
+            connection, _ = SlotFinder(first).find(number)
             try:
                 connection.silence = None
                 connection.send(Open(list(tasks), list(range(number, first.partitions, first.slots)), version))

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError
+from millpond.files.disk import reason, remedy
 from millpond.slot.batch.offsets import latest_batch
 from millpond.slot.batch.parcels import Parcel, exchange_folder
 from millpond.slot.batch.rows import key_groups
@@ -62,7 +63,7 @@ class ExchangeWrite:
         told = batch_of(context)
         batch = latest_batch(self.task) if told is None else told
         directory = SlotDirectory.of(self.task)
-        directory.enter(owner())
+        directory.enter(owner(self.task.jvm))
         folder = exchange_folder(directory.path, self.task) / str(batch)
         path = folder / f"{self.task.operator}-{context.taskAttemptId() if context else os.getpid()}.arrow"
         hints = HintSender.of(directory, self.task, batch, "exchange")
@@ -71,8 +72,8 @@ class ExchangeWrite:
             parcels = self._write(path, first, batches, hints)
         except OSError as error:
             raise MillpondError(
-                f"Rows on their way to their slots cannot be written ({error}).",
-                action="Make room, or point TMPDIR to a larger disk.",
+                f"Rows on their way to their slots cannot be written: {reason(error)}.",
+                action=remedy(error, str(directory.path), "point TMPDIR to another disk"),
                 query=self.task.query,
                 operator=str(self.task.operator),
                 version=batch,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from millpond.errors import TransientError
+
 NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """NumPy and Arrow start threads when they are imported unless told otherwise, and what forks must have none."""
 
@@ -84,17 +86,37 @@ def identify(pid: int | None = None) -> Process:
     return Process(pid, stat.start)
 
 
-def owner() -> Process:
-    """The process whose life bounds that of the slots: the JVM above this Spark worker, else this process's parent."""
+def owner(jvm: tuple[int, int] | None = None) -> Process:
+    """Find the JVM that runs this Spark task; the slots end with it.
+
+    Args:
+        jvm: its process id and start, where the driver knows them (`PipeTask.jvm`).
+
+    Raises:
+        TransientError: no JVM is above this process: it was killed, and this process will soon end, too.
+    """
+    if jvm is not None:
+        return Process(*jvm)
     pid = os.getppid()
-    while pid > 1:
+    while pid > 0:
         stat = _stat(pid)
         if stat is None:
             break
-        if stat.name == "java":
+        if stat.name == "java" and (pid > 1 or _is_executor(pid)):
             return Process(pid, stat.start)
         pid = stat.parent
-    return identify(os.getppid())
+    raise TransientError(
+        f"No JVM is above the Python worker (process {os.getpid()}): its executor was killed, so it starts no slots.",
+        action="If the executor still runs, its process has to be called java, and see the worker as its descendant.",
+    )
+
+
+def _is_executor(pid: int) -> bool:
+    """Whether a JVM is one of Spark's executors. Process 1 adopts orphans, so another JVM there is no proof."""
+    try:
+        return b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def namespace() -> str:

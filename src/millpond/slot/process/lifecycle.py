@@ -39,7 +39,8 @@ from pathlib import Path
 
 import msgspec
 
-from millpond.errors import SettingError
+from millpond.errors import SettingError, TransientError
+from millpond.files.disk import reason, remedy
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import Process, identify, namespace
 
@@ -77,8 +78,16 @@ class SlotDirectory:
         """Make the directory, private to this user, and keep the slots alive as long as this process lives.
 
         Raises:
+            TransientError: the process is dead. Nothing is made for it, and what was made is removed.
             SettingError: it cannot be made, belongs to somebody else, or others may enter it.
         """
+        if not user.alive():
+            self.sweep()
+            raise TransientError(
+                f"The application's JVM (process {user.pid}) has ended, so nothing is started for it.",
+                action="Start the application again.",
+                file=str(self.path),
+            )
         registration = self.path / "owners" / f"{user.pid}-{user.start}"
         try:
             for _ in range(_SWEPT):
@@ -91,8 +100,8 @@ class SlotDirectory:
             raise TimeoutError("it is removed again and again")
         except OSError as error:
             raise SettingError(
-                f"The directory for the slots of this host cannot be used: {error.strerror or error}.",
-                action="Point TMPDIR to a directory on a local disk that this user may write, and start again.",
+                f"The directory for the slots of this host cannot be used: {reason(error)}.",
+                action=remedy(error, str(self.path.parent), "point TMPDIR to another local disk, and start again"),
                 file=str(self.path),
             ) from error
 

@@ -24,6 +24,7 @@ from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, open_filesystem
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.patience import put_own
+from millpond.files.disk import reason, remedy
 from millpond.slot.reading.reader import StateOperator, StateReader
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
@@ -112,7 +113,9 @@ def _scratch() -> BinaryIO:
         return tempfile.TemporaryFile(prefix="millpond-export-")
     except OSError as error:
         raise SettingError(
-            f"A file cannot be made on the local disk ({error}).", action="Make room, or point TMPDIR to a larger disk."
+            f"A file cannot be made on the local disk: {reason(error)}.",
+            action=_remedy(error),
+            file=tempfile.gettempdir(),
         ) from error
 
 
@@ -131,10 +134,15 @@ def _write(batches: Iterator[pa.RecordBatch], schema: pa.Schema, file: BinaryIO)
         file.flush()
     except OSError as error:
         raise SettingError(
-            f"A file cannot be written to the local disk ({error}).",
-            action="Make room, or point TMPDIR to a larger disk.",
+            f"A file cannot be written to the local disk: {reason(error)}.",
+            action=_remedy(error),
+            file=tempfile.gettempdir(),
         ) from error
     return rows
+
+
+def _remedy(error: OSError) -> str:
+    return remedy(error, tempfile.gettempdir(), "point TMPDIR to a larger disk")
 
 
 def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
