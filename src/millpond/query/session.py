@@ -20,9 +20,12 @@ _UNLIMITED = str((1 << 31) - 1)
 _ROWS_OF_ANY_LENGTH = 4096
 """Rows of one Arrow batch if they have strings: without a limit of bytes, 2 GB of a column have to hold them."""
 
+STORES = "spark.sql.streaming.internal.stateStore.partitions"
+"""Into how many partitions Spark divides state stores; where it is not set, `spark.sql.shuffle.partitions` says."""
+
 _WATCHING = {
     "spark.sql.streaming.statefulOperator.allowMultiple": "false",
-    "spark.sql.streaming.internal.stateStore.partitions": "1",
+    STORES: "1",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
 }
 """What the operator of Spark's own needs that watches the watermark (see `Catalyst.watching_watermark`)."""

@@ -179,14 +179,14 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         theirs = outside(around, given)
         started: list[PipeTask] = []
 
-        def rewritten(tasks: list[PipeTask]) -> DataFrame:
+        def rewritten(tasks: list[PipeTask], stores: int) -> DataFrame:
             started[:] = tasks
             pipes = [Pipe(task, coverage, figures=True) for task in tasks]
             writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else None
             figures: tuple[str, ...] = FIGURES if on_disk(tasks[0].location) else FIGURES + REMOTE
             figures += AHEAD if tasks[0].lookaheads else ()
             figures += COMPACTIONS if settings.compaction == "remote" else ()
-            return transplant(self._df, decision, tasks[0].partitions, pipes, writes, figures, tasks)
+            return transplant(self._df, decision, tasks[0].partitions, pipes, writes, figures, tasks, stores)
 
         def begin(frame: DataFrame) -> StreamingQuery:
             writer = DataStreamWriter(frame)
