@@ -112,8 +112,8 @@ CASES: dict[str, tuple[Make, str, list[list[str]]]] = {
     ),
     "top-N": (ranked, "update", [["k", "s"]]),
     "over": (
-        lambda df: (
-            df.selectExpr("k", "sum(v) over (partition by k order by v rows 2 preceding) a").withColumnRenamed("k", "u")
+        lambda df: df.selectExpr("k", "sum(v) over (partition by k order by v rows 2 preceding) a").withColumnRenamed(
+            "k", "u"
         ),
         "update",
         [["u"]],
@@ -165,3 +165,17 @@ def test_another_alias_is_the_same_query(stream: DataFrame) -> None:
     assert compare(query("a", "w", "n"), query("b", "x", "m")) == []
     assert compare(visits("a", "w"), visits("b", "x")) == []
     assert compare(query("a", "w", "n"), query("a", "w", "n", by="v"))
+    first, second = (pinned(stream.select(name).distinct(), "update") for name in ("v", "d"))
+    assert compare(first, second)
+
+
+def test_a_column_of_the_same_type_is_another_key(stream: DataFrame) -> None:
+    """Where an operator has no aliases, its columns' names are what tells them apart."""
+    frame = stream.selectExpr("k", "v", "v + 1 as w")
+    pairs = (
+        (frame.select("v").distinct(), frame.select("w").distinct()),
+        (frame.groupBy("v").count(), frame.groupBy("w").count()),
+        (frame.dropDuplicates(["v"]), frame.dropDuplicates(["w"])),
+    )
+    for before, now in pairs:
+        assert compare(pinned(before, "update"), pinned(now, "update"))

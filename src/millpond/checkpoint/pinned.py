@@ -32,7 +32,8 @@ class PinnedOperator(msgspec.Struct, frozen=True):
     `functions` are its aggregate functions in the words of the query: to tell them, as others may compute the same, and
     to know them again where the query has changed. `fields` is how many names (`AggregateCall.field`) the columns of
     functions have had so far; 0 if they have those of their positions. `columns` are the names of `Spec.state_fields`
-    in the query's output; empty if they are the same. They may change from start to start.
+    in the query's output; empty if the spec's own are. They may change from start to start. So may the names of keys if
+    it is `aliased`: its own name says by which expressions it groups.
     """
 
     name: str
@@ -41,6 +42,7 @@ class PinnedOperator(msgspec.Struct, frozen=True):
     functions: tuple[str, ...] = ()
     fields: int = 0
     columns: tuple[str, ...] = ()
+    aliased: bool = False
 
 
 class PinnedBetween(msgspec.Struct, frozen=True):
@@ -126,9 +128,9 @@ def renamed(before: PinnedQuery, query: PinnedQuery) -> PinnedQuery:
 
 
 def _with_aliases(operator: PinnedOperator, before: PinnedOperator) -> PinnedOperator:
-    """An operator with the names that its grouping expressions had; its own name says which these are."""
+    """An operator with the names that its keys had, if they are aliases of the same grouping expressions."""
     spec = operator.spec
-    if operator.name == before.name:
+    if operator.aliased and before.aliased and operator.name == before.name:
         parts = [part for part in _ALIASED if part in before.spec and part in spec]
         spec = {**spec, **{part: _names_of(before.spec[part], spec[part]) for part in parts}}
     return msgspec.structs.replace(operator, spec=spec, columns=before.columns)

@@ -23,8 +23,8 @@ def state_columns(root: Decided) -> dict[int, tuple[str, ...]]:
         root: the decided plan.
 
     Returns:
-        By the operator's number, a name for each of `Spec.state_fields`; empty where the spec's own names are those of
-        the query. A column that the output has no name for keeps the spec's.
+        By the operator's number, a name for each of `Spec.state_fields`; none of processors, whose state has names of
+        its own. A column that the output has no name for keeps the spec's.
     """
     return dict(_operators(root, {}))
 
@@ -64,9 +64,8 @@ def _columns(node: Node, operator: Operator, names: Names) -> tuple[str, ...]:
         if node.kind == "Aggregate":
             wanted |= _of_results(node, reading, names)
     taken: set[str] = set()
-    own = [field.name for field in operator.spec.state_fields]
-    columns = tuple(unique(wanted.get(name, name), taken) for name in own)
-    return columns if list(columns) != own else ()
+    own = (field.name for field in operator.spec.state_fields)
+    return tuple(unique(wanted.get(name, name), taken) for name in own)
 
 
 def _of_columns(reading: Reading, names: Names) -> dict[str, str]:

@@ -51,6 +51,7 @@ def pinned_query(decision: Decision, key_groups: int, catalyst: Catalyst) -> Pin
         decision: which operators run on Millpond. key_groups: of the query's state. catalyst: of the user's session.
     """
     columns = state_columns(decision.root)
+    aggregates = {one.operator.index for one in decision.root.walk() if one.operator and one.node.kind == "Aggregate"}
     operators = tuple(
         PinnedOperator(
             name=operator.title,
@@ -58,6 +59,7 @@ def pinned_query(decision: Decision, key_groups: int, catalyst: Catalyst) -> Pin
             tables={name: plain(table.schema) for name, table in state_tables(operator.spec).items()},
             functions=operator.functions,
             columns=columns.get(index, ()),
+            aliased=index in aggregates,
         )
         for index, operator in enumerate(decision.ours)
         if operator.spec is not None

@@ -45,7 +45,7 @@ class StateOperator:
 
     Attributes:
         index: its number. title: what it is. spec: what it computes. tables: the names of its tables.
-        columns: the names of `spec.state_fields` in the query's output; empty if they are the same.
+        columns: the names of `spec.state_fields` in the query's output; empty if the spec's own are.
     """
 
     index: int
