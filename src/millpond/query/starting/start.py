@@ -40,7 +40,6 @@ from millpond.query.ledger.garbage import collect_garbage
 from millpond.query.ledger.ledger import Ledger, RollBack
 from millpond.query.ledger.ownership import Ownership, state_of_last_run
 from millpond.query.lookahead.runner import look_ahead, lookaheads
-from millpond.query.session import STORES
 from millpond.query.starting.commits import watch_commits
 from millpond.query.starting.initial import forget_initial, write_initial
 from millpond.query.starting.pinning import pin_query, pinned_query, settle
@@ -55,7 +54,7 @@ from millpond.words import counted
 
 log = logging.getLogger("millpond")
 
-Transplant = Callable[[list[PipeTask], int], DataFrame]
+Transplant = Callable[[list[PipeTask], int | None], DataFrame]
 """Makes the rewritten query whose pipes carry the given tasks, by operator index."""
 
 
@@ -70,7 +69,7 @@ class Start:
         checkpoint: Spark's checkpoint location, any form that Spark takes.
         sync_reason: why commits may not lag, None if they may.
         sink: the format that is written to, as far as the user has said it.
-        transplant: makes the rewritten query, given the number of partitions of Spark's state stores.
+        transplant: makes the rewritten query, given the number of Spark's state stores if its offset log has one.
         around: session settings that the rewritten query is planned and started under.
         runs_planned: whether the sink is sure to run this batch, planned and not committed, when the query starts.
     """
@@ -246,13 +245,10 @@ class Start:
             tasks[index] = msgspec.structs.replace(tasks[index], settings=lagging)
         return tasks
 
-    def _stores(self, ledger: Ledger) -> int:
-        """Into how many partitions Spark divides state stores: as in the query's first batch."""
-        if not any(one.closes or one.ticks for one in self.decision.ours):
-            return 1
-        settings = Catalyst(self.spark).settings | self.around
-        stores = ledger.stores() or settings.get(STORES) or self.spark.conf.get("spark.sql.shuffle.partitions", "200")
-        return int(stores or 200)
+    def _stores(self, ledger: Ledger) -> int | None:
+        """Into how many partitions Spark divides state stores, where it matters and Spark has said so."""
+        no_data = any(one.closes or one.ticks for one in self.decision.ours)
+        return ledger.stores() if no_data else None
 
     def _replay(
         self, catalyst: Catalyst, task: PipeTask, specs: Sequence[OperatorSpec], ledger: Ledger, batch: int
