@@ -24,13 +24,14 @@ NOTES = {
     "MapInArrow millpond[aggregate": "the operator: rows go to the slot, results come back",
     "Exchange": "to partitions, by key group",
     "MapInArrow millpond[exchange]": "on one host: rows go to a file, references to the exchange",
+    "LocalTableScan <empty>": "the source, which has no rows in this batch",
     "LocalTableScan [": "a marker row per partition: each partition runs in each batch",
     "StreamingDeduplicate": "no rows and no tasks: Spark schedules no-data batches for it",
     "Scan ExistingRDD millpond": "a relation without partitions",
 }
 """What is written beside the nodes whose labels begin so."""
 
-_ROW, _STEP, _WIDTH = 34, 22, 900
+_ROW, _STEP, _WIDTH = 34, 22, 1100
 _WITH_COLUMNS = ("LocalTableScan", "StreamingDeduplicate", "Scan ExistingRDD")
 
 
@@ -43,15 +44,18 @@ class Shown(NamedTuple):
 
 def shown(tree: str) -> Iterator[Shown]:
     """Read the physical plan that Spark's `explain()` prints; of projections in a row, the first."""
+    above: list[int] = []  # where the nodes begin that this one lies below
     before = None
     for line in tree.splitlines():
         found = re.match(r"([ :]*(?:[+:]- )?)(?:\*\(\d+\) )?([A-Z]\w+.*)", line)
         if found is None:
             continue
-        node = Shown(len(found[1]) // 3, _label(found[2]))
-        if node.label != before or node.label != "Project":
-            yield node
-        before = node.label
+        label = _label(found[2])
+        if label != "Project" or before != "Project":
+            above = [at for at in above if at < len(found[1])]
+            yield Shown(len(above), label)
+            above.append(len(found[1]))
+        before = label
 
 
 def _label(text: str) -> str:
