@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, pin, plain, read_pinned
+from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, compare, pin, plain, read_pinned, renamed
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.layout import Column, TableSchema
@@ -15,8 +15,8 @@ SCHEMA = TableSchema((Column("k", "word"),), (Column("v", "bytes"),))
 COUNT = AggregateCall("count", (), "bigint")
 
 
-def query(type_="int", *more):
-    spec = AggregateSpec((Field("k", type_),), (), (COUNT, *more), "update")
+def query(type_="int", *more, key="k"):
+    spec = AggregateSpec((Field(key, type_),), (), (COUNT, *more), "update")
     operator = PinnedOperator("aggregate by k", plain(spec), {"main": plain(SCHEMA)})
     return PinnedQuery(1 << 15, (operator,))
 
@@ -51,6 +51,25 @@ def test_the_setting_for_changed_functions_is_told_where_there_are_functions(fun
     with pytest.raises(StateIncompatibleError, match="Change it back") as error:
         pin(files, PinnedQuery(1 << 15, (now,)))
     assert ("onChangedState" in str(error.value)) == bool(functions)
+
+
+def test_another_alias_is_no_difference_and_another_grouping_is():
+    before, named = query(), query()
+    named = msgspec.structs.replace(
+        named, operators=tuple(msgspec.structs.replace(one, columns=("k", "clicks")) for one in named.operators)
+    )
+    assert compare(before, named) == compare(named, before) == []
+    assert renamed(before, named) == named
+    difference = "aggregate by k: the query groups by (u); its checkpoint groups by (k)"
+    (old,), (new,) = (one.operators for one in (before, query(key="u")))
+    old, new = (msgspec.structs.replace(one, aliased=True) for one in (old, new))
+    for was, now, lines in (
+        (old, new, []),
+        (old, msgspec.structs.replace(new, name="aggregate by u"), [difference]),
+        (old, msgspec.structs.replace(new, aliased=False), [difference]),
+        (msgspec.structs.replace(old, aliased=False), new, [difference]),
+    ):
+        assert compare(PinnedQuery(1 << 15, (was,)), PinnedQuery(1 << 15, (now,))) == lines
 
 
 @pytest.mark.parametrize("written", [1, 99])

@@ -43,7 +43,7 @@ def test_state_on_s3() -> None:
         command = [sys.executable, ROOT / "examples" / "state_on_s3.py", f"{bucket}/state"]
         done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"Row(key={key}, count_0=200)" for key in range(10)]
+    assert done.stdout.splitlines() == [f"Row(key={key}, count=200)" for key in range(10)]
 
 
 def test_all_are_run() -> None:

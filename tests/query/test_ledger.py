@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from millpond.checkpoint.generation import claim
-from millpond.errors import FencedError
+from millpond.errors import FencedError, StateDamagedError
 from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import open_filesystem
 from millpond.query.ledger.ledger import Ledger, RollBack
@@ -39,6 +39,20 @@ def test_a_query_has_one_id_though_the_store_fails_now_and_then(seed: int, tmp_p
     assert identity is not None
     flaky.identify()
     assert Ledger(files).query_id() == identity
+
+
+def test_the_number_of_sparks_state_stores_is_that_of_the_newest_batch(tmp_path: Path) -> None:
+    ledger = Ledger(open_filesystem(str(tmp_path)))
+    assert ledger.stores() is None
+    (tmp_path / "offsets").mkdir()
+    for batch, stores in enumerate(("7", "5")):
+        conf = f'{{"batchWatermarkMs":0,"conf":{{"spark.sql.shuffle.partitions":"{stores}"}}}}'
+        (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{conf}\n{{}}\n")
+    assert ledger.stores() == 5
+    for damaged in ("", "v1", "v1\n{}", "v1\n{", 'v1\n{"conf": 3}'):
+        (tmp_path / "offsets" / "2").write_text(damaged)
+        with pytest.raises(StateDamagedError, match="offsets/2"):
+            ledger.stores()
 
 
 def test_unfinished_first_entries_are_forgotten(checkpoint: Path) -> None:

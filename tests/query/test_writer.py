@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import millpond
-from millpond.errors import SettingError, UnsupportedError, UsageError
+from millpond.errors import SettingError, StateIncompatibleError, UnsupportedError, UsageError
 from millpond.slot.batch.task import PipeTask
 from tests.differential.data import batch, write
 from tests.differential.harness import stream
@@ -425,6 +425,25 @@ def test_install(session: SparkSession, counts: DataFrame, tmp_path: Path) -> No
     assert type(other.readStream.format("rate").load().writeStream).__module__.startswith("pyspark.")
     once(writer.format("noop").option("checkpointLocation", str(tmp_path / "c"))).start().awaitTermination()
     assert (tmp_path / "c" / "millpond" / "query.json").exists()
+
+
+def test_a_session_with_millpond_refuses_checkpoints_of_sparks_state(
+    session: SparkSession, events: DataFrame, counts: DataFrame, tmp_path: Path
+) -> None:
+    """A query without state goes on with its own."""
+
+    def run(name: str, frame: DataFrame) -> None:
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / name))
+        once(writer).start().awaitTermination()
+
+    run("stateful", counts)
+    run("stateless", events)
+    millpond.install(session)
+    run("stateless", events)
+    with pytest.raises(StateIncompatibleError, match=r"\[STATE_INCOMPATIBLE\].*millpond.import_checkpoint"):
+        run("stateful", counts)
+    session.conf.set("spark.millpond.enabled", "false")
+    run("stateful", counts)
 
 
 def test_spark_connect_is_refused_by_name() -> None:

@@ -2,9 +2,9 @@
 
 A query may be changed in ways that its state can follow (`spark.millpond.onChangedState=evolve`). What it looks like
 then is a new *shape*, an object below `shapes/` whose number is that of the generation that was the first to run it;
-the number of `query.json` is 0. A shape never changes. Each generation's base says which one it runs, each manifest and
-each delta by which one it was made. So there are old and new rows beside each other, and whoever goes back to an older
-version finds what that was made by.
+the number of `query.json` is 0. A shape never changes, but for the aliases under which its state is shown. Each
+generation's base says which one it runs, each manifest and each delta by which one it was made. So there are old and
+new rows beside each other, and whoever goes back to an older version finds what that was made by.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class PinnedOperator(msgspec.Struct, frozen=True):
 
     `functions` are its aggregate functions in the words of the query: to tell them, as others may compute the same, and
     to know them again where the query has changed. `fields` is how many names (`AggregateCall.field`) the columns of
-    functions have had so far; 0 if they have those of their positions.
+    functions have had so far; 0 if they have those of their positions. `columns` are the names of `Spec.state_fields`
+    in the query's output; empty if the spec's own are. They may change from start to start. So may the names of keys if
+    it is `aliased`: its own name says by which expressions it groups.
     """
 
     name: str
@@ -39,6 +41,8 @@ class PinnedOperator(msgspec.Struct, frozen=True):
     tables: dict[str, Any]
     functions: tuple[str, ...] = ()
     fields: int = 0
+    columns: tuple[str, ...] = ()
+    aliased: bool = False
 
 
 class PinnedBetween(msgspec.Struct, frozen=True):
@@ -103,9 +107,45 @@ def pin(files: FileSystem, query: PinnedQuery) -> None:
 
 def compare(before: PinnedQuery, query: PinnedQuery) -> list[str]:
     """One line for each difference that matters between two queries."""
-    between = _as_before(before.between, query.between)
-    query = msgspec.structs.replace(query, between=between, parent=before.parent)
+    query = as_before(before, query)
     return differences(plain(before), plain(query)) if before != query else []
+
+
+def as_before(before: PinnedQuery, query: PinnedQuery) -> PinnedQuery:
+    """Return the same query in the words of the run before, where it is the same: aliases do not count."""
+    operators = query.operators
+    if len(before.operators) == len(operators):
+        operators = tuple(map(_with_aliases, operators, before.operators))
+    between = _between_as_before(before.between, query.between)
+    return msgspec.structs.replace(query, operators=operators, between=between, parent=before.parent)
+
+
+def renamed(before: PinnedQuery, query: PinnedQuery) -> PinnedQuery:
+    """Return what is pinned of a query that is the same but for the names under which its state is shown."""
+    pairs = zip(before.operators, query.operators, strict=True)
+    operators = tuple(msgspec.structs.replace(old, columns=new.columns) for old, new in pairs)
+    return msgspec.structs.replace(before, operators=operators)
+
+
+def _with_aliases(operator: PinnedOperator, before: PinnedOperator) -> PinnedOperator:
+    """An operator with the names that its keys had, if they are aliases of the same grouping expressions."""
+    spec = operator.spec
+    if operator.aliased and before.aliased and operator.name == before.name:
+        parts = [part for part in _ALIASED if part in before.spec and part in spec]
+        spec = {**spec, **{part: _names_of(before.spec[part], spec[part]) for part in parts}}
+    return msgspec.structs.replace(operator, spec=spec, columns=before.columns)
+
+
+_ALIASED = ("keys", "window")
+"""What of the specs of aggregates has the aliases of the query."""
+
+
+def _names_of(before: Any, now: Any) -> Any:
+    """Fields with the names of others, if only the names differ."""
+    if isinstance(now, list) and isinstance(before, list) and len(now) == len(before):
+        return list(map(_names_of, before, now))
+    fields = isinstance(now, dict) and isinstance(before, dict)
+    return before if fields and {**before, "name": ""} == {**now, "name": ""} else now
 
 
 def differing(lines: Sequence[str], file: str, *, follows: bool = True) -> StateIncompatibleError:
@@ -133,7 +173,7 @@ def may_follow(before: PinnedQuery, query: PinnedQuery) -> bool:
     return any(old != new and bool(old.functions or new.functions) for old, new in pairs)
 
 
-def _as_before(before: tuple[PinnedBetween, ...], now: tuple[PinnedBetween, ...]) -> tuple[PinnedBetween, ...]:
+def _between_as_before(before: tuple[PinnedBetween, ...], now: tuple[PinnedBetween, ...]) -> tuple[PinnedBetween, ...]:
     """The same, in the words of the run before where it is the same."""
     known = {_meaning(one): one for one in before}
     return tuple(known.get(_meaning(one), one) for one in now)

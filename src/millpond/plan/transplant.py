@@ -47,6 +47,7 @@ def transplant(
     writes: Sequence[ArrowFunction] | None = None,
     figures: tuple[str, ...] = FIGURES,
     tasks: Sequence[PipeTask] = (),
+    stores: int = 1,
 ) -> DataFrame:
     """The same query with the decided operators in slots.
 
@@ -58,8 +59,9 @@ def transplant(
         writes: the map side of each operator's local exchange; None where rows go through Spark's shuffle.
         figures: what every operator reports.
         tasks: of each operator, by its number; they say which stages of the query may announce keys.
+        stores: into how many partitions Spark divides state stores of its own, if the query needs no-data batches.
     """
-    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes, figures, tasks)
+    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes, figures, tasks, stores)
     root = decision.staged if surgeon.stages and decision.staged is not None else decision.root
     rewritten = surgeon.visit(root)
     if decision.all_changes:
@@ -77,6 +79,7 @@ class _Surgeon:
         writes: Sequence[ArrowFunction] | None,
         figures: tuple[str, ...],
         tasks: Sequence[PipeTask],
+        stores: int,
     ) -> None:
         self.catalyst = catalyst
         self.partitions = partitions
@@ -88,6 +91,7 @@ class _Surgeon:
         self.watching = next((one.index for one in decision.ours if one.closes), None)
         self.output_mode = decision.output_mode
         self.tasks = tasks
+        self.stores = stores
         self.stages = {id(stage.node): stage for stage in decision.stages if self._announced_by(stage)}
         self._kinds: set[int] = set()  # identities of the columns that say what kind of change a row is
 
@@ -234,8 +238,8 @@ class _Surgeon:
         """What has Spark run batches without data, beside the first operator that has something to do in them."""
         if self.ticking is not None:
             ticking = operator.index == self.ticking
-            return self.catalyst.watching_clock(sent, self.output_mode) if ticking else None
-        return self.catalyst.watching_watermark(sent) if operator.index == self.watching else None
+            return self.catalyst.watching_clock(sent, self.stores, self.output_mode) if ticking else None
+        return self.catalyst.watching_watermark(sent, self.stores) if operator.index == self.watching else None
 
     def _exchange(self, sent: DataFrame, watching: DataFrame | None) -> DataFrame:
         return exchanged(self.catalyst, sent, self.partitions, self.catalyst.streaming_rows, watching)
@@ -341,12 +345,17 @@ def exchanged(
     now = F.unix_millis(F.current_timestamp())
     markers = (rows_of or catalyst.rows)(signed, "low").select(
         *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),
-        F.col("low").bitwiseOR(now).alias("__hash"),
-        F.lit(True).alias("__mark"),
+        F.col("low").bitwiseOR(now).alias("millpond_batch_time"),
+        F.lit(True).alias("millpond_marker"),  # Spark's plan shows these two names, and the union drops them
     )
-    rows = sent.union(markers)
-    if watching is not None:
-        rows = rows.union(watching)
+    if watching is None:
+        return _by_partition(sent.union(markers), partitions)
+    # While the plan has a limit, Spark does not expect every state store of the plan to have committed when a
+    # foreachBatch function returns: that of `watching` never commits. The optimiser removes a limit that cuts nothing.
+    return _by_partition(sent.union(markers.limit(partitions)).union(watching), partitions)
+
+
+def _by_partition(rows: DataFrame, partitions: int) -> DataFrame:
     return rows.repartitionById(partitions, F.expr(partition_of(partitions)))
 
 

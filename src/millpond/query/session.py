@@ -20,9 +20,11 @@ _UNLIMITED = str((1 << 31) - 1)
 _ROWS_OF_ANY_LENGTH = 4096
 """Rows of one Arrow batch if they have strings: without a limit of bytes, 2 GB of a column have to hold them."""
 
+_STORES = "spark.sql.streaming.internal.stateStore.partitions"
+
 _WATCHING = {
     "spark.sql.streaming.statefulOperator.allowMultiple": "false",
-    "spark.sql.streaming.internal.stateStore.partitions": "1",
+    _STORES: "1",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
 }
 """What the operator of Spark's own needs that watches the watermark (see `Catalyst.watching_watermark`)."""
@@ -59,6 +61,11 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.sql.execution.arrow.useLargeVarTypes": "false",
     } | (_WATCHING if closing else {})
+
+
+def first_stores(settings: Mapping[str, str]) -> int:
+    """Into how many partitions Spark divides the state stores of a query that begins under these session settings."""
+    return int(settings.get(_STORES) or settings.get("spark.sql.shuffle.partitions") or 200)
 
 
 def outside(around: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str | None]:

@@ -46,7 +46,8 @@ def read_state(
 ) -> DataFrame:
     """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
-    Windows are shown by when they begin (see `Spec.state_fields`). Of a processor (`transformWithState`) one variable
+    Columns have the names of the query's output; windows, and the panes that sliding ones share, are structs of `start`
+    and `end` (docs/operations.md, "The state itself"). Of a processor (`transformWithState`) one variable
     is read: a row for each key, with its value, its list, its map as a list of entries, or, as `timers`, the times of
     its timers; with a time to live, each part has its `expiry`, and those that have expired may still be there.
 

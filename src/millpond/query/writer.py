@@ -30,7 +30,7 @@ from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
 from millpond.query.progress.endpoint import endpoint_of
 from millpond.query.running_query import RunningQuery
-from millpond.query.session import outside, running_settings, starting
+from millpond.query.session import first_stores, outside, running_settings, starting
 from millpond.query.starting.checks import (
     check_name,
     check_session,
@@ -183,14 +183,23 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         theirs = outside(around, given)
         started: list[PipeTask] = []
 
-        def rewritten(tasks: list[PipeTask]) -> DataFrame:
+        def rewritten(tasks: list[PipeTask], stores: int | None) -> DataFrame:
             started[:] = tasks
             pipes = [Pipe(task, coverage, figures=True) for task in tasks]
             writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else None
             figures: tuple[str, ...] = FIGURES if on_disk(tasks[0].location) else FIGURES + REMOTE
             figures += AHEAD if tasks[0].lookaheads else ()
             figures += COMPACTIONS if settings.compaction == "remote" else ()
-            return transplant(self._df, decision, tasks[0].partitions, pipes, writes, figures, tasks)
+            return transplant(
+                self._df,
+                decision,
+                tasks[0].partitions,
+                pipes,
+                writes,
+                figures,
+                tasks,
+                stores or first_stores(given | around),
+            )
 
         def begin(frame: DataFrame) -> StreamingQuery:
             writer = DataStreamWriter(frame)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.layout import Rows
 from millpond.operators.aggregate.tables import (
@@ -20,6 +21,7 @@ from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import MAIN, ROWS, Operator, StateTable
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import decode_rows
+from millpond.spec.calls import result_fields
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.types import parse_type
 
@@ -47,13 +49,22 @@ def _tables(spec: AggregateSpec) -> dict[str, StateTable]:
 
 
 def _read(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    begin = spec.begin
+    windows = None if spec.time is None else spec.time.windows
     for batch in _read_stored(spec, table, rows):
-        if begin is None:
+        if spec.time is None or windows is None:
             yield batch
             continue
-        at, field = begin
-        yield batch.set_column(at, field.name, batch.column(at).cast(parse_type(field.type).arrow))
+        key = spec.keys[spec.time.column]
+        length = windows.slide if windows.shared else windows.size
+        window = _window(batch.column(spec.time.column), length, parse_type(key.type).arrow)
+        yield batch.set_column(spec.time.column, key.name, window)
+
+
+def _window(start: pa.Array, length: int, type_: pa.StructType) -> pa.Array:
+    """Windows, or panes, of one length (in microseconds) as structs of their bounds."""
+    bounds = start, pc.add(start, pa.scalar(length, pa.int64()))
+    columns = [bound.cast(type_.field(at).type) for at, bound in enumerate(bounds)]
+    return pa.StructArray.from_arrays(columns, fields=list(type_))
 
 
 def _read_stored(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -65,7 +76,7 @@ def _read_stored(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.Rec
         for each in made:
             each.ansi = False  # what would be an error in the query is null here
         found = images(spec, main)
-        fields = spec.state_fields[: len(spec.keys) + len(spec.calls)]
+        fields = spec.key_fields + result_fields(spec.calls)
         for batch in decode_rows(main, made, fields, rows if found is None else found.there(rows)):
             yield _beside(spec, batch, rows=False) if spec.observed else batch
     else:

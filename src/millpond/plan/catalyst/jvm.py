@@ -14,11 +14,13 @@ from pyspark.sql import functions as F
 
 from millpond.errors import UsageError
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
-from millpond.plan.catalyst.versions import copied, inline_cte
+from millpond.plan.catalyst.versions import copied, inline_cte, scan_of_rdd
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _BETWEEN = "\x1e\n"
+_NO_DATA_SCAN = "millpond[no-data batches]"
+_NO_DATA_COLUMN = "millpond_no_data_batches"
 
 
 @dataclass(frozen=True)
@@ -185,39 +187,48 @@ class Catalyst:
         relation = self._class(f"{_LOGICAL}.LocalRelation")
         return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
 
-    def watching_watermark(self, like: DataFrame) -> DataFrame:
-        """A streaming DataFrame with another's columns and no partition, that has Spark run batches without data.
+    def watching_watermark(self, like: DataFrame, stores: int) -> DataFrame:
+        """Return a streaming DataFrame without partitions that makes Spark schedule no-data batches.
 
-        Spark runs one when the watermark has moved and the plan holds a stateful operator of its own whose state the
-        watermark may close. Here this is a deduplication that is multiplied by nothing: no task, no store, no source.
-        The session has to have `statefulOperator.allowMultiple` off, so that the operator sees the query's watermark.
+        Spark runs a no-data batch when the watermark has moved and the plan holds a stateful operator of its own whose
+        state the watermark may close. Here that operator is a deduplication over no partitions: no task, no state
+        store, no source. It sees the query's watermark only if the session has `statefulOperator.allowMultiple` off.
+
+        Args:
+            like: whose columns it has. stores: into how many partitions Spark divides the query's state stores.
         """
-        tagged = self._class("org.apache.spark.sql.types.MetadataBuilder")().putLong(WATERMARK_DELAY, 0).build()
-        return self._nothing(self._moments(tagged).dropDuplicates(["moment"]), like)
+        watched = self._no_partitions({WATERMARK_DELAY: 0}, stores)
+        return self._columns_of(like, watched.dropDuplicates(watched.columns))
 
-    def watching_clock(self, like: DataFrame, output_mode: str) -> DataFrame:
-        """The same, such that there is always another batch: Spark has groups whose state times out by the clock."""
-        plain = self._class("org.apache.spark.sql.types.Metadata").empty()
-        groups = self._moments(plain).groupBy("moment")
+    def watching_clock(self, like: DataFrame, stores: int, output_mode: str) -> DataFrame:
+        """Return the same, with groups whose state times out by the clock: Spark schedules batch after batch.
+
+        Args:
+            like, stores: as for `watching_watermark`. output_mode: of the query.
+        """
+        groups = self._no_partitions({}, stores).groupBy(_NO_DATA_COLUMN)
         timed = groups.applyInPandasWithState(
-            never_called, "moment timestamp", "n int", output_mode, "ProcessingTimeTimeout"
+            millpond_no_data_batches, f"{_NO_DATA_COLUMN} timestamp", "n int", output_mode, "ProcessingTimeTimeout"
         )
-        return self._nothing(timed, like)
+        return self._columns_of(like, timed)
 
-    def _moments(self, metadata: Any) -> DataFrame:
-        # The optimiser removes a limit that cannot cut anything; while it is there, Spark does not expect every store
-        # of the plan to have committed when a foreachBatch function returns, and this one never commits.
-        moment = self.streaming_rows([0], "moment").limit(1).selectExpr("timestamp_millis(moment) as moment")
-        moments = self.analyzed(moment)
-        fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
-        time = self._alias(moments.output[0], "moment", fresh, self._seq([]), metadata)
-        return self.dataframe(self.project([time], moments)).coalesce(1)
+    def _no_partitions(self, metadata: dict[str, int], stores: int) -> DataFrame:
+        """Return a streaming scan of an RDD without partitions, named for people: one timestamp column.
 
-    def _nothing(self, watching: DataFrame, like: DataFrame) -> DataFrame:
-        context = self.spark.sparkContext
-        nothing = self.spark.createDataFrame(context.emptyRDD(), "nothing int").hint("shuffle_replicate_nl")
-        columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema]
-        return nothing.crossJoin(watching).select(*columns)
+        It says that it is divided as the stateful operator above asks for. Else Spark would put an exchange between
+        them, which has as many partitions as there are stores.
+        """
+        rdd = self.spark.sparkContext._jsc.emptyRDD().rdd().setName(_NO_DATA_SCAN)
+        column = F.timestamp_millis("id").alias(_NO_DATA_COLUMN, metadata=metadata)
+        output = self._seq([one.java for one in self.analyzed(self.spark.range(1).select(column)).output])
+        divided = self._class("org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")(output, stores)
+        none = self._class("scala.Option").empty()
+        fields = [output, rdd, divided, self._seq([]), True, none, self.spark._jsparkSession, none, none]
+        relation = self._class("org.apache.spark.sql.execution.LogicalRDD")
+        return self.dataframe(Node(scan_of_rdd(relation, *fields)))
+
+    def _columns_of(self, like: DataFrame, rows: DataFrame) -> DataFrame:
+        return rows.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema))
 
     def qualified(self, path: str) -> str:
         """The full URL that Spark makes of a path: of its default file system, absolute.
@@ -322,6 +333,6 @@ class Catalyst:
         return self.with_operands(expression, [self._plain(child) for child in expression.children])
 
 
-def never_called(key: Any, frames: Any, state: Any) -> Any:
-    """A function for groups that there are none of."""
+def millpond_no_data_batches(key: Any, frames: Any, state: Any) -> Any:
+    """Fail: the groups that make Spark schedule batches have no rows. Spark's plan shows the function's name."""
     raise AssertionError("no group has rows")

@@ -80,6 +80,11 @@ def join_state_watermarks(class_of: Callable[[str], Any], *arguments: Any) -> An
     return _first([partial(call, name, *flags) for name in _JOIN_HELPERS for flags in ([False], [])])
 
 
+def scan_of_rdd(relation: Callable[..., Any], *fields: Any) -> Any:
+    """A `LogicalRDD` with these fields. Spark 4.3 has a flag more, false by default."""
+    return _first([partial(relation, *fields, *flags) for flags in ([], [False])])
+
+
 def _first(forms: Sequence[Callable[[], _Made]]) -> _Made:
     """The result of the first form of a call that this version of Spark has.
 

@@ -102,6 +102,25 @@ class Ledger:
         names = (info.name.rpartition("/")[2] for info in self._files.list(f"{log}/"))
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
+    def stores(self) -> int | None:
+        """Into how many partitions Spark divides state stores, as its offset log says; None before the first batch.
+
+        Raises:
+            StateDamagedError: the newest entry cannot be read.
+        """
+        last = self.last("offsets")
+        if last < 0:
+            return None
+        try:
+            entry = json.loads(bytes(memoryview(self._files.get(f"offsets/{last}"))).decode().splitlines()[1])
+            return int(entry["conf"]["spark.sql.shuffle.partitions"])
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise StateDamagedError(
+                "An entry of Spark's offset log cannot be read.",
+                action="Restore it from a backup, or start with a new checkpointLocation.",
+                file=self._files.locate(f"offsets/{last}"),
+            ) from error
+
     def written(self, log: Log) -> dict[int, float]:
         """When each entry of a log was written, by batch: seconds since the epoch, by the store's clock."""
         entries = ((info.name.rpartition("/")[2], info.modified) for info in self._files.list(f"{log}/"))

@@ -14,6 +14,7 @@ from millpond.checkpoint.pinned import (
     NAME,
     PinnedOperator,
     PinnedQuery,
+    as_before,
     compare,
     differing,
     may_follow,
@@ -22,6 +23,7 @@ from millpond.checkpoint.pinned import (
     plain,
     read_shape,
     read_shapes,
+    renamed,
     shape_name,
 )
 from millpond.checkpoint.recovery import Recovery
@@ -32,6 +34,7 @@ from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import pinned_between
 from millpond.plan.reading.decision import Decision
+from millpond.plan.shown import state_columns
 from millpond.query.ledger.ledger import Ledger, is_rolled_back
 from millpond.query.starting.evolution import evolved, lasting, named, repinned
 from millpond.query.starting.missing import missing
@@ -47,14 +50,18 @@ def pinned_query(decision: Decision, key_groups: int, catalyst: Catalyst) -> Pin
     Args:
         decision: which operators run on Millpond. key_groups: of the query's state. catalyst: of the user's session.
     """
+    columns = state_columns(decision.root)
+    aggregates = {one.operator.index for one in decision.root.walk() if one.operator and one.node.kind == "Aggregate"}
     operators = tuple(
         PinnedOperator(
             name=operator.title,
             spec=lasting(operator.spec),
             tables={name: plain(table.schema) for name, table in state_tables(operator.spec).items()},
             functions=operator.functions,
+            columns=columns.get(index, ()),
+            aliased=index in aggregates,
         )
-        for operator in decision.ours
+        for index, operator in enumerate(decision.ours)
         if operator.spec is not None
     )
     return PinnedQuery(key_groups, operators, pinned_between(catalyst, decision))
@@ -166,7 +173,7 @@ def settle(
     found = evolved(before, made_by, pinned.query, specs, changed)
     if isinstance(found, list):
         raise differing(found, files.locate(shape_name(made_by)), follows=may_follow(before, pinned.query))
-    if msgspec.structs.replace(found.query, parent=before.parent) == before:
+    if as_before(before, found.query) == before:
         log.warning("the query is again what made version %d of its state, and goes on with that", version)
         return Pinned(before, made_by)
     assert recovery.generation is not None
@@ -198,6 +205,8 @@ def _pin(
         as_named = msgspec.structs.replace(query, operators=tuple(operators))
         unmoved = all(old.functions == new.functions for old, new in zip(before.operators, operators, strict=True))
         if (changed != "evolve" or unmoved) and not compare(before, as_named):
+            if before != (before := renamed(before, query)):
+                write_document(files, shape_name(shape), before)
             return shape, before
         if changed != "error" or any(spec.varies for spec in specs):
             # What the newest run was changed to may not have got anywhere: `settle` knows by which the state was made.

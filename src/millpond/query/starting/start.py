@@ -56,7 +56,7 @@ log = logging.getLogger("millpond")
 VERIFY = "spark.sql.streaming.checkpoint.verifyMetadataExists.enabled"
 """By which Spark (since 4.2) refuses logs without the query's id; Millpond does with all versions."""
 
-Transplant = Callable[[list[PipeTask]], DataFrame]
+Transplant = Callable[[list[PipeTask], int | None], DataFrame]
 """Makes the rewritten query whose pipes carry the given tasks, by operator index."""
 
 
@@ -71,7 +71,7 @@ class Start:
         checkpoint: Spark's checkpoint location, any form that Spark takes.
         sync_reason: why commits may not lag, None if they may.
         sink: the format that is written to, as far as the user has said it.
-        transplant: makes the rewritten query.
+        transplant: makes the rewritten query, given the number of Spark's state stores if its offset log has one.
         around: session settings that the rewritten query is planned and started under.
         runs_planned: whether the sink is sure to run this batch, planned and not committed, when the query starts.
     """
@@ -187,7 +187,7 @@ class Start:
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
                 self._open_ahead(self._tasks(task, specs), ledger.next)
         tasks = self._tasks(task, specs)
-        running = launch(self.transplant(tasks))
+        running = launch(self.transplant(tasks, self._stores(ledger)))
         opened.pop_all()
         if local:
             watch_run(running, task)
@@ -250,6 +250,11 @@ class Start:
             tasks[index] = msgspec.structs.replace(tasks[index], settings=lagging)
         return tasks
 
+    def _stores(self, ledger: Ledger) -> int | None:
+        """Into how many partitions Spark divides state stores, where it matters and Spark has said so."""
+        no_data = any(one.closes or one.ticks for one in self.decision.ours)
+        return ledger.stores() if no_data else None
+
     def _replay(
         self, catalyst: Catalyst, task: PipeTask, specs: Sequence[OperatorSpec], ledger: Ledger, batch: int
     ) -> None:
@@ -260,7 +265,7 @@ class Start:
         """
         sync = msgspec.structs.replace(task.settings, commit_mode="sync")
         tasks = self._tasks(msgspec.structs.replace(task, settings=sync), specs)
-        frame = catalyst.in_own_session(self.transplant(tasks), self.around)
+        frame = catalyst.in_own_session(self.transplant(tasks, self._stores(ledger)), self.around)
         query = (
             frame.writeStream.format("noop")
             .outputMode(self.decision.output_mode)

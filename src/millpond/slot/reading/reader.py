@@ -39,12 +39,24 @@ def span(versions: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class StateOperator:
-    """One operator of the query: its index, what it is, its spec and the names of its tables."""
+    """One operator of the query.
+
+    Attributes:
+        index: its number. title: what it is. spec: what it computes. tables: the names of its tables.
+        columns: the names of `spec.state_fields` in the query's output; empty if the spec's own are.
+    """
 
     index: int
     title: str
     spec: OperatorSpec
     tables: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+
+    @property
+    def state_fields(self) -> tuple[Field, ...]:
+        """The columns of the state under the names of the query's output."""
+        fields = self.spec.state_fields
+        return tuple(map(_renamed, fields, self.columns)) if self.columns else fields
 
     def part(self, variable: str | None) -> tuple[str, tuple[Field, ...]]:
         """The table that is read for the operator's state, or for one variable of it, and its columns.
@@ -54,7 +66,7 @@ class StateOperator:
         """
         parts = self.spec.parts
         if variable is None and not parts:
-            return MAIN, self.spec.state_fields
+            return MAIN, self.state_fields
         if variable is None or variable not in parts:
             what = "has state variables" if variable is None else f"has no state variable {variable!r}"
             raise UsageError(
@@ -63,6 +75,10 @@ class StateOperator:
                 operator=str(self.index),
             )
         return parts[variable], self.spec.shown(parts[variable])
+
+
+def _renamed(field: Field, name: str) -> Field:
+    return Field(name, field.type)
 
 
 @dataclass(frozen=True)
@@ -150,7 +166,7 @@ class StateReader:
 
     def _operators(self, shape: int) -> list[StateOperator]:
         return [
-            StateOperator(index, one.name, msgspec.convert(one.spec, OperatorSpec), tuple(one.tables))
+            StateOperator(index, one.name, msgspec.convert(one.spec, OperatorSpec), tuple(one.tables), one.columns)
             for index, one in enumerate(self._shapes[shape].operators)
         ]
 
@@ -295,8 +311,8 @@ class StateReader:
         from millpond.slot.reading.tables import rows_of_table
 
         manifest = self.manifest(operator, partition, version)
-        spec = self._operators(manifest.shape)[operator].spec
-        tables = state_tables(spec)
+        shown = self._operators(manifest.shape)[operator]
+        spec, tables = shown.spec, state_tables(shown.spec)
         wanted = [name for name, one in tables.items() if one.shown] if table == MAIN else [table]
 
         def rows_of(name: str) -> Iterator[Rows]:
@@ -315,7 +331,8 @@ class StateReader:
                     yield from read_whole(spec, base, pieces, rows_of(beside))
                     continue
                 for rows in pieces:
-                    yield from read_rows(spec, base, rows)
+                    for batch in read_rows(spec, base, rows):
+                        yield batch.rename_columns(list(shown.columns)) if shown.columns and table == MAIN else batch
             except MillpondError as error:
                 raise error.at(variable=spec.part_of(base)) from None
 

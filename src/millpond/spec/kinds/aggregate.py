@@ -13,7 +13,6 @@ from millpond.spec.functions import FUNCTIONS, is_distinct, key_width, supported
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Pattern
 from millpond.spec.protocol import AccessPattern, Spec
 from millpond.spec.traits import Trait, changelog_traits, columns_trait, lag_trait
-from millpond.spec.types import parse_type
 
 PANE_TYPE = "bigint"
 """The type in which a window that the operator assigns arrives and is stored: the beginning of its pane."""
@@ -80,22 +79,12 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
     def state_fields(self) -> tuple[Field, ...]:
         """The key, and what the state says of it.
 
-        Windows are shown by when they begin, or the panes that several of them share. Where rows are kept until their
+        Windows have a start and an end; so have the panes that sliding windows share. Where rows are kept until their
         window closes, the inputs of each are shown. Where groups may have rows beside them, both are shown: groups
         without inputs, rows without results.
         """
-        fields = self.key_fields + (self.inputs if self.keeps_rows else result_fields(self.calls))
-        fields += self.inputs if self.observed else ()
-        begin = self.begin
-        return fields if begin is None else (*fields[: begin[0]], begin[1], *fields[begin[0] + 1 :])
-
-    @property
-    def begin(self) -> tuple[int, Field] | None:
-        """Which column of the state tells where a window or pane begins, and how it is shown, if groups are windows."""
-        if self.time is None or self.time.windows is None:
-            return None
-        window = self.keys[self.time.column]
-        return self.time.column, Field(window.name, parse_type(window.type).fields[0][1].name)
+        fields = self.keys + (self.inputs if self.keeps_rows else result_fields(self.calls))
+        return fields + self.inputs if self.observed else fields
 
     @property
     def keeps_columns(self) -> bool:
