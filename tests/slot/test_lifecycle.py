@@ -59,7 +59,7 @@ def test_the_user_is_told_once_that_kernels_are_compiled(task, caplog):
     directory.enter(identify())
     directory.compiling.touch()
     for _ in range(2):
-        start_ahead(task, identify()).join(60)
+        start_ahead(task).join(60)
     assert [record.message for record in caplog.records if "compiles" in record.message] == [
         "Millpond compiles what this query needs, once on this machine: its first batches take longer"
     ]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from millpond.plan.catalyst.python import callable_here
+from millpond.plan.catalyst.versions import calls_user_code
 from tests.spark_suite.on_millpond import OnMillpond, Suite, modules, on_millpond
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.oracle]
 
-if not callable_here():
+if not calls_user_code():
     pytest.skip("Millpond runs processors on Spark 4.3 and later", allow_module_level=True)
 
 
