@@ -438,6 +438,8 @@ GONE: dict[str, tuple[list[str], str]] = {
     "runs": (["millpond/generations"], BASE),
     "newest run": (["millpond/generations/*.base.json"], BASE),
     "commits": (["millpond/commits"], "commits/ has no whole state of 'aggregate by key' as of then: 2 partitions"),
+    "offsets": (["offsets"], r"commits/ has batches up to 1, and offsets/ is empty or gone"),
+    "last offsets": (["offsets/1"], r"commits/ has batches up to 1, and offsets/ has batches up to 0 only"),
     "id": (["metadata"], r"\[STREAMING_CHECKPOINT_MISSING_METADATA_FILE\] .* batches up to 1, and the file metadata"),
     "id and state": (["millpond", "metadata"], r"\[STREAMING_CHECKPOINT_MISSING_METADATA_FILE\]"),
 }

@@ -328,11 +328,11 @@ def _joined(
         if not known and reading.spec.kind != "inner":
             raise refused(operator, "its state is of the first format, and does not say who has found a partner")
         rows = values[:-1] if known else values
-        keys = _fields(state, "key")[:-1]  # the last one numbers the rows of a key
-        flat = _flat(state, values, keys)
+        *keys, number = _fields(state, "key")  # of the rows of a key
+        flat = _flat(state, values, [*keys, number])
         matched = F.col(f"v{len(rows)}") if known else F.lit(None).cast("boolean")
         made = catalyst.analyzed(flat.withColumn("__matched", matched))
-        held_columns = made.output[len(keys) :]
+        held_columns = made.output[len(keys) + 1 :]
         needed = {one.expr_id for alias in aliases for one in alias.walk() if one.kind == "AttributeReference"}
         stand_ins, found = [], []
         checks: list[Check] = []

@@ -42,7 +42,7 @@ from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.transplant import exchanged
 from millpond.plan.workers import map_in_arrow, named
-from millpond.query.ledger.copying import check_finished, check_free, copy_folders, copy_ledger
+from millpond.query.ledger.copying import check_finished, check_free, copy_folders, copy_ledger, out_of_reach
 from millpond.query.ledger.ledger import METADATA, Ledger
 from millpond.query.starting.checks import check_session, check_stream
 from millpond.query.starting.pinning import pinned_query
@@ -221,8 +221,8 @@ def _carried(
 def _times(ledger: Ledger, batch: int) -> Times:
     """The watermarks by which a committed batch ran, and by which the next one will."""
     ran, done = ledger.read("offsets", batch), ledger.read("commits", batch)
-    assert ran is not None
-    assert done is not None
+    if ran is None or done is None:
+        raise out_of_reach(batch + 1)
     watermark, following = (json.loads(entry.decode().splitlines()[1]) for entry in (ran, done))
     return Times(int(watermark["batchWatermarkMs"]), int(following["nextBatchWatermarkMs"]))
 

@@ -77,6 +77,22 @@ class Ledger:
                 file=self._files.locate(METADATA),
             )
 
+    def check_offsets(self) -> None:
+        """Refuse commits of batches that were never planned: Spark would run batches again that the state has.
+
+        Raises:
+            StateDamagedError: entries of `offsets/` are gone.
+        """
+        planned, committed = self.last("offsets"), self.last("commits")
+        if planned < committed:
+            there = f"offsets/ has batches up to {planned} only" if planned >= 0 else "offsets/ is empty or gone"
+            raise StateDamagedError(
+                f"commits/ has batches up to {committed}, and {there}: what later batches read is not known.",
+                action="Put back what was in it, from a backup of the checkpoint, or start with a new "
+                "checkpointLocation, which reads the source from its beginning.",
+                file=self._files.locate("offsets/"),
+            )
+
     def identify(self) -> str:
         """The query's id, chosen if this is its first start: Spark takes up the one that it finds."""
 

@@ -104,6 +104,7 @@ class Start:
         ledger = Ledger(ledger_files)
         if self.spark.conf.get(VERIFY, "true") == "true":
             ledger.check_id()
+        ledger.check_offsets()
         identity = ledger.identify()
         location = _state_location(self.settings, checkpoint, identity)
         files = open_state(location)
