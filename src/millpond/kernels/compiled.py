@@ -30,8 +30,8 @@ KERNELS: list[Kernel] = []
 """Every kernel that has been imported."""
 
 
-_NumbaPlaces = FunctionCache._impl_class
-_InTree = next(one for one in _NumbaPlaces._locator_classes if one.__name__.lstrip("_") == "InTreeCacheLocator")
+_NumbaPlaces: Any = FunctionCache._impl_class
+_InTree: Any = next(one for one in _NumbaPlaces._locator_classes if one.__name__.lstrip("_") == "InTreeCacheLocator")
 """Numba's locator of `__pycache__`: its name has an underscore in some versions."""
 
 
@@ -59,6 +59,8 @@ class Kernel(CPUDispatcher):
 
     The GIL is released while it runs. Processes that need the same kernel at once compile it once.
     """
+
+    _cache: Any
 
     def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None) -> None:  # as Numba rebuilds it
         super().__init__(py_func, locals or {}, targetoptions or _OPTIONS)

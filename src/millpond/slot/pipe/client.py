@@ -211,9 +211,7 @@ def _tell_compiling(directory: SlotDirectory) -> None:
     """Say that kernels are compiled, once in an application."""
     with contextlib.suppress(FileNotFoundError):
         directory.compiling.unlink()
-        log.warning(
-            "Millpond compiles what this query needs, once on this machine: its first batches take some seconds longer"
-        )
+        log.warning("Millpond compiles what this query needs, once on this machine: its first batches take longer")
 
 
 def drain(task: PipeTask, timeout: float = DRAIN, *, ended: bool = False) -> dict[tuple[int, int], int]:
