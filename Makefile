@@ -67,6 +67,7 @@ docs: setup
 	@$(BIN)/python -m docs.architecture_graph
 	@$(BIN)/python -m docs.settings
 	@$(BIN)/python -m docs.command_line
+	@$(BIN)/python -m docs.plan_picture
 
 # All pages as a site, in site/: any warning (a link that leads nowhere, say) is an error.
 site: $(VENV)/.site
