@@ -184,11 +184,16 @@ def test_a_record_is_held_against_spark(golden: Path, monkeypatch: pytest.Monkey
 def test_plans_are_told_without_what_is_new_each_time() -> None:
     uuids = "9fcb5d76-0b58-4cb3-b7f1-2160cd27a2fb", "cdbc02a9-9cd2-4065-97f6-fed9050196a1"
     plans = [
-        f"Project [a#{n}, b#{n + 1}L, a#{n} / 2]\n+- Watermark {uuid}\n   +- FileSource[/tmp/x-{n}/in], Some@{n}abc"
+        f"Project [a#{n}, b#{n + 1}L, a#{n} / 2]\n+- Watermark {uuid}\n   +- FileSource[/tmp/x-{n}/in], a.Some@{n}abcd"
         for n, uuid in zip((3, 99), uuids, strict=True)
     ]
     assert len(set(map(recorded._normalized, plans))) == 1
-    assert recorded._normalized("[a#1, b#2]") != recorded._normalized("[a#1, b#1]")
+    for one, other in (
+        ("[a#1, b#2]", "[a#1, b#1]"),
+        ("split(a#1, /x)", "split(a#1, /y)"),
+        ("a#1 = x@abcd1", "a#1 = x@abcd2"),
+    ):
+        assert recorded._normalized(one) != recorded._normalized(other)
 
 
 def test_the_digest_is_the_same_in_another_process(tmp_path: Path) -> None:

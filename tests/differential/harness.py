@@ -18,7 +18,8 @@ from pyspark.sql.types import StructType
 
 import millpond
 from tests.differential.data import DDL, write
-from tests.differential.recorded import Answer, Batches, Oracle, Question
+from tests.differential.recorded import Answer, Oracle, Question
+from tests.differential.recorded import Batches as Batches
 
 Query = Callable[[DataFrame, SparkSession], DataFrame]
 """Builds the query from its stream."""

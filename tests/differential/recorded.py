@@ -265,9 +265,9 @@ def _normalized(plan: str) -> str:
     """A plan's text without what is new each time: ids are numbered as they come, paths and addresses go."""
     ids: dict[str, str] = {}
     uuid = "-".join(f"[0-9a-f]{{{length}}}" for length in (8, 4, 4, 4, 12))
-    plan = re.sub(r"file:/\S*?(?=[,\])\s])|/\S*?(?=[,\])\s])", "path", plan)
-    plan = re.sub(r"@[0-9a-f]{4,}", "", plan)
-    return re.sub(rf"#\d+|{uuid}", lambda found: ids.setdefault(found.group(), f"#{len(ids)}"), plan)
+    plan = re.sub(r"FileSource\[[^\]]*\]", "FileSource", plan)
+    plan = re.sub(r"(?<=[a-z]\.)([\w$]+)@[0-9a-f]{5,8}\b", r"\1", plan)
+    return re.sub(rf"(?<=[\w)])#\d+|{uuid}", lambda found: ids.setdefault(found.group(), f"#{len(ids)}"), plan)
 
 
 def _classes(plan: str) -> set[str]:
