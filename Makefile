@@ -3,11 +3,12 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(if 
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
 SMOKES := smoke-4.1 smoke-4.2
 
-.PHONY: setup check-java demo test wheel chaos $(SMOKES) lint format docs site bench engines clean
+.PHONY: setup check-java demo test test-slow test-all golden wheel chaos $(SMOKES) lint format docs site bench engines clean
 
 setup: $(STAMP)
 
@@ -25,8 +26,25 @@ check-java:
 demo: check-java setup
 	@$(BIN)/millpond demo $(ARGS)
 
+# The quick suite: a part of each kind of test, a quarter of the drawn examples, Spark's answers as they are recorded.
+test: export MILLPOND_EXAMPLES ?= 0.25
 test: check-java setup
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+# What `make test` leaves out, and Spark's answers are not believed but found again.
+test-slow: export MILLPOND_ORACLE ?= live
+test-slow: check-java setup
+	@$(PYTEST) -m slow $(ARGS)
+
+# Everything.
+test-all: export MILLPOND_ORACLE ?= live
+test-all: check-java setup
+	@$(PYTEST) $(ARGS)
+
+# Record Spark's answers where a record is missing or of another question.
+golden: export MILLPOND_ORACLE = write
+golden: check-java setup
+	@$(PYTEST) -m "oracle and not slow" $(or $(ARGS),tests)
 
 # What `pip install` gives: a wheel, alone in a fresh environment, runs the README's example.
 wheel: check-java setup
@@ -38,7 +56,7 @@ chaos: export MILLPOND_SPARK_SCHEDULES ?= 50
 chaos: export MILLPOND_KILLS ?= 500
 chaos: export MILLPOND_SPARK_KILLS ?= 50
 chaos: check-java setup
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 tests/chaos tests/slot/test_kills.py
+	@$(PYTEST) --timeout 0 tests/chaos tests/slot/test_kills.py
 
 # The older versions of Spark, each with an environment of its own: a query of each kind is compared with Spark, and on
 # 4.2, the newest that Delta Lake runs on, batches are merged into a Delta table.

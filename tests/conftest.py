@@ -4,13 +4,24 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from hypothesis import settings
 
+from tests import selection
+from tests.differential import recorded
+
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+_WORKER_MEMORY = 2 << 30
+"""Bytes that a worker takes with its JVM, slots and Python workers."""
+
+# Times that PySpark hands out are local ones: recorded answers and live ones have to be of one zone.
+os.environ["TZ"] = "UTC"
+time.tzset()
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 # Most of the JVM's work here runs once: the second compiler would take more of the cores than the queries do.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=400m -XX:+UseSerialGC")
@@ -18,6 +29,29 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:Reserved
 # Drawn cases are the same in each run, but for `make chaos`.
 settings.register_profile("millpond", derandomize="MILLPOND_SCHEDULES" not in os.environ)
 settings.load_profile("millpond")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker more than cores, since Spark's batches wait now and then, if there is memory for them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores + 1, psutil.virtual_memory().total // _WORKER_MEMORY))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    selection.mark(items)
+    selection.longest_first(items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    recorded.begin("" if item.get_closest_marker("slow") else selection.plain(item.nodeid))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In the process that starts workers, or has none: keep what has been recorded."""
+    config = session.config
+    if recorded.USE is recorded.Use.WRITE and not hasattr(config, "workerinput"):
+        recorded.finish(whole=not config.option.keyword and not any("::" in name for name in config.args))
 
 
 @pytest.fixture(autouse=True)

@@ -228,6 +228,7 @@ def test_reports_are_drawn(tmp_path: Path, name: str) -> None:
     assert table(some_results()).row_count == 2
 
 
+@pytest.mark.slow
 def test_a_small_run_by_the_clock(tmp_path: Path) -> None:
     json_file = tmp_path / "r.json"
     arguments = ["rmw", "--engines", "events", "--rate", "2k", "--warmup-batches", "2", "--max-batches", "3"]
@@ -239,6 +240,7 @@ def test_a_small_run_by_the_clock(tmp_path: Path) -> None:
     assert all(batch.rows and batch.rows % 2_000 == 0 for batch in result.batches), "whole seconds of the clock"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("engine", ["spark", "millpond"])
 def test_a_small_run(tmp_path: Path, engine: str) -> None:
     json_file = tmp_path / "r.json"
@@ -255,6 +257,7 @@ def test_a_small_run(tmp_path: Path, engine: str) -> None:
     assert not (tmp_path / "w" / engine).exists()
 
 
+@pytest.mark.process
 def test_a_refusal_is_a_result(tmp_path: Path) -> None:
     json_file = tmp_path / "r.json"
     arguments = ["nexmark", "--query", "q19", "--engines", "spark", "--driver-memory", "1g", "--json", str(json_file)]
@@ -265,6 +268,7 @@ def test_a_refusal_is_a_result(tmp_path: Path) -> None:
     assert "\n" not in str(result.refused)
 
 
+@pytest.mark.process
 def test_a_failing_engine_is_an_error_in_the_result(tmp_path: Path) -> None:
     json_file = tmp_path / "r.json"
     arguments = ["rmw", "--engines", "millpond", "--set", "spark.millpond.nonsense=1", "--driver-memory", "1g"]

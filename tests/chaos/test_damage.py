@@ -29,6 +29,8 @@ from tests.chaos.kinds import KINDS, ordered, part_of, shown
 from tests.chaos.operators import marked, truth
 from tests.operators.called import Called
 
+pytestmark = pytest.mark.costly
+
 PARTITIONS = 2
 BATCHES = 9
 """Batches that Spark has committed."""

@@ -44,6 +44,8 @@ from millpond.stores.jobs import MergeRuns
 from millpond.stores.rmw import flush
 from tests.slot.test_damage import BATCHES, Counts, rows_of
 
+pytestmark = pytest.mark.costly
+
 SEEDS = range(4)
 HOW = ("flipped", "cut", "empty", "removed", "newer")
 

@@ -18,12 +18,13 @@ from tests.chaos.kinds import KINDS
 from tests.chaos.neighbours import check_location
 from tests.chaos.operators import STREAMS, OperatorWorld, small, truth
 from tests.chaos.test_schedules import CRASHES, FIRST, SCHEDULES, USUAL, crash_at, drive, random_world, survive
+from tests.selection import EXAMPLES, scaled
 
 BATCHES = 10
 MORE = 3
 """Batches that run undisturbed after a start at an older version."""
 THOROUGH = SCHEDULES > USUAL
-EACH = 2 if SCHEDULES == USUAL else max(1, SCHEDULES // len(KINDS))
+EACH = scaled(2) if SCHEDULES == USUAL else max(1, SCHEDULES // len(KINDS))
 """Schedules of each kind."""
 
 
@@ -88,7 +89,7 @@ def test_crash_at_every_operation(kind, tmp_path):
     died = set()
     truth(kind, 0)
     with small(1):
-        for number in range(1 + first, 2000, 3 if THOROUGH else 211):
+        for number in range(1 + first, 2000, 3 if THOROUGH else round(211 / EXAMPLES)):
             over = False
             for fate in CRASHES if THOROUGH else (CRASHES[number % 4],):
                 make = partial(OperatorWorld, kind=kind, local=number % 2 == 1)

@@ -18,6 +18,7 @@ from tests.chaos.sums import State
 from tests.chaos.test_schedules import CRASHES, FAILURES, FIRST, SCHEDULES, drive
 from tests.chaos.tripwire import Crash
 from tests.chaos.world import TaskFailed, World
+from tests.selection import scaled
 
 T = TypeVar("T")
 MORE = 2
@@ -213,7 +214,7 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = Protocol.TestCase
 TestProtocol.settings = settings(
-    max_examples=max(40, SCHEDULES // 5),
+    max_examples=max(scaled(40), SCHEDULES // 5),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -18,9 +18,10 @@ from millpond.errors import FencedError, StateDamagedError, TransientError, Usag
 from tests.chaos.neighbours import Neighbours
 from tests.chaos.tripwire import Crash
 from tests.chaos.world import TaskFailed, World
+from tests.selection import EXAMPLES, scaled
 
-USUAL = 400
-"""Schedules of the usual run; some hundred of other kinds are beside them."""
+USUAL = scaled(400)
+"""Schedules of the usual run; some of other kinds are beside them."""
 SCHEDULES = int(os.environ.get("MILLPOND_SCHEDULES", "1" if "MILLPOND_SEED" in os.environ else USUAL))
 FIRST = int(os.environ.get("MILLPOND_SEED", "0"))
 SEEDS = list(range(FIRST, FIRST + SCHEDULES))
@@ -207,7 +208,7 @@ def test_crash_at_every_operation(tmp_path, fate):
     died = set()
     ways = ("kill", "stop", "drain")
     thorough = SCHEDULES > USUAL
-    for number in range(1, 1000, 1 if thorough else 11):
+    for number in range(1, 1000, 1 if thorough else round(11 / EXAMPLES)):
         over = False
         for how in ways if thorough else (ways[number % 3],):
             world, over = crash_at(tmp_path, number, fate, how)

@@ -24,13 +24,15 @@ from tests.chaos.truth import (
     write_input,
 )
 from tests.s3 import s3
+from tests.selection import scaled
 
 KILLS = int(os.environ.get("MILLPOND_SPARK_KILLS", "0"))
-SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", "5"))
+SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", scaled(5)))
 LIVES = 12
 QUERIES = ("aggregate", "deduplicate", "windows", "join", "processor")
 
 
+@pytest.mark.every
 @pytest.mark.xdist_group("kills")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(SCHEDULES))

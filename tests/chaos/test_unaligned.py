@@ -27,11 +27,12 @@ from tests.chaos.operators import small
 from tests.chaos.test_schedules import CRASHES, FAILURES, FIRST, SCHEDULES, USUAL
 from tests.chaos.tripwire import Crash, LocalTripwire, Tripwire
 from tests.rows import Entry
+from tests.selection import scaled
 from tests.stores.test_unaligned import BYTES, Append, Evict, Freeze, Rig, Take, shrink
 
 BATCHES = 10
 RETAINED = 4
-EACH = 20 if SCHEDULES == USUAL else max(1, SCHEDULES // 10)
+EACH = scaled(20) if SCHEDULES == USUAL else max(1, SCHEDULES // 10)
 DAMAGES = 6 if SCHEDULES == USUAL else 60
 
 Step = Append | Take | Freeze | Evict

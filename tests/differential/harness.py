@@ -18,14 +18,13 @@ from pyspark.sql.types import StructType
 
 import millpond
 from tests.differential.data import DDL, write
+from tests.differential.recorded import Answer, Oracle, Question
+from tests.differential.recorded import Batches as Batches
 
 Query = Callable[[DataFrame, SparkSession], DataFrame]
 """Builds the query from its stream."""
 PARTITIONS = ("2", "3", "3", "1", "4")
 """Of Millpond's state, run after run: most restarts rescale it, some do not."""
-
-Batches = dict[int, list[tuple[Any, ...]]]
-"""Output rows by batch id."""
 
 _STARTS = 6
 
@@ -142,10 +141,27 @@ def compare(
     Returns:
         Millpond's output.
     """
+    (folder / "in").mkdir(parents=True, exist_ok=True)
     native, ours = spark.newSession(), spark.newSession()
     ours.conf.set("spark.millpond.onUnsupported", "error")  # nothing is compared with itself
     for name, value in conf.items():
         ours.conf.set(f"spark.millpond.{name}", value)
+
+    def ask(question: Question) -> None:
+        session = spark.newSession()
+        question.add(mode, ddl)
+        question.add_query(query(stream(session, folder / "in", ddl), session))
+        for tables in rounds:
+            question.add(len(tables))
+            question.add_tables(tables)
+
+    def natively() -> Answer:
+        answer = Answer()
+        df = query(stream(native, folder / "in", ddl), native)
+        answer.schemas = run(df, mode, folder / "native", ours=False, into=answer.batches)
+        return answer
+
+    oracle = Oracle(spark, ask)
     expected: Batches = {}
     actual: Batches = {}
     number = 0
@@ -155,18 +171,13 @@ def compare(
             write(folder / "in", number, table)
             number += 1
         with ThreadPoolExecutor(1) as beside:
-            natively = beside.submit(
-                lambda: run(
-                    query(stream(native, folder / "in", ddl), native),
-                    mode,
-                    folder / "native",
-                    ours=False,
-                    into=expected,
-                )
-            )
+            answering = beside.submit(oracle.answer, natively)
             schemas = run(query(stream(ours, folder / "in", ddl), ours), mode, folder / "ours", ours=True, into=actual)
-        assert schemas == natively.result()
+        answer = answering.result()
+        assert schemas == answer.schemas
+        expected |= answer.batches
     assert_equal(actual, expected)
+    oracle.close(assert_equal)
     return actual
 
 

@@ -32,25 +32,46 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("keys", ["k", "st, b", ""])
-@pytest.mark.parametrize("mode", ["update", "complete"])
+ALONE = ("listagg", "listagg of numbers")
+TOGETHER = [name for name in CASES if name not in ALONE]
+SEVERAL = [*(TOGETHER[first : first + 3] for first in range(0, len(TOGETHER), 3)), *([name] for name in ALONE)]
+"""Several cases a query: mode and keys change which groups come out, not how they are computed."""
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_distinct(spark: SparkSession, tmp_path: Path, name: str, mode: str, keys: str) -> None:
+def test_distinct(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    check(spark, tmp_path, [name], "update", "k")
+
+
+@pytest.mark.parametrize("keys", ["st, b", ""])
+@pytest.mark.parametrize("mode", ["update", "complete"])
+@pytest.mark.parametrize("names", SEVERAL, ids=", ".join)
+def test_modes_and_keys(spark: SparkSession, tmp_path: Path, names: list[str], mode: str, keys: str) -> None:
+    check(spark, tmp_path, names, mode, keys)
+
+
+@pytest.mark.parametrize("names", SEVERAL, ids=", ".join)
+def test_complete_mode(spark: SparkSession, tmp_path: Path, names: list[str]) -> None:
+    check(spark, tmp_path, names, "complete", "k")
+
+
+def check(spark: SparkSession, folder: Path, names: list[str], mode: str, keys: str) -> None:
     session = spark.newSession()
     session.conf.set("spark.millpond.onUnsupported", "error")
     key = "struct(" + keys + ")" if keys else "1"
+    calls = dict.fromkeys(call for name in names for call in CASES[name])
     grouping = f"group by {keys}" if keys else ""
-    text = f"select {key} as key, {', '.join(CASES[name])} from {{events}} {grouping}"
-    seed = sum(map(ord, name + mode + keys))
+    text = f"select {key} as key, {', '.join(calls)} from {{events}} {grouping}"
+    seed = sum(map(ord, "".join(names) + mode + keys))
     tables = [batch(seed, 40), batch(seed + 1, 0), batch(seed + 2, 30)]
     actual: Batches = {}
     expected: Batches = {}
     for number, table in enumerate(tables):
-        write(tmp_path / "in", number, table)
+        write(folder / "in", number, table)
         if number != 1:  # the restart comes after the empty batch
-            stream(session, tmp_path / "in").createOrReplaceTempView("live")
-            run(session.sql(text.format(events="live")), mode, tmp_path / "ours", ours=True, into=actual)
-        expected[number] = [plain(row) for row in batch_sql(session, tmp_path, text, number, mode, keys).collect()]
+            stream(session, folder / "in").createOrReplaceTempView("live")
+            run(session.sql(text.format(events="live")), mode, folder / "ours", ours=True, into=actual)
+        expected[number] = [plain(row) for row in batch_sql(session, folder, text, number, mode, keys).collect()]
     assert_equal(actual, expected)
 
 

@@ -1,4 +1,4 @@
-"""Every function over every type, in one query each."""
+"""Every function over every type, several functions a query."""
 
 from __future__ import annotations
 
@@ -109,25 +109,17 @@ ORDERED = {"first", "first ignore nulls", "last", "last ignore nulls", "any_valu
 """Functions whose result depends on the order of rows, which Spark keeps only from batch to batch."""
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_function(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    check(spark, tmp_path, "update", [name])
-
-
 SEVERAL = [
     names[first : first + 5]
     for names in ([name for name in CASES if name not in ORDERED], [name for name in CASES if name in ORDERED])
     for first in range(0, len(names), 5)
 ]
-"""The same functions, several cases a query: the mode changes which groups come out, not how they are computed."""
+"""Several cases a query: beside each other functions are computed as alone."""
 
 
 @pytest.mark.parametrize("names", SEVERAL, ids=", ".join)
-def test_functions_in_complete_mode(spark: SparkSession, tmp_path: Path, names: list[str]) -> None:
-    check(spark, tmp_path, "complete", names)
-
-
-def check(spark: SparkSession, folder: Path, mode: str, names: list[str]) -> None:
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_functions(spark: SparkSession, tmp_path: Path, mode: str, names: list[str]) -> None:
     calls = dict.fromkeys(call for name in names for call in CASES[name])
 
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
@@ -137,4 +129,4 @@ def check(spark: SparkSession, folder: Path, mode: str, names: list[str]) -> Non
     seed = sum(map(ord, "".join(names) + mode))
     once = names[0] in ORDERED
     rounds = [[batch(seed, 60, once=once), batch(seed + 1, 0)], [batch(seed + 2, 40, once=once)]]
-    compare(spark, folder, query, mode, rounds)
+    compare(spark, tmp_path, query, mode, rounds)

@@ -43,7 +43,10 @@ GROUPINGS = {
 @pytest.mark.parametrize("name", GROUPINGS)
 def test_grouping(spark: SparkSession, tmp_path: Path, name: str) -> None:
     seed = sum(map(ord, name))
-    compare(spark, tmp_path, grouped(*GROUPINGS[name]), "update", [[batch(seed, 60)], [batch(seed + 1, 50)]])
+    batches = [batch(seed, 60), batch(seed + 1, 50)]
+    # A key of each type is restored in the restart of "many".
+    rounds = [batches] if name in ATOMIC else [batches[:1], batches[1:]]
+    compare(spark, tmp_path, grouped(*GROUPINGS[name]), "update", rounds)
 
 
 @pytest.mark.parametrize("name", ["struct", "many", "two"])

@@ -15,6 +15,8 @@ from tests.integration.kafka_job import POISON
 from tests.jars import Unavailable, beside_spark, jars
 from tests.real_kafka import BROKER, CONNECTOR, running
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).with_name("kafka_job.py")
 
 

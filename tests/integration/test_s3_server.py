@@ -14,6 +14,8 @@ from tests.proxy import faulty
 from tests.real_s3 import BUCKET, Unavailable, running, weed
 from tests.s3 import pointed_at
 
+pytestmark = pytest.mark.slow
+
 SHARES = {"slow_down": 0.05, "conflict": 0.05, "delay": 0.2, "hang": 0.01, "reset": 0.04, "cut": 0.04, "lost": 0.04}
 LIVES = ((2, True), (5, True), (3, False))
 """Partitions, and whether the application is killed."""

@@ -18,6 +18,8 @@ from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_store import RunStore
 from tests.stores.test_rmw_memory import NUMBERS, TEXTS, count_up, counts, fresh
 
+pytestmark = pytest.mark.costly
+
 BUDGET = 1 << 20
 
 

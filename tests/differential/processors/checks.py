@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from millpond.errors import MillpondError
 from tests.differential.data import write
 from tests.differential.harness import PARTITIONS, Batches, assert_equal, on_millpond, run, stream
 from tests.differential.processors.processors import START, Both
+from tests.differential.recorded import Answer, Oracle, Question
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32()), ("ts", pa.timestamp("us", tz="UTC")), ("do", pa.string())])
@@ -87,43 +89,61 @@ def compare(
     Returns:
         The rows of each batch.
     """
+    (folder / "in").mkdir(parents=True, exist_ok=True)
     native, ours = spark.newSession(), spark.newSession()
-    found: tuple[Batches, Batches] = ({}, {})
+
+    def prepare(session: SparkSession, turn: Turn) -> None:
+        session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+        for name, value in turn.conf.items():
+            session.conf.set(name, value)
+
+    def ask(question: Question) -> None:
+        session = spark.newSession()
+        for turn in turns:
+            prepare(session, turn)
+            question.add(ddl, turn.mode, turn.trigger, turn.fails)
+            question.add_tables(turn.tables)
+            question.add_query(turn.query(stream(session, folder / "in", ddl)))
+
+    def answer(turn: Turn, millpond: bool) -> Answer:
+        found = Answer()
+        try:
+            df = turn.query(stream((native, ours)[millpond], folder / "in", ddl))
+            place = folder / ("ours" if millpond else "native")
+            run(df, turn.mode, place, ours=millpond, into=found.batches, trigger=turn.trigger)
+        except (AnalysisException, MillpondError, StreamingQueryException) as failure:
+            found.error = str(failure)
+        except Exception as failure:  # what a processor does wrong on the driver, Millpond tells at the start
+            if not millpond:
+                raise
+            found.error = f"{type(failure).__name__}: {failure}"
+        return found
+
+    oracle = Oracle(spark, ask)
+    expected: Batches = {}
+    actual: Batches = {}
     number = 0
     for at, turn in enumerate(turns):
         for session in (native, ours):
-            session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-            for name, value in turn.conf.items():
-                session.conf.set(name, value)
+            prepare(session, turn)
         ours.conf.set("spark.millpond.partitions", PARTITIONS[at % len(PARTITIONS)])
         for table in turn.tables:
             write(folder / "in", number, table)
             number += 1
         if not turn.fails:
             on_millpond(turn.query(stream(ours, folder / "in", ddl)), turn.mode, ours_on)
-
-        def one(millpond: bool, turn: Turn = turn) -> str:
-            df = turn.query(stream((native, ours)[millpond], folder / "in", ddl))
-            place = folder / ("ours" if millpond else "native")
-            try:
-                run(df, turn.mode, place, ours=millpond, into=found[millpond], trigger=turn.trigger)
-            except (AnalysisException, MillpondError, StreamingQueryException) as failure:
-                return str(failure)
-            except Exception as failure:  # what a processor does wrong on the driver, Millpond tells at the start
-                if not millpond:
-                    raise
-                return f"{type(failure).__name__}: {failure}"
-            return ""
-
         with ThreadPoolExecutor(1) as beside:
-            natively = beside.submit(one, False)
-            outcomes = one(True), natively.result()
-        for engine, error in zip(("millpond", "spark"), outcomes, strict=True):
-            assert bool(error) == bool(turn.fails), f"run {at} on {engine}: {error or 'no error'}"
+            natively = beside.submit(oracle.answer, partial(answer, turn, False))
+            outcomes = answer(turn, True), natively.result()
+        for engine, outcome in zip(("millpond", "spark"), outcomes, strict=True):
+            assert bool(outcome.error) == bool(turn.fails), f"run {at} on {engine}: {outcome.error or 'no error'}"
             pattern = turn.fails if engine == "spark" else turn.fails_ours or turn.fails
-            assert re.search(pattern, error), f"run {at} on {engine}: {error}"
-    assert_equal(found[1], found[0])
-    return found[1]
+            assert re.search(pattern, outcome.error), f"run {at} on {engine}: {outcome.error}"
+        actual |= outcomes[0].batches
+        expected |= outcomes[1].batches
+    assert_equal(actual, expected)
+    oracle.close(assert_equal)
+    return actual
 
 
 def spoken(found: Batches, key: str) -> list[list[str]]:

@@ -1,0 +1,101 @@
+"""Which tests the quick suite has, and how much is drawn: marks that follow from what a test uses.
+
+A test that asks for more time than all others have is slow. Of the cases of a costly test the quick suite has a part,
+those whose names have the lowest digests: no case is chosen by hand, and a new one changes little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+
+EXAMPLES = float(os.environ.get("MILLPOND_EXAMPLES", "1"))
+"""Which part of the examples is drawn that tests ask for."""
+
+QUICK_SHARE = 8
+"""Of the cases of one costly test, the quick suite has one in so many, and at least one."""
+COSTLY = {"spark", "process", "server", "costly"}
+
+FEWEST_EXAMPLES = 5
+SERVERS = {"seaweedfs", "hdfs", "kafka", "redis_server", "postgres_server"}
+"""Fixtures that start a server."""
+PROCESSES = {"owned"}
+"""Fixtures that start processes."""
+STARTERS = {"subprocess", "multiprocessing"}
+"""Modules that start processes, where a test names them."""
+
+
+def scaled(count: int, least: int = 1) -> int:
+    """Reduce a number of drawn cases to the part that is run."""
+    return min(count, max(least, round(count * EXAMPLES)))
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Mark collected tests by what they use; then mark as slow what the quick suite leaves out."""
+    usual = float(items[0].config.getini("timeout")) if items else 0.0
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        for name in _marks(item):
+            item.add_marker(name)
+        if limit is not None and limit.args[0] > usual and item.get_closest_marker("every") is None:
+            item.add_marker("slow")
+        _scale(item)
+    for cases in _costly(items).values():
+        cases.sort(key=lambda item: hashlib.sha256(plain(item.nodeid).encode()).digest())
+        for item in cases[-(-len(cases) // QUICK_SHARE) :]:
+            item.add_marker("slow")
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Put what takes long before the rest, so that no worker is left alone with it at the end."""
+    weights = ("chaos", "slow", "server", "process", "spark")
+
+    def weight(item: pytest.Item) -> int:
+        names = {mark.name for mark in item.iter_markers()}
+        ranks = [rank for rank, name in enumerate(weights) if name in names or f"/{name}/" in item.nodeid]
+        return min(ranks, default=len(weights))
+
+    items.sort(key=weight)
+
+
+def plain(nodeid: str) -> str:
+    """Return a test's name without the group that it has under xdist."""
+    return nodeid.rpartition("@")[0] if nodeid.rfind("@") > nodeid.rfind("]") else nodeid
+
+
+def _marks(item: pytest.Item) -> list[str]:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    code = getattr(getattr(item, "function", None), "__code__", None)
+    starts = code is not None and bool(STARTERS & set(code.co_names))
+    return [
+        *(["spark"] if "spark" in fixtures else []),
+        *(["oracle"] if "spark" in fixtures and "/differential/" in item.nodeid else []),
+        *(["server"] if fixtures & SERVERS else []),
+        *(["process"] if fixtures & PROCESSES or starts else []),
+    ]
+
+
+def _costly(items: Sequence[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """Collect the cases of each costly test; `every` keeps all of them in the quick suite."""
+    found: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        names = {mark.name for mark in item.iter_markers()}
+        if names & COSTLY and not names & {"slow", "every"}:
+            found[plain(item.nodeid).partition("[")[0]].append(item)
+    return found
+
+
+def _scale(item: pytest.Item) -> None:
+    """Draw fewer examples in a test of Hypothesis; it has no option for that where a test says itself how many."""
+    if EXAMPLES == 1:
+        return
+    test = getattr(item, "function", None)
+    own = getattr(test, "_hypothesis_internal_use_settings", None)
+    if isinstance(own, settings) and not hasattr(test, "millpond_scaled"):
+        test._hypothesis_internal_use_settings = settings(own, max_examples=scaled(own.max_examples, FEWEST_EXAMPLES))
+        test.millpond_scaled = True
