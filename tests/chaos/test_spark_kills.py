@@ -1,7 +1,7 @@
 """Real Spark, killed for real: the driver, its workers and its slots die at random moments; the rows come out right.
 
-Each start draws how many partitions the state has. `MILLPOND_SPARK_KILLS` is the number of first batches that are killed
-only to see that no process lives on: none by default, as `tests/slot/test_kills.py` asks the same without Spark.
+Each start draws how many partitions the state has. `MILLPOND_SPARK_KILLS` first batches are killed only to see that no
+process lives on: none by default, as `tests/slot/test_kills.py` asks the same without Spark.
 """
 
 import os
