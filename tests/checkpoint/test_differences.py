@@ -304,6 +304,52 @@ def test_no_difference_goes_unsaid(name: str) -> None:
             assert not unclear, (field, value)
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "wanted"),
+    [
+        ({"ignore_nulls": False}, {"ignore_nulls": True}, "ignores nulls; its checkpoint's takes nulls"),
+        ({}, {"eval_mode": "try"}, "gives null on overflow (try_); its checkpoint's has no such option"),
+        (
+            {"null_on_divide_by_zero": True},
+            {"null_on_divide_by_zero": False},
+            "gives NaN where it would divide by zero; its checkpoint's gives null where it would divide by zero",
+        ),
+        (
+            {"relative_sd": 0.05, "raw_estimates": [1.0]},
+            {"relative_sd": 0.01, "raw_estimates": [2.0]},
+            "has a relative standard deviation of 0.01; its checkpoint's has a relative standard deviation of 0.05",
+        ),
+        (
+            {"delimiter": "2c"},
+            {"delimiter": "3b20"},
+            "puts '; ' between values; its checkpoint's puts ',' between values",
+        ),
+        (
+            {"order": [[False, False]]},
+            {"order": [[True, False], [False, True]]},
+            "orders values descending nulls first, ascending nulls last; its checkpoint's orders values ascending",
+        ),
+        (
+            {"percentages": [0.5]},
+            {"percentages": [0.5, 0.9]},
+            "computes the shares 0.5, 0.9; its checkpoint's computes the shares 0.5",
+        ),
+        ({"accuracy": 100}, {"accuracy": 1000}, "has an accuracy of 1000; its checkpoint's has an accuracy of 100"),
+        ({"array": False}, {"array": True}, "gives an array; its checkpoint's gives one value"),
+        (
+            {"width": 7},
+            {"width": 9},
+            "has an error that takes 9 counters; its checkpoint's has an error that takes 7 counters",
+        ),
+    ],
+    ids=str,
+)
+def test_options_of_functions(before: dict[str, Any], now: dict[str, Any], wanted: str) -> None:
+    calls = [AggregateCall("f", (0,), "bigint", options=options) for options in (before, now)]
+    specs = [msgspec.structs.replace(RUNNING, calls=(call,)) for call in calls]
+    assert differences(*(query(spec, functions=("f(v)",)) for spec in specs)) == [f"it: the query's f(v) {wanted}"]
+
+
 def test_a_spec_of_another_version_is_refused() -> None:
     before, now = query(RUNNING), query(RUNNING)
     before["operators"][0]["spec"]["later"] = 1

@@ -45,6 +45,12 @@ def option_traits(call: AggregateCall) -> Mapping[str, str]:
     return {name: _OPTIONS[name](value) for name, value in call.options.items() if name in _OPTIONS}
 
 
+def _direction(descending: bool, nulls_last: bool) -> str:
+    """How values are ordered."""
+    nulls = "" if descending == nulls_last else f" nulls {'last' if nulls_last else 'first'}"
+    return f"{'descending' if descending else 'ascending'}{nulls}"
+
+
 _OPTIONS: dict[str, Callable[[Any], str]] = {
     "ignore_nulls": lambda yes: "ignores nulls" if yes else "takes nulls",
     "eval_mode": lambda mode: {
@@ -54,9 +60,9 @@ _OPTIONS: dict[str, Callable[[Any], str]] = {
     }.get(mode, mode),
     "null_on_divide_by_zero": lambda yes: f"gives {'null' if yes else 'NaN'} where it would divide by zero",
     "relative_sd": lambda deviation: f"has a relative standard deviation of {deviation}",
-    "delimiter": lambda text: f"puts {text!r} between values",
-    "order": lambda order: f"orders values by {order}",
-    "percentages": lambda shares: f"computes the shares {shares}",
+    "delimiter": lambda digits: f"puts {bytes.fromhex(digits).decode(errors='replace')!r} between values",
+    "order": lambda order: f"orders values {', '.join(_direction(*one) for one in order)}",
+    "percentages": lambda shares: f"computes the shares {', '.join(map(str, shares))}",
     "accuracy": lambda accuracy: f"has an accuracy of {accuracy}",
     "array": lambda yes: f"gives {'an array' if yes else 'one value'}",
     "multipliers": lambda _: "has another seed or confidence",
