@@ -35,8 +35,10 @@ wheel: check-java setup
 # Many more schedules of crashes than `make test` runs, with others each time if MILLPOND_SEED says where to begin.
 chaos: export MILLPOND_SCHEDULES ?= 5000
 chaos: export MILLPOND_SPARK_SCHEDULES ?= 50
+chaos: export MILLPOND_KILLS ?= 500
+chaos: export MILLPOND_SPARK_KILLS ?= 50
 chaos: check-java setup
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 tests/chaos
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 tests/chaos tests/slot/test_kills.py
 
 # The older versions of Spark, each with an environment of its own: plans, and queries compared with Spark.
 $(SMOKES): smoke-%: check-java
