@@ -131,9 +131,17 @@ QUERIES = {
 }
 
 
+RESTARTED = ("one key", "sliding", "sessions", "median", "deduplicated", "within", "chained", "one side or the other")
+"""One query of each kind of state: where a filter stands decides nothing about what a restart restores."""
+
+
+def runs(query: str) -> list[list[pa.Table]]:
+    return rounds() if query in RESTARTED else [[table for tables in rounds() for table in tables]]
+
+
 @pytest.mark.parametrize("query", QUERIES)
 def test_append(spark: SparkSession, tmp_path: Path, query: str) -> None:
-    found = compare(spark, tmp_path, QUERIES[query], "append", rounds(), ddl=DDL)
+    found = compare(spark, tmp_path, QUERIES[query], "append", runs(query), ddl=DDL)
     assert any(found.values()), "nothing came out"
 
 
@@ -141,7 +149,7 @@ def test_append(spark: SparkSession, tmp_path: Path, query: str) -> None:
     "query", ["one key", "key or result", "sliding", "the window", "distinct", "a bound of a sliding window"]
 )
 def test_update(spark: SparkSession, tmp_path: Path, query: str) -> None:
-    compare(spark, tmp_path, QUERIES[query], "update", rounds(), ddl=DDL)
+    compare(spark, tmp_path, QUERIES[query], "update", runs(query), ddl=DDL)
 
 
 def test_complete(spark: SparkSession, tmp_path: Path) -> None:

@@ -128,5 +128,7 @@ def test_functions(spark: SparkSession, tmp_path: Path, mode: str, names: list[s
 
     seed = sum(map(ord, "".join(names) + mode))
     once = names[0] in ORDERED
-    rounds = [[batch(seed, 60, once=once), batch(seed + 1, 0)], [batch(seed + 2, 40, once=once)]]
+    batches = [batch(seed, 60, once=once), batch(seed + 1, 0), batch(seed + 2, 40, once=once)]
+    # What a restart restores does not depend on the mode.
+    rounds = [batches[:2], batches[2:]] if mode == "update" else [batches]
     compare(spark, tmp_path, query, mode, rounds)

@@ -104,7 +104,9 @@ def test_join(spark: SparkSession, tmp_path: Path, name: str) -> None:
     query, mode = QUERIES[name]
     seed = sum(map(ord, name))
     tables = [events(seed + number, minute) for number, minute in enumerate([0, 2, 3, 9, 8, 20])]
-    out = compare(spark, tmp_path, query, mode, [tables[:3], tables[3:5], tables[5:]], ddl=DDL)
+    # Plain joins restart twice, others once: the condition has no part in the state.
+    runs = [tables[:3], tables[3:5], tables[5:]] if "," not in name else [tables[:4], tables[4:]]
+    out = compare(spark, tmp_path, query, mode, runs, ddl=DDL)
     assert any(out.values())
 
 
