@@ -31,7 +31,7 @@ SOURCES = Path(millpond.__file__).parent
 SPECS = {kind.__name__ for kind in get_args(OperatorSpec)}
 
 ALLOWED = {
-    "plan/carrying.py": 8,  # what Spark keeps of each kind
+    "plan/spark_state/rows.py": 8,  # what Spark keeps of each kind
     # The filter that bounds a rank lets all of its rows pass, so that it is read together with the rank's limit.
     "plan/changelog/changes.py": 1,
     "plan/decide.py": 1,  # the node above a processor says which of its columns is the event time

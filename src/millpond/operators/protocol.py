@@ -120,7 +120,7 @@ class Adopting(Protocol):
     """An operator that can take up state that Spark held, in place of a batch's rows, when it has none of its own."""
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Take up a part of it: the column `__hash`, then what `plan.carrying` makes of Spark's state."""
+        """Take up a part of it: the column `__hash`, then what `plan.spark_state.rows` makes of Spark's state."""
 
 
 @runtime_checkable

@@ -34,12 +34,19 @@ from millpond.ddl import quoted
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
 from millpond.files.backends.patience import put_own
-from millpond.plan.carrying import Held, carried_rows, describe_held, describe_operators, in_sparks_order, projected
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.contradictions import Times
 from millpond.plan.decide import decide
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.replay.fingerprint import fingerprint
+from millpond.plan.spark_state.contradictions import Times
+from millpond.plan.spark_state.rows import (
+    Held,
+    carried_rows,
+    describe_held,
+    describe_operators,
+    in_sparks_order,
+    projected,
+)
 from millpond.plan.transplant import exchanged
 from millpond.plan.workers import map_in_arrow, named
 from millpond.query.ledger.copying import check_finished, check_free, copy_folders, copy_ledger, out_of_reach

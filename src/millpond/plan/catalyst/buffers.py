@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +60,13 @@ def buffers_of(catalyst: Catalyst, node: Node, functions: Sequence[Expression]) 
         calls.append(found.pop() if len(found) == 1 else None)
     fields = [Field(key.name, key.type) for key in keys]
     return Buffers(fields, [key.metadata for key in keys], columns, calls, list(owned.values()))
+
+
+def count_min_options(aggregate: Expression) -> dict[str, Any]:
+    """Return the width of a `CountMinSketchAgg`'s rows of counters and the multipliers that each row hashes with."""
+    empty = bytes(aggregate.java.eval(aggregate.java.createAggregationBuffer()))
+    depth, width = struct.unpack_from(">ii", empty, 12)
+    return {"width": width, "multipliers": list(struct.unpack_from(f">{depth}q", empty, 20))}
 
 
 _NAMED = ("AttributeReference", "Alias")

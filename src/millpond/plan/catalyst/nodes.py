@@ -166,6 +166,14 @@ class Expression(_Tree):
         return self.java.eval(None)
 
     @property
+    def constant_bytes(self) -> bytes:
+        """The bytes of a constant text or binary value; empty for a null."""
+        value = self.constant
+        if value is None:
+            return b""
+        return bytes(value) if isinstance(value, bytes | bytearray) else bytes(value.getBytes())
+
+    @property
     def known(self) -> Any:
         """The value of a constant expression, as the JVM has it; None where it has none before the query runs."""
         try:

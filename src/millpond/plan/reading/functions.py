@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.types import ArrayType, DataType, _parse_datatype_string
 
-from millpond.plan.catalyst.constants import bytes_of, count_min_options
+from millpond.plan.catalyst.buffers import count_min_options
 from millpond.plan.catalyst.nodes import Expression, percentile_options, sketch_tables
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import BY_CATALYST, key_supported, sketch_precision, supported
@@ -179,7 +179,7 @@ def _joining(aggregate: Expression) -> dict[str, Any]:
     """The delimiter of `listagg`, as hexadecimal digits, and how its texts are ordered, if they are."""
     _, delimiter, *orders = aggregate.children
     order = [[str(one.get("direction").toString()) == "Descending", _nulls_last(one)] for one in orders]
-    return {"delimiter": bytes_of(delimiter).hex()} | ({"order": order} if order else {})
+    return {"delimiter": delimiter.constant_bytes.hex()} | ({"order": order} if order else {})
 
 
 def _nulls_last(order: Expression) -> bool:

@@ -17,15 +17,15 @@ from pyspark.sql import functions as F
 
 from millpond.ddl import quoted
 from millpond.operators.tables.spark_buffers import Carried, carried
-from millpond.plan.carried_checks import check, check_groups, check_keys, compare_times, end_of, refused
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
-from millpond.plan.contradictions import Check, Times, micros, of_closed, of_delay
 from millpond.plan.reading.aggregate import Reading, metadata
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.spark_state.checks import check, check_groups, check_keys, compare_times, end_of, refused
+from millpond.plan.spark_state.contradictions import Check, Times, micros, of_closed, of_delay
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.join import JoinSpec

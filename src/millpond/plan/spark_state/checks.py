@@ -12,7 +12,10 @@ from millpond.ddl import quoted
 from millpond.errors import StateIncompatibleError
 from millpond.plan.catalyst.buffers import Buffers
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Expression, Node
-from millpond.plan.contradictions import (
+from millpond.plan.reading.aggregate import Reading, metadata
+from millpond.plan.reading.decision import Operator
+from millpond.plan.reading.windows import assigned, windows_of
+from millpond.plan.spark_state.contradictions import (
     Check,
     Span,
     Times,
@@ -24,9 +27,6 @@ from millpond.plan.contradictions import (
     of_windows,
     with_neighbours,
 )
-from millpond.plan.reading.aggregate import Reading, metadata
-from millpond.plan.reading.decision import Operator
-from millpond.plan.reading.windows import assigned, windows_of
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
