@@ -23,9 +23,9 @@ def marked(df: DataFrame) -> DataFrame:
 
 def joined(df: DataFrame) -> DataFrame:
     left = marked(df).select("k", "ts", "v").alias("a")
-    right = marked(df).selectExpr("k as id", "ts", "v as click").alias("b")
+    right = marked(df).selectExpr("k as id", "ts", "v", "d as click").alias("b")
     within = "b.ts between a.ts and a.ts + interval 1 minute"
-    return left.join(right, F.expr(f"a.k = b.id and {within}")).select("k", "v", "a.ts", "b.ts", "click")
+    return left.join(right, F.expr(f"a.k = b.id and {within}")).select("k", "a.v", "b.v", "click")
 
 
 def ranked(df: DataFrame) -> DataFrame:
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Make, str, list[list[str]]]] = {
     "join": (
         joined,
         "append",
-        [["side", "matched", "time", "k", "v", "left_ts", "click", "right_ts"]],
+        [["side", "matched", "time", "k", "left_v", "right_v", "click"]],
     ),
     "top-N": (ranked, "update", [["k", "s"]]),
     "over": (
