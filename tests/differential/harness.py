@@ -150,7 +150,7 @@ def compare(
     def ask(question: Question) -> None:
         session = spark.newSession()
         question.add(mode, ddl)
-        question.add_query(query(stream(session, folder / "in", ddl), session))
+        question.add_query(lambda: query(stream(session, folder / "in", ddl), session))
         for tables in rounds:
             question.add(len(tables))
             question.add_tables(tables)

@@ -94,14 +94,22 @@ class Question:
             for column in table.columns:
                 self.add(column.to_pylist())
 
-    def add_query(self, df: DataFrame) -> None:
+    def add_query(self, build: Callable[[], DataFrame]) -> None:
         """Add a query: its plan, its session's settings and, if its plan does not show everything, the test's code."""
+        try:
+            df = build()
+        except Exception:  # the test may want just that
+            self._add_code()
+            return
         analyzed = df._jdf.queryExecution().analyzed()
         self.add(_normalized(analyzed.treeString(True, False, 1 << 30, False, False)))
         conf = df.sparkSession.conf.getAll
         self.add(sorted(pair for pair in conf.items() if pair[0].startswith("spark.sql.") and "dir" not in pair[0]))
         if any(_OPAQUE.search(name) and name not in _TRANSPARENT for name in _classes(analyzed.toJSON())):
-            self.add(_current.test, _sources(_module(_current.test)))
+            self._add_code()
+
+    def _add_code(self) -> None:
+        self.add(_current.test, _sources(_module(_current.test)))
 
     def digest(self) -> str:
         """The digest of everything that was added."""

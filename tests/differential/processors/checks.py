@@ -103,7 +103,7 @@ def compare(
             prepare(session, turn)
             question.add(ddl, turn.mode, turn.trigger, turn.fails)
             question.add_tables(turn.tables)
-            question.add_query(turn.query(stream(session, folder / "in", ddl)))
+            question.add_query(lambda turn=turn: turn.query(stream(session, folder / "in", ddl)))
 
     def answer(turn: Turn, millpond: bool) -> Answer:
         found = Answer()
