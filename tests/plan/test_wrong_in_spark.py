@@ -80,8 +80,8 @@ WRONG = {
         [("MP-OUTER-WATERMARK", "left outer join")],
     ),
     "windows on one side": (
-        "select * from (select *, window(lts, '1 minute') as a from l) "
-        "left join (select *, window(rts, '1 minute') as b from rplain) on lk = rk and a = b",
+        "select * from (select lk, window(lts, '1 minute') as a from l) "
+        "left join (select rk, window(rts, '1 minute') as b from rplain) on lk = rk and a = b",
         [("MP-OUTER-WATERMARK", "left outer join")],
     ),
     "an unmatched side that is kept": (
@@ -142,8 +142,8 @@ WRONG = {
 RIGHT = {
     "time is key": "select * from l left join r on lk = rk and lts = rts",
     "time is key, full": "select * from l full join r on lk = rk and lts = rts",
-    "windows are keys": "select * from (select *, window(lts, '1 minute') as a from l) "
-    "left join (select *, window(rts, '1 minute') as b from r) on lk = rk and a = b",
+    "windows are keys": "select * from (select lk, window(lts, '1 minute') as a from l) "
+    "left join (select rk, window(rts, '1 minute') as b from r) on lk = rk and a = b",
     "range, left": f"select * from l left join r on lk = rk and {NEAR}",
     "range from below, left": f"select * from l left join r on lk = rk and {BELOW}",
     "range from above, right": f"select * from l right join r on lk = rk and {ABOVE}",
