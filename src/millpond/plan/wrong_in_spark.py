@@ -37,11 +37,12 @@ def wrong_in_spark(catalyst: Catalyst, analyzed: Node, output_mode: str, *, maps
     if not any(_joins_streams(node) or _marks_struct(node) for node in analyzed.walk()):
         return ()
     query = _Query(catalyst, catalyst.optimized(analyzed), output_mode, maps_windows)
-    return tuple(
+    found = (
         Wrong(code, describe(node), nameless(detail), shape.certain, shape.loss, shape.advice)
         for code, shape in SHAPES.items()
         for node, detail in shape.find(query)
     )
+    return tuple(dict.fromkeys(found))  # a common table expression stands in the plan once for each reader
 
 
 def _joins_streams(node: Node) -> bool:
