@@ -183,7 +183,7 @@ import sys
 from pathlib import Path
 import msgspec
 from millpond.kernels.compiled import KERNELS
-from millpond.kernels.first import FIRST
+from millpond.slot.first_kernels import FIRST
 from millpond.slot.batch.task import PipeTask, SlotSettings
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.messages import Run

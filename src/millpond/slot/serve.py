@@ -12,8 +12,8 @@ import millpond.files.backends.local
 import millpond.files.backends.objects  # noqa: F401
 from millpond.kernels.compile import compile_side_by_side, leave_behind
 from millpond.kernels.compiled import KERNELS, missing
-from millpond.kernels.first import FIRST
 from millpond.operators.kinds.registry import load_operators
+from millpond.slot.first_kernels import FIRST
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.server import Slot
