@@ -411,7 +411,7 @@ def test_what_cannot_be_taken_over_is_refused_before_anything_is_written(
     spark: SparkSession, data: Path, natively: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
     before, after, mode, why = REFUSED[name]
-    move = Move(spark, data, natively(before, mode), after, mode)
+    move = Move(spark, data, natively(before, "update" if before is counts else mode), after, mode)
     move.new = tmp_path / "new"
     with pytest.raises(StateIncompatibleError, match=why):
         move.bring()
