@@ -99,12 +99,17 @@ QUERIES = {
 }
 
 
+WRONG_IN_SPARK = {"left, constant bound", "full"}
+"""Queries whose unmatched rows Spark never shows, for the constants in their conditions (`MP-OUTER-CONSTANT`)."""
+
+
 @pytest.mark.parametrize("name", QUERIES)
 def test_join(spark: SparkSession, tmp_path: Path, name: str) -> None:
     query, mode = QUERIES[name]
     seed = sum(map(ord, name))
     tables = [events(seed + number, minute) for number, minute in enumerate([0, 2, 3, 9, 8, 20])]
-    out = compare(spark, tmp_path, query, mode, [tables[:3], tables[3:5], tables[5:]], ddl=DDL)
+    allowed = {"onWrongInSpark": "warn"} if name in WRONG_IN_SPARK else {}
+    out = compare(spark, tmp_path, query, mode, [tables[:3], tables[3:5], tables[5:]], ddl=DDL, **allowed)
     assert any(out.values())
 
 
