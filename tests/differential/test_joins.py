@@ -99,6 +99,10 @@ QUERIES = {
 }
 
 
+WRONG_IN_SPARK = {"left, constant bound", "full"}
+"""Queries whose unmatched rows Spark never shows, for the constants in their conditions (`MP-OUTER-CONSTANT`)."""
+
+
 @pytest.mark.parametrize("name", QUERIES)
 def test_join(spark: SparkSession, tmp_path: Path, name: str) -> None:
     query, mode = QUERIES[name]
@@ -106,7 +110,8 @@ def test_join(spark: SparkSession, tmp_path: Path, name: str) -> None:
     tables = [events(seed + number, minute) for number, minute in enumerate([0, 2, 3, 9, 8, 20])]
     # Plain joins restart twice, others once: the condition has no part in the state.
     runs = [tables[:3], tables[3:5], tables[5:]] if "," not in name else [tables[:4], tables[4:]]
-    out = compare(spark, tmp_path, query, mode, runs, ddl=DDL)
+    allowed = {"onWrongInSpark": "warn"} if name in WRONG_IN_SPARK else {}
+    out = compare(spark, tmp_path, query, mode, runs, ddl=DDL, **allowed)
     assert any(out.values())
 
 

@@ -92,6 +92,14 @@ WRONG = {
         f"select * from lplain left join r on lk = rk and {BELOW}",
         [("MP-OUTER-UNMATCHED", "left outer join")],
     ),
+    "a constant": (
+        f"select * from l left join r on lk = rk and {NEAR} and lv > 2",
+        [("MP-OUTER-CONSTANT", "left outer join")],
+    ),
+    "constants on both sides": (
+        f"select * from l full join r on lk = rk and {NEAR} and lv > 2 and rv <> 1 and rv > 3",
+        [("MP-OUTER-CONSTANT", "full outer join")] * 2,
+    ),
     "inner": (
         "select * from l join rplain on lk = rk and lts = rts",
         [("MP-JOIN-WATERMARK", "inner join")],
@@ -148,6 +156,13 @@ RIGHT = {
     "range from below, left": f"select * from l left join r on lk = rk and {BELOW}",
     "range from above, right": f"select * from l right join r on lk = rk and {ABOVE}",
     "range, full": f"select * from l full join r on lk = rk and {NEAR}",
+    "a constant of the other side": f"select * from l left join r on lk = rk and {NEAR} and rv > 2",
+    "a constant of an inner join": f"select * from l join r on lk = rk and {NEAR} and lv > 2",
+    "a comparison with a constant below": "select * from (select *, lv > 2 as wanted from l) "
+    f"left join r on lk = rk and {NEAR} and wanted",
+    "an equal constant": f"select * from l left join r on lk = rk and {NEAR} and lv = 2",
+    "a constant time": f"select * from l left join r on lk = rk and {NEAR} and lts > timestamp'2024-01-01'",
+    "a constant beside equal times": "select * from l left join r on lk = rk and lts = rts and lv > 2",
     "range, semi": f"select * from l left semi join r on lk = rk and {NEAR}",
     "a semi join keeps its left side": f"select * from lplain left semi join r on lk = rk and {BELOW}",
     "no watermark": "select * from lplain join rplain on lk = rk and lts = rts",

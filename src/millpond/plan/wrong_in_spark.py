@@ -66,6 +66,7 @@ class _Join:
         by_key: the number of the key by which the state of both sides is removed, if it is.
         late: by side, the column by which its rows are late.
         removed: the sides whose state is removed as the watermark moves.
+        capped: the sides whose state stays because the condition compares a column of theirs with a constant.
     """
 
     node: Node
@@ -73,6 +74,7 @@ class _Join:
     by_key: int | None
     late: dict[str, Expression | None]
     removed: frozenset[str]
+    capped: frozenset[str]
 
     @property
     def preserved(self) -> tuple[str, ...]:
@@ -102,18 +104,18 @@ class _Query:
             return None  # Spark refuses it: at start, or in the first batch for its several event times
         late = {side: tagged(marked) for side, marked in columns.items()}
         by_key = watermarked_key(keys)
-        return _Join(node, keys, by_key, late, self.removed(node, keys, late, by_key))
-
-    def removed(
-        self, node: Node, keys: EqualKeys, late: dict[str, Expression | None], by_key: int | None
-    ) -> frozenset[str]:
-        """The sides whose state is removed as the watermark moves."""
         if by_key is not None:
-            return frozenset((LEFT, RIGHT))
+            return _Join(node, keys, by_key, late, frozenset((LEFT, RIGHT)), frozenset())
+        return _Join(node, keys, by_key, late, *self.expiring(node, keys, late))
+
+    def expiring(
+        self, node: Node, keys: EqualKeys, late: dict[str, Expression | None]
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """`removed` and `capped` of a join (see `_Join`) whose state is not removed by a key."""
         expiries = expiries_of(self.catalyst, node, keys)
-        # A cap comes of a comparison with a constant: state beyond it stays.
-        return frozenset(
-            side for side, expiry in expiries.items() if expiry is not None and expiry.cap is None and late[side]
+        caps = {side: one.cap is not None for side, one in expiries.items() if one is not None and late[side]}
+        return frozenset(one for one, cap in caps.items() if not cap), frozenset(
+            one for one, cap in caps.items() if cap
         )
 
     def event_times(self, node: Node) -> list[Expression]:
@@ -182,8 +184,15 @@ def _never_unmatched(query: _Query) -> Found:
     """Outer joins that never remove the state of a side whose unmatched rows they show when it is removed."""
     for join in query.joins:
         for side in join.preserved:
-            if side not in join.removed:
+            if side not in join.removed | join.capped:
                 yield join.node, f"the {side} side"
+
+
+def _constant_bound(query: _Query) -> Found:
+    """Outer joins that never remove the state of a side, since Spark takes a constant for a bound of its time."""
+    for join in query.joins:
+        for side in sorted(join.capped.intersection(join.preserved)):
+            yield join.node, f"the {side} side"
 
 
 def _by_other_time(query: _Query) -> Found:
@@ -194,7 +203,7 @@ def _by_other_time(query: _Query) -> Found:
             assert late is not None
             parts = [one for one in conjuncts(join.keys.rest) if late.expr_id in _references(one)]
             keys = with_rest(query.catalyst, join.keys, parts)
-            if side not in query.removed(join.node, keys, join.late, None):
+            if side not in query.expiring(join.node, keys, join.late)[0]:
                 yield join.node, f"the state of the {side} side, removed by {late.name}"
 
 
@@ -207,7 +216,8 @@ def _late_above_join(query: _Query) -> Found:
             origins = query.origins(column)
             for join in joins:
                 for side, late in join.late.items():
-                    if late is not None and late.expr_id in origins and side not in join.removed:
+                    kept = side not in join.removed and not join.capped  # a cap holds the watermark above the join
+                    if late is not None and late.expr_id in origins and kept:
                         yield node, f"{late.name}, of the {side} side of the {describe(join.node)}"
 
 
@@ -249,6 +259,13 @@ SHAPES = {
         "Give both sides a watermark, and bound the time of this side from below by that of the other, as in "
         "l.time >= r.time - interval 1 hour",
         _never_unmatched,
+    ),
+    "MP-OUTER-CONSTANT": Shape(
+        True,
+        "rows without a match are never shown, since Spark takes a comparison of a column of their side with a "
+        "constant for a bound of their time",
+        "Compare with the constant below the join, as in select *, v > 2 as wanted, and join on wanted",
+        _constant_bound,
     ),
     "MP-STRUCT-WATERMARK": Shape(
         True,
