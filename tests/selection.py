@@ -1,7 +1,7 @@
 """Which tests the quick suite has, and how much is drawn: marks that follow from what a test uses.
 
-A test that asks for more time than all others have is slow. Of the cases of a costly test the quick suite has a part,
-those whose names have the lowest digests: no case is chosen by hand, and a new one changes little.
+A test that asks for more time than the default limit is slow. The quick suite has a part of each module's costly tests,
+and a part of their cases: those whose names have the lowest digests. So nothing is chosen by hand.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import settings
@@ -17,8 +17,8 @@ from hypothesis import settings
 EXAMPLES = float(os.environ.get("MILLPOND_EXAMPLES", "1"))
 """Which part of the examples is drawn that tests ask for."""
 
-QUICK_SHARE = 8
-"""Of the cases of one costly test, the quick suite has one in so many, and at least one."""
+QUICK_TESTS, QUICK_CASES = 2, 8
+"""The quick suite has one in so many of a module's costly tests, and of such a test's cases; at least one."""
 COSTLY = {"spark", "process", "server", "costly"}
 
 FEWEST_EXAMPLES = 5
@@ -45,10 +45,12 @@ def mark(items: Sequence[pytest.Item]) -> None:
         if limit is not None and limit.args[0] > usual and item.get_closest_marker("every") is None:
             item.add_marker("slow")
         _scale(item)
-    for cases in _costly(items).values():
-        cases.sort(key=lambda item: hashlib.sha256(plain(item.nodeid).encode()).digest())
-        for item in cases[-(-len(cases) // QUICK_SHARE) :]:
-            item.add_marker("slow")
+    for tests in _costly(items).values():
+        chosen = _part(tests, QUICK_TESTS)
+        for test, cases in tests.items():
+            quick = _part(cases, QUICK_CASES) if test in chosen else ()
+            for name in cases.keys() - quick:
+                cases[name].add_marker("slow")
 
 
 def longest_first(items: list[pytest.Item]) -> None:
@@ -80,13 +82,20 @@ def _marks(item: pytest.Item) -> list[str]:
     ]
 
 
-def _costly(items: Sequence[pytest.Item]) -> dict[str, list[pytest.Item]]:
-    """Collect the cases of each costly test; `every` keeps all of them in the quick suite."""
-    found: dict[str, list[pytest.Item]] = defaultdict(list)
+def _part(names: Iterable[str], share: int) -> set[str]:
+    """Choose one in so many names, at least one, by their digests."""
+    ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+    return set(ordered[: -(-len(ordered) // share)])
+
+
+def _costly(items: Sequence[pytest.Item]) -> dict[str, dict[str, dict[str, pytest.Item]]]:
+    """Collect costly cases by module and test; `every` keeps a test's cases in the quick suite."""
+    found: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
     for item in items:
         names = {mark.name for mark in item.iter_markers()}
         if names & COSTLY and not names & {"slow", "every"}:
-            found[plain(item.nodeid).partition("[")[0]].append(item)
+            name = plain(item.nodeid)
+            found[name.partition("::")[0]][name.partition("[")[0]][name] = item
     return found
 
 
