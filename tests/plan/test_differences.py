@@ -16,9 +16,8 @@ Make = Callable[[DataFrame], DataFrame]
 
 
 def pinned(df: DataFrame, mode: str, changes: str = "upsert") -> dict[str, object]:
-    operators = [
-        PinnedOperator(o.title, plain(o.spec.lasting), {}, o.functions) for o in decide(df, mode, changes).ours
-    ]
+    ours = decide(df, mode, changes).ours
+    operators = [PinnedOperator(one.title, plain(one.spec.lasting), {}, one.functions) for one in ours]
     assert operators
     query: dict[str, object] = plain(PinnedQuery(1 << 15, tuple(operators)))
     return query
