@@ -300,7 +300,7 @@ def test_other_code_of_a_function_is_refused_at_the_start(session: SparkSession,
 
     start(1)
     start(1)
-    with pytest.raises(StateIncompatibleError, match="the code of the function enough is another"):
+    with pytest.raises(StateIncompatibleError, match="function enough has other code than its checkpoint"):
         start(2)
 
 

@@ -268,7 +268,7 @@ def test_wider_types(
     rows = session.read.parquet(f"{tmp_path}/in0").select("k", F.col(column).cast(now))
     batch = query(rows.union(session.read.parquet(f"{tmp_path}/in1")))
     assert shown == sorted(map(tuple, batch.collect()), key=repr)
-    with pytest.raises(StateIncompatibleError, match="which is not the same kind of number but wider"):
+    with pytest.raises(StateIncompatibleError, match="which is no narrower number of that kind"):
         job.run(query(first))
 
 

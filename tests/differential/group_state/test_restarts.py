@@ -71,7 +71,7 @@ def test_another_clock(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path / "in", 0, BEFORE)
     run(FIRST(stream(spark, tmp_path / "in", DDL)), "update", place, ours=True, into={})
     query = grouped(Script(), timeout="ProcessingTimeTimeout", delay="10 seconds")
-    with pytest.raises(StateIncompatibleError, match="time_mode"):
+    with pytest.raises(StateIncompatibleError, match="the query has timeouts of processing time; its checkpoint"):
         run(query(stream(spark, tmp_path / "in", DDL)), "update", place, ours=True, into={}, trigger=ONCE)
 
 
