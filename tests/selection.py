@@ -1,7 +1,7 @@
 """Which tests the quick suite has, and how much is drawn: marks that follow from what a test uses.
 
 A test that asks for more time than the default limit is slow. The quick suite has a part of each module's costly tests,
-and a part of their cases: those whose names have the lowest digests. So nothing is chosen by hand.
+those with the most cases first, and a part of their cases. Beyond that, digests of names choose, and nothing by hand.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import settings
@@ -46,9 +46,9 @@ def mark(items: Sequence[pytest.Item]) -> None:
             item.add_marker("slow")
         _scale(item)
     for tests in _costly(items).values():
-        chosen = _part(tests, QUICK_TESTS)
+        chosen = _part({name: -len(cases) for name, cases in tests.items()}, QUICK_TESTS)
         for test, cases in tests.items():
-            quick = _part(cases, QUICK_CASES) if test in chosen else ()
+            quick = _part(dict.fromkeys(cases, 0), QUICK_CASES) if test in chosen else ()
             for name in cases.keys() - quick:
                 cases[name].add_marker("slow")
 
@@ -82,9 +82,9 @@ def _marks(item: pytest.Item) -> list[str]:
     ]
 
 
-def _part(names: Iterable[str], share: int) -> set[str]:
-    """Choose one in so many names, at least one, by their digests."""
-    ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+def _part(ranks: Mapping[str, int], share: int) -> set[str]:
+    """Choose one in so many names, at least one: those of low ranks, among equals by digest."""
+    ordered = sorted(ranks, key=lambda name: (ranks[name], hashlib.sha256(name.encode()).digest()))
     return set(ordered[: -(-len(ordered) // share)])
 
 

@@ -57,6 +57,8 @@ def test_a_part_of_what_is_costly_is_quick() -> None:
         assert [quick(cases("a.py::test_a", count, fixture)) for count in (1, 8, 9, 20)] == [1, 1, 2, 3]
     tests = [cases(f"{module}.py::test_{n}", 8, "spark") for module in "ab" for n in range(3)]
     assert quick([item for test in tests for item in test]) == 4
+    large, small = cases("a.py::test_large", 5, "spark"), cases("a.py::test_small", 1, "spark")
+    assert (quick([*small, *large]), "slow" in small[0].marks) == (1, True)
     assert quick(cases("a.py::test_a", 16, marks=costly)) == 2
     assert quick(cases("a.py::test_a", 16, "spark", marks=every)) == 16
     assert quick(cases("a.py::test_a", 16, "spark", marks=pytest.mark.slow.mark)) == 0
