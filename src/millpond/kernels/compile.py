@@ -94,7 +94,8 @@ def leave_behind() -> None:
     try:
         # The shell ends at once, so that the process is no child of this one, which waits for its children. In a
         # session of its own it does not get the Ctrl-C of the application's terminal.
-        command = ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", "millpond.kernels.compile", "--behind"]
+        compiler = [sys.executable, "-m", "millpond.kernels.compile", "--behind"]
+        command = ["nice", "-n", "19", "/bin/sh", "-c", '"$@" &', "sh", *compiler]
         quiet = subprocess.DEVNULL
         subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=[lock], start_new_session=True)
     finally:
@@ -118,7 +119,6 @@ def _lock() -> int | None:
 def compile_behind() -> None:
     """Compile what is not on disk, one kernel after another, and yield to every other process."""
     signal.alarm(_LONGEST)
-    os.nice(19)
     with suppress(OSError):  # refused in some containers
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):  # Linux shares processors among sessions first, if it is set to
