@@ -92,7 +92,7 @@ class Question:
         for table in tables:
             self.add(str(table.schema.remove_metadata()))
             for column in table.columns:
-                self.add(column.to_pylist())
+                self.add(_values(column))
 
     def add_query(self, build: Callable[[], DataFrame]) -> None:
         """Add a query: its plan, its session's settings and, if its plan does not show everything, the test's code."""
@@ -114,6 +114,14 @@ class Question:
     def digest(self) -> str:
         """The digest of everything that was added."""
         return self._digest.hexdigest()[:32]
+
+
+def _values(column: pa.ChunkedArray) -> object:
+    """Return the values of a column as Python's; as Arrow's text where Python has no such time."""
+    try:
+        return column.to_pylist()
+    except OverflowError:
+        return column.to_string(window=len(column), container_window=len(column))
 
 
 class Oracle:
