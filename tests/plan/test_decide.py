@@ -19,7 +19,7 @@ from millpond.plan.changelog.changes import filtered
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
 from millpond.query.starting.pinning import pinned_query
-from millpond.slot.pipe.limits import BYTES, RECORDS, rows_together
+from millpond.slot.batch.limits import BYTES, RECORDS, rows_together
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.over import OverSpec

@@ -8,7 +8,7 @@ from typing import Any
 from millpond.plan.catalyst.function_code import code_digest
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, items
-from millpond.slot.pipe.limits import BYTES, RECORDS
+from millpond.slot.batch.limits import BYTES, RECORDS
 from millpond.slot.pipe.user_functions import Kind, UserFunction
 
 _LARGE = "spark.sql.execution.arrow.useLargeVarTypes"

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from millpond.slot.pipe.limits import rows_together
+from millpond.slot.batch.limits import rows_together
 
 
 class Kind(IntEnum):

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructField, StructType
 
 from millpond.errors import UsageError
-from millpond.slot.pipe.limits import rows_together
+from millpond.slot.batch.limits import rows_together
 from millpond.slot.pipe.processors.rows import TOGETHER, Pieces, Typed, unequal
 
 _LARGEST = (1 << 31) - 1  # bytes of a column, as most kinds of them can have

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.types import StructType
 
-from millpond.slot.pipe.limits import rows_together
+from millpond.slot.batch.limits import rows_together
 from millpond.slot.pipe.processors.frames import Cut, FrameResults, Frames
 from millpond.slot.pipe.processors.rows import Pieces
 from millpond.slot.pipe.processors.state.columns import nulls
