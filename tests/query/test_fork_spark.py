@@ -51,7 +51,7 @@ class Branch(Job):
 
     def held(self) -> dict[int, int]:
         """What the newest version holds, by key."""
-        return {row.key: row["count"] for row in millpond.read_state(self.spark, str(self.checkpoint)).collect()}
+        return {row.key: row["count(1)"] for row in millpond.read_state(self.spark, str(self.checkpoint)).collect()}
 
     def truth(self) -> dict[int, int]:
         """What it has to hold."""
