@@ -283,7 +283,8 @@ def test_it_goes_on_trying_after_the_limit(tmp_path):
     with pytest.raises(TransientError):
         slot.committer.wait_durable(0, 0, 1)
     assert re.search(
-        r"failed for 0 s: no \(file memory:.*commits/.*\)\. They are tried again", slot.committer.trouble()
+        r"failed for 0 s: no \(file memory:.*commits/.*\)\. See whether .* Meanwhile they are tried again",
+        slot.committer.trouble(),
     )
     broken.clear()
     slot.committer.wait_durable(0, 0, 1, timeout=60)

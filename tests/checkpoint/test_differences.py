@@ -156,17 +156,8 @@ TOLD: dict[str, tuple[list[str], list[str]]] = {
         said(EXAMPLES["deduplicate"], keys=(0, 1)),
         ["the query deduplicates by (k, v); its checkpoint deduplicates by (k)"],
     ),
-    "columns of a deduplication": (
-        said(EXAMPLES["deduplicate"], columns=(K, V, S)),
-        ["the query deduplicates rows of (k, v, s); its checkpoint deduplicates rows of (k, v)"],
-    ),
-    "delay": (
-        said(EXAMPLES["within"], delay_ms=60_000),
-        [
-            "the query keeps keys for 1 minute, the delay of its watermark; its checkpoint keeps keys for 1 second, "
-            "the delay of its watermark"
-        ],
-    ),
+    "columns beside the key of a deduplication": (said(EXAMPLES["deduplicate"], columns=(K, V, S)), []),
+    "delay of a deduplication": (said(EXAMPLES["within"], delay_ms=60_000), []),
     "kind of a join": (
         said(EXAMPLES["join"], kind="left_outer"),
         ["the query has a join of the kind left outer; its checkpoint has a join of the kind inner"],

@@ -34,10 +34,12 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
     @property
     def traits(self) -> Mapping[str, Trait]:
         """What it deduplicates by, and how long keys are kept."""
+        time = None if self.keyed else self.time
+        until = "for ever" if time is None else f"until the watermark passes their {self.columns[time.column].name}"
         return {
             **super().traits,
-            "time": Trait("keeps keys for ever" if self.keyed else "keeps keys until the watermark passes them"),
-            "lag": lag_trait(None if self.time is None else self.time.lag_ms),
+            "time": Trait(f"keeps keys {until}"),
+            "lag": lag_trait(None if time is None else time.lag_ms),
         }
 
     @property
