@@ -19,7 +19,8 @@ def _marked(df: DataFrame, delay: str = "4 seconds") -> DataFrame:
 
 
 def _joined(df: DataFrame) -> DataFrame:
-    left, right = _marked(df), _marked(df).select(F.col("k").alias("k2"), F.col("ts").alias("ts2"))
+    left = _marked(df.select("k", "ts"))  # in this order: the state has the columns as they stand
+    right = left.select(F.col("k").alias("k2"), F.col("ts").alias("ts2"))
     return left.join(right, F.expr("k = k2 and ts2 between ts and ts + interval 5 seconds")).select("k", "ts2")
 
 

@@ -300,13 +300,16 @@ QUERIES |= {
 }
 QUERIES["inner join for ever"] = (joined("inner", "k = k2 and i2 > 500"), "append")
 QUERIES["outer join with a condition"] = (joined("leftOuter", f"{RANGE} and d > 20 and i2 > d"), "append")
+WRONG_IN_SPARK = {"outer join with a condition"}
+"""Queries whose unmatched rows Spark never shows, for the constant in their condition (`MP-OUTER-CONSTANT`)."""
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_goes_on_as_it_would_have_natively(spark: SparkSession, data: Path, tmp_path: Path, name: str) -> None:
     query, mode = QUERIES[name]
     provider = "rocksdb" if sum(map(ord, name)) % 2 else "hdfs"
-    with settings(spark, PROVIDERS[provider]):
+    allowed = {"spark.millpond.onWrongInSpark": "warn"} if name in WRONG_IN_SPARK else {}
+    with settings(spark, PROVIDERS[provider] | allowed):
         Move(spark, data, tmp_path, query, mode).check()
 
 
