@@ -90,8 +90,7 @@ def test_batches_through_spark_workers(spark, task):
     assert sum(each.metrics["input_rows"] for each in coverage.value if each.batch == 1) == ROWS
 
     directory = SlotDirectory.of(task)
-    (jvm,) = _owners(directory)
-    assert Path(f"/proc/{jvm.pid}/comm").read_text() == "java\n"
+    assert _owners(directory) == [Process(*task.jvm)]
     assert set(directory.running()) == {"template", "slot-0", "slot-1"}
 
     for process in directory.running().values():
