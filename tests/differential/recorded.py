@@ -283,7 +283,7 @@ def _normalized(plan: str) -> str:
     uuid = "-".join(f"[0-9a-f]{{{length}}}" for length in (8, 4, 4, 4, 12))
     plan = re.sub(r"FileSource\[[^\]]*\]", "FileSource", plan)
     plan = re.sub(r"(?<=[a-z]\.)([\w$]+)@[0-9a-f]{5,8}\b", r"\1", plan)
-    return re.sub(rf"(?<=[\w)])#\d+|{uuid}", lambda found: ids.setdefault(found.group(), f"#{len(ids)}"), plan)
+    return re.sub(rf"#\d+|{uuid}|_pyspark_\w+", lambda found: ids.setdefault(found.group(), f"#{len(ids)}"), plan)
 
 
 def _classes(plan: str) -> set[str]:

@@ -223,6 +223,7 @@ def test_the_earlier_row_wins_a_tie() -> None:
     checked.rig.close()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("function", ["row_number", "rank", "dense_rank"])
 @pytest.mark.parametrize("limit", [1, 10, 3000])
 def test_many_rows_of_few_keys(function: str, limit: int) -> None:

@@ -16,6 +16,8 @@ from millpond.slot.process.lifecycle import SlotDirectory
 
 from .conftest import FakeContext, grouped, hasty, table_of
 
+pytestmark = pytest.mark.costly
+
 BATCHES = 15
 ATTEMPTS = 8
 

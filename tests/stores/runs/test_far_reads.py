@@ -20,6 +20,8 @@ from tests.rows import FIXED, decode, random_rows
 from tests.slot.conftest import wait_until
 from tests.stores.shelf import found_rows
 
+pytestmark = pytest.mark.costly
+
 
 class Watched:
     """A store that counts requests, and how many of them come one after the other at least.
