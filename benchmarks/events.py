@@ -15,6 +15,7 @@ import pyarrow as pa
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.decide import decide
+from millpond.plan.exchange import MapSides
 from millpond.plan.transplant import transplant
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def events_alone(frame: DataFrame, output_mode: str) -> DataFrame:
     decision = decide(frame, output_mode)
     pipes = [_through] * len(decision.ours)
     catalyst = Catalyst(frame.sparkSession)
-    plan = catalyst.analyzed(transplant(frame, decision, 1, pipes, pipes))
+    plan = catalyst.analyzed(transplant(frame, decision, 1, pipes, MapSides(pipes)))
     inputs = [
         catalyst.dataframe(node).toDF(*(f"c{number}_{column}" for column in range(len(node.output))))
         for number, node in enumerate(_inputs(plan))

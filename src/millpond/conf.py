@@ -55,6 +55,7 @@ class Settings:
     key_groups: int = 1 << KEY_GROUP_BITS
     batch_rows: int = 100_000
     exchange: Literal["auto", "local", "spark"] = "auto"
+    combine: Literal["auto", "on", "off"] = "auto"
     cache_policy: Literal["timestamp", "lru", "clock"] = "timestamp"
     prefetch: Literal["on", "off"] = "on"
     prefetch_hot: int = 8
@@ -357,6 +358,13 @@ SETTINGS = {
         _one_of("auto", "local", "spark"),
         "`spark`: rows reach their partition through Spark's shuffle; `local`: through files of the host, which "
         "all tasks have to share; `auto`: `local` under a `local[…]` master, else `spark`",
+    ),
+    "combine": Setting(
+        "combine",
+        _one_of("auto", "on", "off"),
+        "whether Spark combines the rows of each group before the exchange, where the functions allow it "
+        "([combining](guides/combining.md)): `auto`: in batches of which it leaves few rows; `on`: in all; `off`: in "
+        "none",
     ),
     "metrics.port": Setting(
         "metrics_port",

@@ -70,6 +70,10 @@ LOOKUPS = ("fetches", "fetched_keys", FETCH, "announced_keys", "failed_keys")
 """Figures added up likewise, but for `FETCH`, of lookup joins: requests to a table outside of Spark; keys that they
 asked for; those of the keys that were announced before their rows came; keys that could not be looked up."""
 
+COMBINED = ("exchanged_rows", "changed_rows")
+"""Figures added up likewise, of operators whose rows may be combined before the exchange: rows that reached the slots,
+combined or not; rows of the state that the batch changed."""
+
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
 COPY, POST and LIST requests, 0.0004 for 1,000 of any other kind; deletions are free (https://aws.amazon.com/s3/pricing).
@@ -101,7 +105,7 @@ DURABLE = (
 the state in memory; `process_ms`, how long the operator took over the batch; what is told of hints, lookups, requests,
 tiers and compactions, where there are any."""
 
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS + AHEAD + LOOKUPS
+_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS + AHEAD + LOOKUPS + COMBINED
 _SCALES = {"request_cost": 10}
 """Of figures that are no whole numbers, what makes them so."""
 

@@ -124,6 +124,18 @@ class Adopting(Protocol):
 
 
 @runtime_checkable
+class Combining(Protocol):
+    """An operator that merges rows which were combined before the exchange."""
+
+    def process_combined(self, batch: pa.RecordBatch) -> int:
+        """Fold in combined rows of the batch; returns how many rows they stand for.
+
+        Args:
+            batch: the columns `__hash`, the keys, the state columns of all calls, and `__rows`.
+        """
+
+
+@runtime_checkable
 class Announced(Protocol):
     """An operator that can be told which keys a batch will ask for."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millpond.plan.combining import Combination, combine
 from millpond.plan.lookahead.source import announced
 from millpond.plan.lookahead.stages import title
 from millpond.plan.reading.aggregate import Reading
@@ -22,19 +23,25 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
 
     Returns:
         `output_mode`; `operators`, bottom up, each with `title`, `engine` (`millpond`, `spark`, `none`) and either
-        `index`, `store`, `why`, `keys`, `functions`, `lookaheads` (who may announce its keys) or `reason` (`code`,
-        `text`); `wrong`, the shapes for which Spark, and Millpond with it, gives wrong rows, each with `code`, `title`
-        of the operator, `text`, `advice` and `certain` (refused at start unless `onWrongInSpark` is `warn`);
+        `index`, `store`, `why`, `keys`, `functions`, `lookaheads` (who may announce its keys), `combined` (whether
+        Spark may combine its rows before the exchange), `combined_reason` (why not, of aggregates) or `reason`
+        (`code`, `text`); `wrong`, the shapes for which Spark, and Millpond with it, gives wrong rows, each with `code`,
+        `title` of the operator, `text`, `advice` and `certain` (refused at start unless `onWrongInSpark` is `warn`);
         `stages`, those made by `millpond.lookahead`, each with `columns`, `operators` (the indexes of those
         whose keys it may announce) and `reasons` (why not those of others, by title); `commit_mode` and
         `commit_reason`, the mode that the query gets unless `spark.millpond.commit.mode` says otherwise.
     """
     reason = needs_sync(decision) if decision.ours else None
     ahead = announced(decision)
+    combined = {
+        decided.operator.index: combine(decided.node, decided.operator.spec, decided.operator.reading)
+        for decided in decision.root.walk()
+        if decided.operator is not None and decided.operator.spec is not None and decided.node.kind == "Aggregate"
+    }
     return {
         "output_mode": decision.output_mode,
         "operators": [
-            _operator(operator, any(operator is one for one in nowhere), ahead.get(operator.index or 0, ()))
+            _operator(operator, any(operator is one for one in nowhere), ahead.get(operator.index or 0, ()), combined)
             for operator in decision.operators
         ],
         "wrong": [
@@ -60,12 +67,14 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
     }
 
 
-def _operator(operator: Operator, nowhere: bool, ahead: Sequence[str]) -> dict[str, Any]:
+def _operator(
+    operator: Operator, nowhere: bool, ahead: Sequence[str], combined: Mapping[int | None, Combination | str]
+) -> dict[str, Any]:
     if operator.spec is None:
         assert operator.reason is not None
         reason = {"code": operator.reason.code, "text": str(operator.reason)}
         return {"title": operator.title, "engine": "none" if nowhere else "spark", "reason": reason}
-    pattern = operator.spec.access_pattern
+    pattern, how = operator.spec.access_pattern, combined.get(operator.index)
     return {
         "title": operator.title,
         "engine": "millpond",
@@ -75,6 +84,8 @@ def _operator(operator: Operator, nowhere: bool, ahead: Sequence[str]) -> dict[s
         "keys": [f"{field.name}: {field.type}" for field in operator.spec.shown_keys],
         "functions": [*operator.spec.functions, *_user_functions(operator)],
         "lookaheads": list(ahead),
+        "combined": isinstance(how, Combination),
+        "combined_reason": how if isinstance(how, str) else None,
     }
 
 
@@ -114,6 +125,9 @@ def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
         ]
         lines += [f"      keys: {', '.join(operator['keys'])}"] if operator["keys"] else []
         lines += [f"      functions: {', '.join(operator['functions'])}"] if operator["functions"] else []
+        if operator["combined"] or operator["combined_reason"]:
+            how = "yes, where that leaves few of them" if operator["combined"] else f"no, {operator['combined_reason']}"
+            lines.append(f"      rows combined before the exchange: {how}")
         lines += (
             [f"      keys may be announced by: {', '.join(operator['lookaheads'])}"] if operator["lookaheads"] else []
         )

@@ -6,9 +6,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.exchange import partition_of
 from millpond.plan.reading.aggregate import prepared
 from millpond.plan.reading.processor import InitialReading
-from millpond.plan.transplant import partition_of
 
 
 def initial_state(catalyst: Catalyst, reading: InitialReading, partitions: int) -> DataFrame:

@@ -6,19 +6,19 @@ under the old identities, so that no node above it notices (docs/architecture.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
-from millpond.conf import KEY_GROUP_BITS
-from millpond.metrics import FIGURE_COLUMN, FIGURES, observation, unpacking
+from millpond.metrics import COMBINED, FIGURE_COLUMN, FIGURES, observation, unpacking
 from millpond.plan.catalyst.conditions import without_replaceables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.changelog.changes import filtered
+from millpond.plan.exchange import NO_SIDES, MapSides, exchanged
 from millpond.plan.lookahead.stages import columns_of, plain_columns, title
 from millpond.plan.lookups import LookupReading
 from millpond.plan.reading.aggregate import Derived, Reading, prepared, rewrite
@@ -34,7 +34,6 @@ from millpond.slot.pipe.hints import KeysPassing
 from millpond.slot.pipe.pipe import Pipe
 from millpond.spec.operators import OP
 
-_TIME_BITS = 64 - KEY_GROUP_BITS
 _DERIVED = {"boolean": BooleanType(), "bigint": LongType()}
 """Types of the columns that the pipe's input has beside those of the query (see `plan.aggregate`)."""
 
@@ -44,7 +43,7 @@ def transplant(
     decision: Decision,
     partitions: int,
     pipes: Sequence[ArrowFunction],
-    writes: Sequence[ArrowFunction] | None = None,
+    sides: MapSides = NO_SIDES,
     figures: tuple[str, ...] = FIGURES,
     tasks: Sequence[PipeTask] = (),
     stores: int = 1,
@@ -56,12 +55,12 @@ def transplant(
         decision: what `decide` said.
         partitions: how many partitions the state has.
         pipes: what runs in Spark's worker for each operator, by its number; picklable.
-        writes: the map side of each operator's local exchange; None where rows go through Spark's shuffle.
+        sides: the map sides of the operators' exchanges.
         figures: what every operator reports.
         tasks: of each operator, by its number; they say which stages of the query may announce keys.
         stores: into how many partitions Spark divides state stores of its own, if the query needs no-data batches.
     """
-    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, writes, figures, tasks, stores)
+    surgeon = _Surgeon(Catalyst(df.sparkSession), decision, partitions, pipes, sides, figures, tasks, stores)
     root = decision.staged if surgeon.stages and decision.staged is not None else decision.root
     rewritten = surgeon.visit(root)
     if decision.all_changes:
@@ -76,7 +75,7 @@ class _Surgeon:
         decision: Decision,
         partitions: int,
         pipes: Sequence[ArrowFunction],
-        writes: Sequence[ArrowFunction] | None,
+        sides: MapSides,
         figures: tuple[str, ...],
         tasks: Sequence[PipeTask],
         stores: int,
@@ -84,7 +83,7 @@ class _Surgeon:
         self.catalyst = catalyst
         self.partitions = partitions
         self.pipes = pipes
-        self.writes = writes
+        self.sides = sides
         self.figures = figures
         self.complete = decision.output_mode == "complete"
         self.ticking = next((one.index for one in decision.ours if one.ticks), None)
@@ -152,7 +151,10 @@ class _Surgeon:
             kind = self.kind_of(child)
             assert kind is not None
             columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
-        rows = prepared(self.catalyst, child, raw, columns, reading.hash)
+        assert operator.index is not None
+        combination = self.sides.combination(operator.index)
+        more = [] if combination is None else combination.arguments
+        rows = prepared(self.catalyst, child, raw, columns, reading.hash, more)
         if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
             names = [f"result{index}" for index in range(len(node.output))]
             types: list[DataType] = [column.data_type for column in node.output]
@@ -182,7 +184,8 @@ class _Surgeon:
             assert isinstance(pipe, Pipe)
             assert reading.processor is not None
             pipe, broadcasts = pipe.processing(reading.processor), reading.broadcasts
-        piped = self._through_pipe(rows, operator, schema, pipe, broadcasts)
+        sent = self.sides.sent(self.catalyst, operator.index, rows, reading.hash, len(reading.keys))
+        piped = self._through_pipe(sent, operator, schema, pipe, broadcasts)
         kinds = []
         if changes:
             kinds = [self.catalyst.alias(piped.output[-1], OP.name)]
@@ -199,7 +202,9 @@ class _Surgeon:
         schema = StructType(
             [StructField(field.name, type_) for field, type_ in zip(reading.spec.output_fields, types, strict=True)]
         )
-        piped = self._through_pipe(both[0].union(both[1]), operator, schema, self.pipes[operator.index or 0])
+        assert operator.index is not None
+        sent = self.sides.sent(self.catalyst, operator.index, both[0].union(both[1]), "", 0)
+        piped = self._through_pipe(sent, operator, schema, self.pipes[operator.index])
         pairs = zip(piped.output, node.output, strict=False)  # of a join without columns, the pipe gives one
         joined = self.catalyst.project([self._stand_in(self._as(new, old), old) for new, old in pairs], piped)
         for conjunct in reading.above:
@@ -208,25 +213,25 @@ class _Surgeon:
 
     def _through_pipe(
         self,
-        prepared: DataFrame,
+        sent: DataFrame,
         operator: Operator,
         schema: StructType,
         pipe: ArrowFunction,
         broadcasts: Sequence[Any] = (),
     ) -> Node:
-        """Send rows, the key hash last, through the exchange and the operator's pipe, which gives rows of `schema`."""
+        """Send what a map side gives through the exchange and the operator's pipe, which gives rows of `schema`."""
         assert operator.index is not None
         schema.add(FIGURE_COLUMN, LongType())
-        if self.writes is None:
-            sent = prepared.withColumn("__mark", F.lit(False))
-        else:
-            write = named(self.writes[operator.index], "exchange", 1)
-            sent = map_in_arrow(prepared, write, "parcel binary, __hash bigint, __mark boolean")
+        catalyst = self.catalyst
         function = named(pipe, operator.title, 2)
-        piped = map_in_arrow(self._exchange(sent, self._watching(operator, sent)), function, schema, broadcasts)
+        watching = self._watching(operator, sent)
+        received = exchanged(catalyst, sent, self.partitions, catalyst.streaming_rows, watching)
+        piped = map_in_arrow(received, function, schema, broadcasts)
         figures = self.figures
         if operator.spec is not None:
             figures += operator.spec.figures
+        if self.sides.combination(operator.index) is not None:
+            figures += COMBINED
         watched = piped.observe(
             observation(operator.index),
             *(F.expr(unpacking(figure)).alias(figure) for figure in figures),
@@ -240,9 +245,6 @@ class _Surgeon:
             ticking = operator.index == self.ticking
             return self.catalyst.watching_clock(sent, self.stores, self.output_mode) if ticking else None
         return self.catalyst.watching_watermark(sent, self.stores) if operator.index == self.watching else None
-
-    def _exchange(self, sent: DataFrame, watching: DataFrame | None) -> DataFrame:
-        return exchanged(self.catalyst, sent, self.partitions, self.catalyst.streaming_rows, watching)
 
     def _reattach(
         self, node: Node, reading: Reading, piped: Node, more: list[Expression], output: list[Expression]
@@ -319,44 +321,6 @@ def announcing(
     frame = catalyst.dataframe(catalyst.project([*below.output, *named], below))
     seen = arrow_column(frame, function, "boolean", names, name)
     return catalyst.project(below.output, catalyst.analyzed(frame.withColumn(mark, seen).where(mark)))
-
-
-def partition_of(partitions: int) -> str:
-    """The partition of a row, by its hash, as SQL."""
-    return f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {partitions}L, {KEY_GROUP_BITS}) as int)"
-
-
-def exchanged(
-    catalyst: Catalyst,
-    sent: DataFrame,
-    partitions: int,
-    rows_of: Callable[[Sequence[int], str], DataFrame] | None = None,
-    watching: DataFrame | None = None,
-) -> DataFrame:
-    """Add one marker row per partition and batch, and send every row to its hash's partition.
-
-    Args:
-        catalyst: of the session. sent: rows, their hash and mark last. partitions: how many there are.
-        rows_of: makes rows that come with every batch of a stream; None for a batch DataFrame.
-        watching: rows to be added, of which there are none.
-    """
-    low = [-(-(p << KEY_GROUP_BITS) // partitions) << _TIME_BITS for p in range(partitions)]
-    signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
-    now = F.unix_millis(F.current_timestamp())
-    markers = (rows_of or catalyst.rows)(signed, "low").select(
-        *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),
-        F.col("low").bitwiseOR(now).alias("millpond_batch_time"),
-        F.lit(True).alias("millpond_marker"),  # Spark's plan shows these two names, and the union drops them
-    )
-    if watching is None:
-        return _by_partition(sent.union(markers), partitions)
-    # While the plan has a limit, Spark does not expect every state store of the plan to have committed when a
-    # foreachBatch function returns: that of `watching` never commits. The optimiser removes a limit that cuts nothing.
-    return _by_partition(sent.union(markers.limit(partitions)).union(watching), partitions)
-
-
-def _by_partition(rows: DataFrame, partitions: int) -> DataFrame:
-    return rows.repartitionById(partitions, F.expr(partition_of(partitions)))
 
 
 def with_kinds(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split: bool) -> DataFrame:

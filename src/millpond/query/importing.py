@@ -36,6 +36,7 @@ from millpond.files.backends.filesystem import FileSystem, join_url, open_filesy
 from millpond.files.backends.patience import put_own
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
+from millpond.plan.exchange import exchanged
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.spark_state.contradictions import Times
@@ -47,7 +48,6 @@ from millpond.plan.spark_state.rows import (
     in_sparks_order,
     projected,
 )
-from millpond.plan.transplant import exchanged
 from millpond.plan.workers import map_in_arrow, named
 from millpond.query.ledger.copying import check_finished, check_free, copy_folders, copy_ledger, out_of_reach
 from millpond.query.ledger.ledger import METADATA, Ledger

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -20,14 +20,18 @@ from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.files.backends.filesystem import on_disk
 from millpond.metrics import AHEAD, COMPACTIONS, FIGURES, REMOTE
+from millpond.plan.catalyst.exchange_forms import ExchangeForms, prepare
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.combining import Combination, Combinations
 from millpond.plan.decide import decide
+from millpond.plan.exchange import MapSides
 from millpond.plan.explain import as_text
 from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
+from millpond.query.forms import begin_forms, choose_forms, exchange_id
 from millpond.query.progress.endpoint import endpoint_of
 from millpond.query.running_query import RunningQuery
 from millpond.query.session import first_stores, outside, running_settings, starting
@@ -141,6 +145,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         settings = read_settings(Catalyst(self._spark).settings)
         if not settings.enabled:
             return self._launch_natively(launch, settings)
+        prepare(self._spark)
         mode = self._said("outputMode") or "append"
         decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
         check_user_functions(self._spark, decision)
@@ -182,11 +187,16 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         around = running_settings(settings, decision.specs, given)
         theirs = outside(around, given)
         started: list[PipeTask] = []
+        forms = ExchangeForms.install(self._spark)
+        combinations = Combinations(decision.root, enabled=forms is not None and settings.combine != "off")
 
-        def rewritten(tasks: list[PipeTask], stores: int | None) -> DataFrame:
+        def rewritten(tasks: list[PipeTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
             started[:] = tasks
             pipes = [Pipe(task, coverage, figures=True) for task in tasks]
-            writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else None
+            writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else []
+            ids = [exchange_id(task) for task in tasks]
+            if forms is not None:
+                begin_forms(forms, tasks)
             figures: tuple[str, ...] = FIGURES if on_disk(tasks[0].location) else FIGURES + REMOTE
             figures += AHEAD if tasks[0].lookaheads else ()
             figures += COMPACTIONS if settings.compaction == "remote" else ()
@@ -195,7 +205,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 decision,
                 tasks[0].partitions,
                 pipes,
-                writes,
+                MapSides(writes, forms, ids, combined),
                 figures,
                 tasks,
                 stores or first_stores(given | around),
@@ -224,6 +234,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             needs_sync(decision),
             self._sink(),
             rewritten,
+            combinations,
             around,
             planned,
         )
@@ -232,6 +243,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             if endpoint is not None:
                 titles = [operator.title for operator in decision.ours]
                 endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)
+        if forms is not None:
+            choose_forms(query, self._spark, forms, started, always=settings.combine == "on")
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
         return RunningQuery.of(query)

@@ -106,3 +106,7 @@ GLOBAL_HASH = 0
 
 OP = Field("__op", "tinyint")
 """The kind of a change: 1 a new row, 2 a row's new image, −1 a row that is gone, −2 an image before its new one."""
+
+
+COMBINED_ROWS = Field("__rows", "bigint")
+"""How many rows one row stands for that was combined of them before the exchange; the last of its columns."""

@@ -121,9 +121,12 @@ class Groups:
             rows = partial_rows(portion, self.main, self.main.types, self.main.keys, self.calls)
             keys = Rows(np.ascontiguousarray(rows.words[:, : self.main.layout.key_stop]), rows.heap)
             self.table.prepare(keys, self._version)
+            signs = np.ones(rows.count if self.images is not None else 0, dtype=np.int8)
             for start in range(0, rows.count, BLOCK):
                 block = slice(start, start + BLOCK)
                 found = self.table.upsert(Rows(keys.words[block], keys.heap), self._version).rows
+                if self.images is not None:
+                    self.images.update(self.table, found, start, self._version, signs)
                 for call in self.calls:
                     call.combine(self.table, found, Rows(rows.words[block], rows.heap))
 
@@ -201,6 +204,11 @@ class Groups:
         """Give all memory back."""
         for table in self.tables.values():
             table.close()
+
+
+def combined_rows(batch: pa.RecordBatch) -> int:
+    """How many rows some combined rows stand for, by their last column."""
+    return int(np.asarray(batch.column(batch.num_columns - 1)).sum())
 
 
 class _Side:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.aggregate.groups import Groups
+from millpond.operators.aggregate.groups import Groups, combined_rows
 from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
 from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -62,6 +62,11 @@ class AggregateOperator:
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
         self._groups.fold(batch)
+
+    def process_combined(self, batch: pa.RecordBatch) -> int:
+        """Fold in combined rows (see `Combining`)."""
+        self._groups.adopt(batch)
+        return combined_rows(batch)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Take up partial results: the column `__hash`, then keys and the state columns of all calls."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Rows
-from millpond.operators.aggregate.groups import Groups
+from millpond.operators.aggregate.groups import Groups, combined_rows
 from millpond.operators.aggregate.panes import combined, spread_by
 from millpond.operators.columns.encode import hashes_of
 from millpond.operators.event_time_slices import SlicedState, times_of
@@ -105,12 +105,27 @@ class WindowedAggregate:
             begins = times if self._windows is None else times - number * self._windows.slide
             self._fold(*self._on_time(batch, begins, count=number == 0))
 
+    def process_combined(self, batch: pa.RecordBatch) -> int:
+        """Fold in combined rows (see `Combining`), whose event time is in their key."""
+        times = times_of(batch.column(self._column), self._type)
+        copies = 1 if self._windows is None or self._shared else self._windows.overlap
+        for number in range(copies):
+            begins = times if self._windows is None else times - number * self._windows.slide
+            on_time = self._parts.on_time(begins)
+            rows = batch if on_time.all() else batch.filter(pa.array(on_time))
+            if number == 0:
+                self.late_rows += combined_rows(batch) - combined_rows(rows)
+            self._adopt(rows, begins[on_time])
+        return combined_rows(batch)
+
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Take up partial results of windows: the column `__hash`, then keys and the state columns of all calls."""
-        times = times_of(batch.column(self._column), self._type)
+        self._adopt(batch, times_of(batch.column(self._column), self._type))
+
+    def _adopt(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> None:
         if self._sliding:
-            batch = in_windows(batch, self._column, times)
-        for part, rows in self._parts.divide(batch, times):
+            batch = in_windows(batch, self._column, begins)
+        for part, rows in self._parts.divide(batch, begins):
             part.adopt(rows)
 
     def _process_in_order(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:

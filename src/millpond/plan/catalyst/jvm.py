@@ -39,6 +39,37 @@ class Catalyst:
         assert context._gateway is not None
         return JavaClass(name, context._gateway._gateway_client)
 
+    def new(self, name: str, *arguments: Any) -> Any:
+        """A new object of a class, by its full name."""
+        return self._class(name)(*arguments)
+
+    def object(self, name: str) -> Any:
+        """A Scala object, or a class with static methods, by its full name."""
+        return self._class(name)
+
+    def seq(self, items: Sequence[Any]) -> Any:
+        """An indexed Scala sequence of JVM objects."""
+        return self._seq(items, indexed=True)
+
+    def array(self, items: Sequence[Any]) -> Any:
+        """A Java array of objects."""
+        gateway = self.spark.sparkContext._gateway
+        assert gateway is not None
+        made = gateway.new_array(self._class("java.lang.Object"), len(items))
+        for index, item in enumerate(items):
+            made[index] = item
+        return made
+
+    def literal(self, value: str | bool | int) -> Expression:
+        """A constant: a string, a boolean or an int."""
+        types = self._class("org.apache.spark.sql.types.DataTypes")
+        type_ = {str: types.StringType, bool: types.BooleanType, int: types.IntegerType}[type(value)]
+        return Expression(self._class(f"{_EXPRESSIONS}.Literal").create(value, type_))
+
+    def count_of_rows(self) -> Expression:
+        """The aggregate function `count(1)`."""
+        return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Count")(self._seq([self.literal(1).java])))
+
     def _seq(self, items: Sequence[Any], *, indexed: bool = False) -> Any:
         array = self._class("java.util.ArrayList")()
         for item in items:

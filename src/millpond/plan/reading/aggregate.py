@@ -202,16 +202,27 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
 
 
 def prepared(
-    catalyst: Catalyst, child: Node, raw: Sequence[Expression], columns: Sequence[Derived], hash_: str
+    catalyst: Catalyst,
+    child: Node,
+    raw: Sequence[Expression],
+    columns: Sequence[Derived],
+    hash_: str,
+    more: Sequence[Expression] = (),
 ) -> DataFrame:
     """Project what an operator needs: Spark evaluates the expressions, then the key hash over their values.
 
-    The hash comes last. Spark's optimiser derives constraints from a projection's aliases in their order, and each
-    alias doubles those about expressions that came before: a hash of 17 columns before them made 2¹⁷ constraints.
+    The columns `__argument0`… of `more` follow the others, and the hash comes last. Spark's optimiser derives
+    constraints from a projection's aliases in their order, and each alias doubles those about expressions that came
+    before: a hash of 17 columns before them made 2¹⁷ constraints.
     """
-    aliases = [catalyst.alias(expression, f"raw{index}") for index, expression in enumerate(raw)]
+    every = [*raw, *(one for one in more if not any(one.means(other) for other in raw))]
+    aliases = [catalyst.alias(expression, f"raw{index}") for index, expression in enumerate(every)]
     projected = catalyst.dataframe(catalyst.project(aliases, child))
-    named = projected.select(*(F.expr(c.sql.format(*(f"raw{r}" for r in c.raw))).alias(c.field.name) for c in columns))
+    at = [next(place for place, other in enumerate(every) if one.means(other)) for one in more]
+    named = projected.select(
+        *(F.expr(c.sql.format(*(f"raw{r}" for r in c.raw))).alias(c.field.name) for c in columns),
+        *(F.col(f"raw{place}").alias(f"__argument{number}") for number, place in enumerate(at)),
+    )
     columns_ = [quoted(name) for name in named.columns]
     return named.select(*columns_, F.expr(hash_).alias("__hash"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ from millpond.errors import (
 from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
 from millpond.files.backends.patience import SOON
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.combining import Combination, Combinations
 from millpond.plan.reading.decision import Decision
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.workers import load_ahead, on_one_host, run_this_python
@@ -56,7 +57,7 @@ log = logging.getLogger("millpond")
 VERIFY = "spark.sql.streaming.checkpoint.verifyMetadataExists.enabled"
 """By which Spark (since 4.2) refuses logs without the query's id; Millpond does with all versions."""
 
-Transplant = Callable[[list[PipeTask], int | None], DataFrame]
+Transplant = Callable[[list[PipeTask], int | None, Mapping[int, Combination]], DataFrame]
 """Makes the rewritten query whose pipes carry the given tasks, by operator index."""
 
 
@@ -71,7 +72,9 @@ class Start:
         checkpoint: Spark's checkpoint location, any form that Spark takes.
         sync_reason: why commits may not lag, None if they may.
         sink: the format that is written to, as far as the user has said it.
-        transplant: makes the rewritten query, given the number of Spark's state stores if its offset log has one.
+        transplant: makes the rewritten query, given the number of Spark's state stores if its offset log has one, and
+            how rows are combined before the exchanges.
+        combinations: how they can be.
         around: session settings that the rewritten query is planned and started under.
         runs_planned: whether the sink is sure to run this batch, planned and not committed, when the query starts.
     """
@@ -83,6 +86,7 @@ class Start:
     sync_reason: str | None
     sink: str
     transplant: Transplant
+    combinations: Combinations
     around: dict[str, str]
     runs_planned: Callable[[int], bool]
 
@@ -188,7 +192,7 @@ class Start:
                 begin(recovery, ledger, plan, shape=shape, retain=retain)
                 self._open_ahead(self._tasks(task, specs), ledger.next)
         tasks = self._tasks(task, specs)
-        running = launch(self.transplant(tasks, self._stores(ledger)))
+        running = launch(self.transplant(tasks, self._stores(ledger), self.combinations.of(specs)))
         opened.pop_all()
         if local:
             watch_run(running, task)
@@ -241,8 +245,11 @@ class Start:
     def _tasks(self, first: PipeTask, specs: Sequence[OperatorSpec]) -> list[PipeTask]:
         # Also those that open state ahead: what opens it decides who announces keys.
         lookahead = lookaheads(self.decision, first)
+        combined = {index: one.fields for index, one in self.combinations.of(specs).items()}
         tasks = [
-            msgspec.structs.replace(first, operator=index, spec=spec, lookaheads=ahead)
+            msgspec.structs.replace(
+                first, operator=index, spec=spec, lookaheads=ahead, combined=combined.get(index, ())
+            )
             for index, (spec, ahead) in enumerate(zip(specs, lookahead, strict=True))
         ]
         # Who waits for the commit of an operator above waits for theirs: the committer puts a version as one.
@@ -266,7 +273,9 @@ class Start:
         """
         sync = msgspec.structs.replace(task.settings, commit_mode="sync")
         tasks = self._tasks(msgspec.structs.replace(task, settings=sync), specs)
-        frame = catalyst.in_own_session(self.transplant(tasks, self._stores(ledger)), self.around)
+        frame = catalyst.in_own_session(
+            self.transplant(tasks, self._stores(ledger), self.combinations.of(specs)), self.around
+        )
         query = (
             frame.writeStream.format("noop")
             .outputMode(self.decision.output_mode)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from millpond.conf import KEY_GROUP_BITS
+from millpond.spec.operators import COMBINED_ROWS
 
 HASH = 0
 MARK = 1
@@ -52,3 +53,8 @@ def strip_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:
     if marks.true_count == 1 and at == batch.num_rows - 1:
         return rows.slice(0, at), time
     return rows.filter(pc.invert(pc.fill_null(marks, False))), time
+
+
+def is_combined(batch: pa.RecordBatch) -> bool:
+    """Whether rows were combined before the exchange: their last column says of how many each."""
+    return bool(batch.schema.names[-1] == COMBINED_ROWS.name)

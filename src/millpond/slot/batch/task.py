@@ -9,6 +9,7 @@ import msgspec
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.operators import Field
 
 Lookahead = str
 """Who announces keys (Keyed Prefetching §IV-A), in the order of the plan: `source`, whoever looks at what the source
@@ -80,7 +81,9 @@ class PipeTask(msgspec.Struct, frozen=True):
         adopts: whether what comes is not rows of a batch but state of Spark's, of which no output is wanted.
         lookaheads: who may announce keys of the operator, in the order of the plan.
         jvm: process id and start (`Process`) of the JVM that runs all tasks; None where they run on several hosts.
-        exchange: `spark` shuffles the rows; `local` their parcels, the rows themselves travel in files of the host.
+        exchange: `spark` shuffles the rows; `local` rows or their parcels, which say where the rows lie in files.
+        combined: the columns that rows have beside their key if they were combined before the exchange; empty where
+            that does not happen.
     """
 
     application: str
@@ -100,6 +103,7 @@ class PipeTask(msgspec.Struct, frozen=True):
     lookaheads: tuple[Lookahead, ...] = ()
     initial: int = 0
     jvm: tuple[int, int] | None = None
+    combined: tuple[Field, ...] = ()
 
     @property
     def key(self) -> str:

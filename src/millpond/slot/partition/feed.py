@@ -1,14 +1,16 @@
-"""An attempt's input as it arrives: rows, parcels of them, and markers."""
+"""An attempt's input as it arrives: rows, parcels of them, rows combined of them, and markers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import pyarrow as pa
 
 from millpond.layout import HashRange
 from millpond.slot.batch.parcels import in_passes, open_parcels
 from millpond.slot.batch.rows import strip_markers
+from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.turns import Attempt
 
 
@@ -17,8 +19,9 @@ class Feed:
 
     Args:
         attempt: is told once all input is in.
-        batches: what the slot receives.
-        parcels: whether that is where the rows lie, not the rows.
+        batches: what the slot receives: hash, mark, with the local exchange a parcel, the operator's columns, and those
+            of combined rows. A batch has either parcels, or rows, or combined rows; its other columns are null.
+        task: the operator.
         check: called with the marker's time, if it needs to be looked at.
     """
 
@@ -26,31 +29,51 @@ class Feed:
         self,
         attempt: Attempt,
         batches: Iterator[pa.RecordBatch],
-        parcels: bool,
+        task: PipeTask,
         check: Callable[[int | None], None] | None,
     ) -> None:
         self._attempt = attempt
         self._batches = batches
-        self._parcels = parcels
+        self._first = 2 if task.exchange == "local" else 1  # of the operator's columns
+        self._combined = len(task.combined)
+        self._keys = len(task.spec.key_fields)
         self._check = check
+        self._in_files = False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """The rows as they come."""
+        """The rows as they come; combined ones have their count as last column (`is_combined`)."""
         time: int | None = None
         for batch in self._batches:
             rows, marked = strip_markers(batch)
             time = time if marked is None else marked
-            if self._parcels:
-                yield from open_parcels(rows.column(1).to_pylist())
-            else:
-                yield rows
+            if rows.num_rows:
+                yield from self._rows(rows)
         if self._check is not None:
             self._check(time)
         self._attempt.fed = True
 
-    def passes(self, wanted: Callable[[int], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
-        """The rows, in passes (see `in_passes`) if they come as parcels, which can be read in any order."""
-        if self._parcels:
-            yield from in_passes(self, wanted)
+    def _rows(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if self._first == 2 and not rows.column(1).null_count:
+            self._in_files = True
+            yield from open_parcels(rows.column(1).to_pylist())
+            return
+        last = rows.num_columns - self._combined
+        if self._combined and not rows.column(rows.num_columns - 1).null_count:
+            keys = range(self._first, self._first + self._keys)
+            yield rows.select([0, *keys, *range(last, rows.num_columns)])
+        elif self._first == 1 and not self._combined:
+            yield rows
         else:
-            yield from ((None, rows) for rows in self)
+            yield rows.select([0, *range(self._first, last)])
+
+    def passes(self, wanted: Callable[[int], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
+        """The rows, in passes (see `in_passes`) if they lie in files, which can be read in any order."""
+        batches = iter(self)
+        first = next(batches, None)
+        if first is None:
+            return
+        batches = chain([first], batches)
+        if self._in_files:
+            yield from in_passes(batches, wanted)
+        else:
+            yield from ((None, rows) for rows in batches)

@@ -17,9 +17,10 @@ from millpond.layout import HashRange, Words
 from millpond.metrics import DURABLE, GREATEST
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import Beginning, Calling
-from millpond.operators.protocol import Adopting, Times
+from millpond.operators.protocol import Adopting, Combining, Times
 from millpond.slot.batch.initial import read_rows
 from millpond.slot.batch.offsets import check_time
+from millpond.slot.batch.rows import is_combined
 from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.feed import Feed
@@ -133,7 +134,7 @@ class Partition:
         """
         self.query.committer.release(attempt.batch)
         check = partial(check_time, self.task, attempt.batch) if unsure else None
-        feed = Feed(attempt, batches, self.task.exchange == "local", check)
+        feed = Feed(attempt, batches, self.task, check)
         applied = self._apply_first(attempt, feed, caller) or self._apply_again(attempt, feed, caller)
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
@@ -198,6 +199,7 @@ class Partition:
             self._hints.begin(batch)
             self.query.forget_batches(batch)
             seen = InputChecksum()
+            rows_in = 0
             take = operator.process
             if self.task.adopts:
                 assert isinstance(operator, Adopting)
@@ -208,17 +210,24 @@ class Partition:
                 if range_ is not None:
                     operator.narrow(range_)
                 self._hints.pass_on(operator, batch)
-                take(rows)
+                if self.task.combined and is_combined(rows):
+                    assert isinstance(operator, Combining)
+                    rows_in += operator.process_combined(rows)
+                else:
+                    rows_in += rows.num_rows
+                    take(rows)
             if self._turns.closed:
                 raise stopped()
             sealing = time.perf_counter()
             deltas = operator.finish()
             figures = self._figures(operator, batch + 1) | {
-                "input_rows": float(seen.rows),
+                "input_rows": float(rows_in),
+                "exchanged_rows": float(seen.rows),
+                "changed_rows": float(sum(delta.rows for delta in deltas.values())),
                 "late_rows": float(operator.late_rows),
                 "process_ms": (sealing - started) * 1000,
             }
-            size = self._seal(operator, manifest, seen, deltas, figures)
+            size = self._seal(operator, manifest, seen, rows_in, deltas, figures)
         except BaseException as error:
             self.query.note_lost_call(operator, self.task.operator, self.number, batch)
             blame(error, self.task.spec, manifest)
@@ -250,6 +259,7 @@ class Partition:
         operator: Operator,
         parent: PartitionManifest,
         seen: InputChecksum,
+        rows: int,
         deltas: Mapping[str, TableDelta],
         figures: Mapping[str, float],
     ) -> int:
@@ -260,7 +270,7 @@ class Partition:
                 for name, table in operator.tables.items()
             },
             input_checksum=seen.value,
-            input_rows=seen.rows,
+            input_rows=rows,
             rows={name: delta.rows for name, delta in deltas.items()},
             metrics={name: round(figures[name]) for name in DURABLE if name in figures},
             shape=self.query.checkpoint.base.shape,

@@ -29,9 +29,7 @@ from millpond.slot.pipe.hints import HintSender
 from millpond.slot.pipe.worker import batch_of, promptly, task_context
 from millpond.slot.process.identity import owner
 from millpond.slot.process.lifecycle import SlotDirectory
-
-PARCELS = pa.schema([("parcel", pa.binary()), ("__hash", pa.int64()), ("__mark", pa.bool_())])
-"""What the map side gives to Spark; the hash is the lowest of the parcel's partition."""
+from millpond.spec.types import parse_type
 
 _SORTED = 16384
 """Rows that are brought in order together: new keys of a longer stretch in order would crowd one end of an index."""
@@ -43,7 +41,8 @@ _BUFFER = 1 << 20
 class ExchangeWrite:
     """A function for `DataFrame.mapInArrow`: writes its rows to a file by partition, and yields their parcels.
 
-    Input columns: `__hash`, then the operator's; output columns: `PARCELS`.
+    Input columns: `__hash`, the operator's, and others that are not written. Output columns: `parcel`, the operator's
+    and those of combined rows (all null), `__hash` (the lowest of the parcel's partition), `__mark`.
     """
 
     def __init__(self, task: PipeTask) -> None:
@@ -59,6 +58,10 @@ class ExchangeWrite:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
+        columns = range(1 + len(self.task.spec.input_fields))
+        if first.num_columns > len(columns):
+            first = first.select(columns)
+            batches = (batch.select(columns) for batch in batches)
         context = task_context()
         told = batch_of(context)
         batch = latest_batch(self.task) if told is None else told
@@ -82,13 +85,16 @@ class ExchangeWrite:
         finally:
             if hints is not None:
                 hints.close()
+        combined = ((field.name, parse_type(field.type).arrow) for field in self.task.combined)
+        others = [(field.name, field.type) for field in list(first.schema)[1:]] + list(combined)
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array([msgspec.msgpack.encode(parcel) for parcel in parcels.values()], pa.binary()),
+                *(pa.nulls(len(parcels), type_) for _, type_ in others),
                 pa.array([self._low(partition) for partition in parcels], pa.int64()),
                 pa.array([False] * len(parcels)),
             ],
-            schema=PARCELS,
+            names=["parcel", *(name for name, _ in others), "__hash", "__mark"],
         )
 
     def _write(

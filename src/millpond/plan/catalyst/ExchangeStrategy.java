@@ -1,0 +1,119 @@
+package millpond.plan;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.spark.sql.catalyst.expressions.*;
+import org.apache.spark.sql.catalyst.expressions.aggregate.*;
+import org.apache.spark.sql.catalyst.optimizer.NormalizeFloatingNumbers$;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.MapInArrow;
+import org.apache.spark.sql.execution.*;
+import org.apache.spark.sql.execution.aggregate.*;
+import scala.Option;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * Plans the map side of an exchange in the form that is chosen for the batch.
+ *
+ * The map side is a `MapInArrow` whose Python function has, as operands: a literal
+ * "millpond-exchange:[id]:[keys]:[functions]"; the grouping keys; for each aggregate function, the function and its
+ * filter; an expression per output column over the columns below (form "rows"); and an expression per output column
+ * over the columns of the partial aggregate, given as bound references (form "combined"). In any other form, the
+ * Python function itself runs.
+ *
+ * The driver compiles this class, which needs no jar: only Spark's own classes travel to executors. Raw types only,
+ * as the compiler knows no generics.
+ */
+public class ExchangeStrategy extends SparkStrategy {
+    private static final String TAG = "millpond-exchange:";
+
+    /** The form of each exchange by id, read whenever a batch is planned. */
+    public static final ConcurrentHashMap FORMS = new ConcurrentHashMap();
+
+    public scala.collection.immutable.Seq apply(LogicalPlan plan) {
+        List planned = new ArrayList();
+        if (plan instanceof MapInArrow && ((MapInArrow) plan).functionExpr() instanceof PythonUDF) {
+            MapInArrow node = (MapInArrow) plan;
+            List operands = CollectionConverters.asJava(((PythonUDF) node.functionExpr()).children());
+            String tag = operands.isEmpty() ? "" : operands.get(0).toString();
+            if (tag.startsWith(TAG)) {
+                String[] parts = tag.split(":");
+                Object form = FORMS.get(parts[1]);
+                if ("rows".equals(form))
+                    planned.add(this.rows(node, operands));
+                if ("combined".equals(form))
+                    planned.add(this.combined(node, operands, Integer.parseInt(parts[2]), Integer.parseInt(parts[3])));
+            }
+        }
+        return seq(planned);
+    }
+
+    /** The rows as they are. */
+    private SparkPlan rows(MapInArrow node, List operands) {
+        int width = node.output().size();
+        List rows = operands.subList(operands.size() - 2 * width, operands.size() - width);
+        return new ProjectExec(seq(named(rows, node)), this.planLater(node.child()));
+    }
+
+    /** One row per group, with the buffers of Spark's partial aggregation. */
+    private SparkPlan combined(MapInArrow node, List operands, int keys, int functions) {
+        List groupings = new ArrayList();
+        List columns = new ArrayList();
+        for (int i = 1; i <= keys; i++) {
+            // -0.0 and NaN become one value each, as in Spark's own aggregation.
+            Expression key = NormalizeFloatingNumbers$.MODULE$.normalize((Expression) operands.get(i));
+            NamedExpression grouping = key instanceof NamedExpression ? (NamedExpression) key : alias(key, "key" + i);
+            groupings.add(grouping);
+            columns.add(grouping.toAttribute());
+        }
+        List calls = new ArrayList();
+        List buffers = new ArrayList();
+        for (int i = 0; i < functions; i++) {
+            AggregateFunction function = (AggregateFunction) operands.get(1 + keys + 2 * i);
+            Expression filter = (Expression) operands.get(2 + keys + 2 * i);
+            boolean all = filter instanceof Literal && Boolean.TRUE.equals(((Literal) filter).value());
+            calls.add(new AggregateExpression(function, Partial$.MODULE$, false, Option.apply(all ? null : filter),
+                NamedExpression$.MODULE$.newExprId()));
+            buffers.addAll(CollectionConverters.asJava(function.aggBufferAttributes()));
+            columns.addAll(CollectionConverters.asJava(function.inputAggBufferAttributes()));
+        }
+        SparkPlan partial = new HashAggregateExec(Option.apply(null), false, Option.apply(null), seq(groupings),
+            seq(calls), seq(buffers), 0, seq(columns), this.planLater(node.child()));
+        List results = new ArrayList();
+        for (int i = operands.size() - node.output().size(); i < operands.size(); i++)
+            results.add(resolved((Expression) operands.get(i), columns));
+        return new ProjectExec(seq(named(results, node)), partial);
+    }
+
+    /** An expression whose bound references are replaced by columns. */
+    private static Expression resolved(Expression expression, List columns) {
+        if (expression instanceof BoundReference)
+            return (Expression) columns.get(((BoundReference) expression).ordinal());
+        List children = CollectionConverters.asJava(expression.children());
+        if (children.isEmpty()) return expression;
+        List changed = new ArrayList();
+        for (int i = 0; i < children.size(); i++) changed.add(resolved((Expression) children.get(i), columns));
+        return (Expression) expression.withNewChildren(seq(changed));
+    }
+
+    private static List named(List expressions, MapInArrow node) {
+        List output = CollectionConverters.asJava(node.output());
+        List results = new ArrayList();
+        for (int i = 0; i < expressions.size(); i++) {
+            Attribute as = (Attribute) output.get(i);
+            results.add(new Alias((Expression) expressions.get(i), as.name(), as.exprId(), as.qualifier(),
+                Option.apply(as.metadata()), seq(new ArrayList())));
+        }
+        return results;
+    }
+
+    private static Alias alias(Expression expression, String name) {
+        return new Alias(expression, name, NamedExpression$.MODULE$.newExprId(), seq(new ArrayList()),
+            Option.apply(null), seq(new ArrayList()));
+    }
+
+    private static scala.collection.immutable.Seq seq(List items) {
+        return CollectionConverters.asScala(items).toIndexedSeq();
+    }
+}

@@ -1,0 +1,157 @@
+"""Choose per batch how Spark plans the map side of an exchange, by a strategy that the driver compiles.
+
+The strategy (`ExchangeStrategy.java`) is compiled by the compiler that Spark ships, once per JVM. It recognises a
+`MapInArrow` by the first operand of its Python function and plans it in the form that stands in a map of the JVM.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Literal
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from millpond.ddl import quoted
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node, items
+
+log = logging.getLogger("millpond")
+
+Form = Literal["combined", "rows", "blocks"]
+"""How the map side of an exchange runs: as Spark's partial aggregation, as a projection of the rows, or as the Python
+function that writes the rows to files."""
+
+_CLASS = "millpond.plan.ExchangeStrategy"
+_lock = threading.Lock()
+_strategies: dict[int, Any] = {}
+"""The compiled strategy by JVM (its gateway's identity); None where the JVM cannot compile it."""
+
+
+class ExchangeForms:
+    """The strategy as installed in one session; streams copy the session, with it, when they start.
+
+    Args:
+        catalyst: of the session. strategy: the compiled strategy.
+    """
+
+    def __init__(self, catalyst: Catalyst, strategy: Any) -> None:
+        self._catalyst = catalyst
+        self._forms = strategy.getClass().getField("FORMS").get(None)
+
+    @classmethod
+    def install(cls, spark: SparkSession) -> ExchangeForms | None:
+        """Compile the strategy, if that is not done, and add it to a session; None where that is not possible."""
+        catalyst = Catalyst(spark)
+        strategy = _strategy(catalyst)
+        if strategy is None:
+            return None
+        methods = spark._jsparkSession.experimental()
+        others = [one for one in items(methods.extraStrategies()) if str(one.getClass().getName()) != _CLASS]
+        getattr(methods, "extraStrategies_$eq")(catalyst.seq([strategy, *others]))
+        return cls(catalyst, strategy)
+
+    def choose(self, exchange: str, form: Form) -> None:
+        """Have batches that are planned from now on use a form."""
+        self._forms.put(exchange, form)
+
+    def forget(self, exchange: str) -> None:
+        """Drop an exchange that no query has any more."""
+        self._forms.remove(exchange)
+
+    def with_forms(
+        self,
+        mapped: DataFrame,
+        exchange: str,
+        keys: Sequence[Expression],
+        functions: Sequence[tuple[Expression, Expression | None]],
+        rows: Sequence[Expression],
+        combined: Sequence[Expression],
+    ) -> DataFrame:
+        """Give a `mapInArrow` its other forms.
+
+        Args:
+            mapped: the result of `mapInArrow`.
+            exchange: identifies the exchange, without a colon.
+            keys: grouping keys, over the columns below.
+            functions: aggregate functions and their filters, over the columns below.
+            rows: an expression per output column, over the columns below.
+            combined: an expression per output column, over keys and buffers as bound references; without keys and
+                functions, anything.
+        """
+        catalyst = self._catalyst
+        java = catalyst.analyzed(mapped).java
+        true = catalyst.literal(True)
+        tag = catalyst.literal(f"millpond-exchange:{exchange}:{len(keys)}:{len(functions)}")
+        operands = [tag, *keys]
+        for function, condition in functions:
+            operands += [function, true if condition is None else condition]
+        operands += [*rows, *combined]
+        udf = java.functionExpr()
+        children = catalyst.seq([one.java for one in operands])
+        fields = (udf.name(), udf.func(), udf.dataType(), children, udf.evalType(), udf.udfDeterministic())
+        carrier = udf.copy(*fields, udf.resultId())
+        copied = java.copy(carrier, java.output(), java.child(), java.isBarrier(), java.profile())
+        return catalyst.dataframe(Node(copied))
+
+
+def prepare(spark: SparkSession) -> None:
+    """Compile the strategy in the background, while the query is planned."""
+    threading.Thread(target=_strategy, args=(Catalyst(spark),), name="millpond-compile", daemon=True).start()
+
+
+def buffer_types(function: Expression) -> list[str]:
+    """The types of an aggregate function's buffer columns, as DDL."""
+    return [Expression(column).type for column in items(function.java.aggBufferAttributes())]
+
+
+def bound(catalyst: Catalyst, types: Mapping[str, str], columns: Sequence[str]) -> list[Expression]:
+    """SQL over nullable columns as expressions over bound references.
+
+    Args:
+        catalyst: of the session. types: of the columns, as DDL, by name. columns: SQL over the names.
+    """
+    empty = catalyst.spark.range(0).selectExpr(
+        *(f"cast(null as {type_}) as {quoted(name)}" for name, type_ in types.items())
+    )
+    plan = catalyst.analyzed(empty.selectExpr(*columns))
+    below = plan.children[0].java.output()
+    package = "org.apache.spark.sql.catalyst.expressions"
+    attributes = catalyst.new(f"{package}.package$AttributeSeq", below)
+    references = catalyst.object(f"{package}.BindReferences")
+    return [
+        Expression(references.bindReference(_value(one).java, attributes, False)) for one in plan.list("projectList")
+    ]
+
+
+def _value(named: Expression) -> Expression:
+    return named.children[0] if named.kind == "Alias" else named
+
+
+def _strategy(catalyst: Catalyst) -> Any:
+    gateway = id(catalyst.spark.sparkContext._gateway)
+    with _lock:
+        if gateway not in _strategies:
+            _strategies[gateway] = _compiled(catalyst)
+        return _strategies[gateway]
+
+
+def _compiled(catalyst: Catalyst) -> Any:
+    source = files("millpond.plan.catalyst").joinpath("ExchangeStrategy.java").read_text()
+    try:
+        compiler = catalyst.new("org.codehaus.janino.SimpleCompiler")
+        compiler.setParentClassLoader(catalyst.object("org.apache.spark.util.Utils").getContextOrSparkClassLoader())
+        compiler.cook(source)
+        (constructor,) = compiler.getClassLoader().loadClass(_CLASS).getConstructors()
+        return constructor.newInstance(catalyst.array([]))
+    except (Py4JError, PySparkException, TypeError) as error:
+        log.warning(
+            "rows are not combined before the exchange, and small batches take longer: Spark's driver cannot compile "
+            "a planner strategy (%s)",
+            str(error).splitlines()[0],
+        )
+        return None

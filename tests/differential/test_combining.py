@@ -1,0 +1,194 @@
+"""Rows that Spark combines before the exchange give what they give one by one, for every function, type and window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import millpond
+from millpond.plan.catalyst.exchange_forms import ExchangeForms, Form
+from millpond.query.forms import exchange_id
+from millpond.slot.batch.task import PipeTask
+from tests.differential.data import DDL, batch
+from tests.differential.harness import compare
+
+INTEGERS, FLOATS, DECIMALS = ["i8", "i16", "i32", "i64"], ["f32", "f64"], ["dec9", "dec18"]
+NUMBERS = INTEGERS + FLOATS + DECIMALS
+FIXED = [*NUMBERS, "b", "d", "ts", "tsn"]
+
+
+def each(function: str, columns: list[str]) -> list[str]:
+    return [function.format(column) for column in columns]
+
+
+CALLS = {
+    "counts": ["count(*)", "count(i64, s)", *each("count({})", [*FIXED, "s", "st"]), "count_if(i32 > 10)"],
+    "sums": [*each("sum({})", NUMBERS), *each("try_sum({})", DECIMALS)],
+    "averages": [*each("avg({})", NUMBERS), *each("try_avg({})", ["i64", "dec18"])],
+    "extremes": [*each("min({})", FIXED), *each("max({})", FIXED)],
+    "booleans": ["bool_and(b)", "bool_or(b)", "every(i32 > 0)", "some(i32 > 900)"],
+    "bits": [f"bit_{operation}({column})" for operation in ("and", "or", "xor") for column in INTEGERS],
+    "moments": [f"{name}({x})" for name in ("stddev", "var_pop", "skewness", "kurtosis") for x in ("i32", "f64")],
+    "pairs": [
+        f"{name}(f64, i16)"
+        for name in (
+            *("corr", "covar_pop", "covar_samp", "regr_count", "regr_avgx", "regr_avgy"),
+            *("regr_slope", "regr_intercept", "regr_r2", "regr_sxx", "regr_syy", "regr_sxy"),
+        )
+    ],
+    "filters": [
+        "count(*) filter (where i32 > 0)",
+        "sum(i64) filter (where b)",
+        "avg(dec9) filter (where f64 > 0)",
+        "max(ts) filter (where s is not null)",
+        "count(s) filter (where b)",
+        "sum(i64 + i32 * 2) filter (where i16 % 2 = 0)",
+    ],
+}
+KEYS = {"one key": "k", "many keys": "k, b, s, d, ts, f64, dec9, st", "no key": ""}
+ROUNDS = [[batch(1, 200), batch(2, 0), batch(3, 150)], [batch(4, 200), batch(5, 120, nulls=0.6)], [batch(6, 80)]]
+
+
+def grouped(calls: Sequence[str], keys: str, modes: Iterator[str] | None = None):
+    """A query over calls; each start of Millpond's takes the next of some values of `spark.millpond.combine`."""
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        if modes is not None:
+            session.conf.set("spark.millpond.combine", next(modes))
+        df.createOrReplaceTempView("rows")
+        shown = [f"{call} as c{number}" for number, call in enumerate(calls)]
+        group = f"group by {keys}" if keys else ""
+        return session.sql(f"select {', '.join([*([keys] if keys else []), *shown])} from rows {group}")
+
+    return query
+
+
+def combined(df: DataFrame, mode: str = "update") -> list[bool]:
+    return [operator["combined"] for operator in millpond.explain(df, mode, as_dict=True)["operators"]]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    query = grouped(CALLS[name], KEYS["one key"])
+    stream = spark.readStream.schema(DDL).parquet(str(tmp_path))
+    assert combined(query(stream, spark)) == [True]
+    compare(spark, tmp_path, query, "update", ROUNDS, combine="on")
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+@pytest.mark.parametrize("name", KEYS)
+def test_keys(spark: SparkSession, tmp_path: Path, name: str, mode: str) -> None:
+    calls = ["count(*)", "sum(i64)", "avg(f64)", "min(dec18)", "max(ts)"]
+    compare(spark, tmp_path, grouped(calls, KEYS[name]), mode, ROUNDS, combine="on")
+
+
+@pytest.mark.parametrize("first", ["on", "off"])
+def test_a_restart_goes_from_one_form_to_the_other(spark: SparkSession, tmp_path: Path, first: str) -> None:
+    modes = cycle(["on", "off"] if first == "on" else ["off", "on"])
+    calls = ["count(*)", "sum(i64)", "avg(dec9)", "stddev(f64)", "min(d)"]
+    compare(spark, tmp_path, grouped(calls, "k", modes), "update", ROUNDS)
+
+
+WINDOWS = {
+    "tumbling": "window(ts, '10 seconds')",
+    "sliding": "window(ts, '20 seconds', '5 seconds')",
+    "odd slide": "window(ts, '10 seconds', '4 seconds')",
+    "time itself": "ts",
+}
+
+
+def timed(*rows: tuple[int, int, int]) -> pa.Table:
+    """Rows of seconds, key and value."""
+    times = pa.array([1_700_000_000_000_000 + row[0] * 1_000_000 for row in rows], pa.timestamp("us", "UTC"))
+    return pa.table({"ts": times, "k": [row[1] for row in rows], "v": [row[2] for row in rows]})
+
+
+TIMED = [
+    [
+        timed((1, 1, 5), (2, 1, 7), (3, 2, 1), (11, 1, 2), (12, 2, 9)),
+        timed((21, 1, 1), (4, 1, 100), (22, 2, 3)),
+        timed(),
+        timed((35, 1, 1), (2, 1, 1000), (3, 2, 1000), (34, 2, 8)),  # two rows are late
+    ],
+    [timed((36, 1, 4), (41, 3, 1), (9, 1, 5000), (36, 1, 6)), timed((80, 1, 1)), timed((81, 2, 2))],
+]
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("how", ["on", "switching"])
+def test_windows_and_late_rows(spark: SparkSession, tmp_path: Path, name: str, mode: str, how: str) -> None:
+    modes = cycle(["on", "off", "auto"])
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        if how == "switching":
+            session.conf.set("spark.millpond.combine", next(modes))
+        groups = df.withWatermark("ts", "5 seconds").groupBy(F.expr(WINDOWS[name]), "k")
+        return groups.agg(F.count("*"), F.sum("v"), F.avg("v"), F.max("v"))
+
+    conf = {"combine": "on"} if how == "on" else {}
+    compare(spark, tmp_path, query, mode, TIMED, ddl="ts timestamp, k bigint, v bigint", **conf)
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ("first(i64)", "first depends on single rows"),
+        ("sum(i64), collect_list(i64)", "collect_list depends on single rows"),
+        ("max(s)", "partial results of max(string) cannot be merged"),
+        ("sum(dec38)", "sum depends on single rows"),
+        ("try_sum(i64)", "partial results of sum(bigint) cannot be merged"),
+        ("count(distinct i64)", "count(distinct) depends on single rows"),
+    ],
+)
+def test_what_is_not_combined_says_why(spark: SparkSession, tmp_path: Path, calls: str, reason: str) -> None:
+    stream = spark.readStream.schema(DDL).parquet(str(tmp_path))
+    (operator,) = millpond.explain(grouped([calls], "k")(stream, spark), "update", as_dict=True)["operators"]
+    assert not operator["combined"]
+    assert operator["combined_reason"] == reason
+
+
+def test_forms_change_from_batch_to_batch(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the driver may choose them: combined, rows, files, and round again."""
+    forms: list[ExchangeForms] = []
+    started: list[PipeTask] = []
+
+    def begin(chosen: ExchangeForms, tasks: Sequence[PipeTask]) -> None:
+        forms[:], started[:] = [chosen], tasks
+        chosen.choose(exchange_id(tasks[0]), "combined")
+
+    monkeypatch.setattr("millpond.query.writer.begin_forms", begin)
+    monkeypatch.setattr("millpond.query.writer.choose_forms", lambda *arguments, **more: None)
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
+    query = rows.groupBy((F.col("value") % 7).alias("k")).agg(F.count("*").alias("n"), F.sum("value").alias("s"))
+    order: Iterator[Form] = cycle(("rows", "blocks", "combined", "blocks", "combined", "rows"))
+    shown: dict[int, tuple[int, int]] = {}
+    last = [-1]
+
+    def take(batch_: DataFrame, number: int) -> None:
+        shown.update({row.k: (row.n, row.s) for row in batch_.collect()})
+        last[0] = number
+        forms[0].choose(exchange_id(started[0]), next(order))
+
+    writer = millpond.writeStream(query).outputMode("update").option("checkpointLocation", str(tmp_path / "c"))
+    running = writer.foreachBatch(take).start()
+    sent = {}
+    while last[0] < 12 and running.isActive:
+        progress = running.lastProgress
+        if progress is not None:
+            figures = progress.observedMetrics["millpond"]
+            assert figures.input_rows == 1000
+            sent[progress.batchId] = figures.exchanged_rows
+        running.awaitTermination(0.02)
+    running.stop()
+    assert running.exception() is None
+    values = range(1000 * (last[0] + 1))
+    assert shown == {k: (len(values[k::7]), sum(values[k::7])) for k in range(7)}
+    assert 1000 in sent.values(), sent
+    assert min(sent.values()) <= 14, sent
