@@ -6,14 +6,17 @@ for. The slot merges them as it merges partial states elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 from millpond.ddl import quoted
 from millpond.operators.tables.spark_buffers import Carried, carried
 from millpond.plan.catalyst.exchange_forms import buffer_types
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.reading.aggregate import Reading, calls_user
+from millpond.plan.reading.aggregate import Reading, calls_user, rewrite
 from millpond.plan.reading.decision import Decided
 from millpond.plan.reading.join import JoinReading
 from millpond.spec.functions import FUNCTIONS, is_distinct
@@ -27,67 +30,107 @@ _LONGEST_SUMMED = 28
 them, and rows of another task may bring it back."""
 
 
+class Partial(NamedTuple):
+    """Spark's partial aggregation of one call.
+
+    Attributes:
+        function: Spark's function, over the columns below the operator. condition: its filter, likewise.
+        counted: of `count`, which of the operator's inputs it counts: they are null where its arguments are. None of
+            other functions.
+        states: the state columns of the call, over the buffers of its function.
+        buffers: the types of those buffers, as DDL.
+    """
+
+    function: Expression
+    condition: Expression | None
+    counted: tuple[int, ...] | None
+    states: tuple[Carried, ...]
+    buffers: tuple[str, ...]
+
+    @property
+    def operands(self) -> list[Expression]:
+        """What the function and its filter are computed of, unless the operator's inputs are counted."""
+        own = self.function.children if self.counted is None else []
+        return [*own, *([] if self.condition is None else [self.condition])]
+
+
 @dataclass(frozen=True)
 class Combination:
     """How the rows of an aggregate are combined before the exchange.
 
     Attributes:
-        functions: Spark's function and filter of each call.
-        states: the state columns of each call, over the buffers of its function.
-        buffers: the types of those buffers, as DDL.
+        partials: Spark's partial aggregation of each call.
+        columns: expressions that are columns of the operator, each with its position among them.
+        arguments: what is computed for the functions beside the operator's columns.
     """
 
-    functions: tuple[tuple[Expression, Expression | None], ...]
-    states: tuple[tuple[Carried, ...], ...]
-    buffers: tuple[tuple[str, ...], ...]
+    partials: tuple[Partial, ...]
+    columns: tuple[tuple[Expression, int], ...]
+    arguments: tuple[Expression, ...]
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """The columns that combined rows have beside their key: states, and last how many rows were combined."""
         states = [
             Field(f"__{number}_{part}", state.type)
-            for number, call in enumerate(self.states)
-            for part, state in enumerate(call)
+            for number, partial in enumerate(self.partials)
+            for part, state in enumerate(partial.states)
         ]
         return (*states, COMBINED_ROWS)
 
     @property
-    def arguments(self) -> list[Expression]:
-        """What the functions and filters are computed of, each once."""
-        found: list[Expression] = []
-        for function, condition in self.functions:
-            for one in (*function.children, *([] if condition is None else [condition])):
-                if not one.foldable and not any(one.means(other) for other in found):
-                    found.append(one)
-        return found
-
-    @property
-    def buffer_columns(self) -> dict[str, str]:
+    def buffers(self) -> dict[str, str]:
         """Names and types of all buffers, in the order of the functions."""
         return {
             f"__buffer{number}_{part}": type_
-            for number, types in enumerate(self.buffers)
-            for part, type_ in enumerate(types)
+            for number, partial in enumerate(self.partials)
+            for part, type_ in enumerate(partial.buffers)
         }
 
     @property
-    def state_columns(self) -> list[str]:
-        """SQL over `buffer_columns` for each of `fields` but the last."""
+    def states(self) -> list[str]:
+        """SQL over `buffers` for each of `fields` but the last."""
         return [
-            state.sql.format(*(quoted(f"__buffer{number}_{part}") for part in range(len(self.buffers[number]))))
-            for number, call in enumerate(self.states)
-            for state in call
+            state.sql.format(*(quoted(f"__buffer{number}_{part}") for part in range(len(partial.buffers))))
+            for number, partial in enumerate(self.partials)
+            for state in partial.states
         ]
+
+    def functions(
+        self, catalyst: Catalyst, columns: Sequence[Expression], keys: int
+    ) -> list[tuple[Expression, Expression | None]]:
+        """The functions and their filters over other columns; last, how many rows there are.
+
+        Args:
+            catalyst: of the session. columns: the operator's, then the arguments. keys: how many of them are keys.
+        """
+        known = [(expression, columns[position]) for expression, position in self.columns]
+        known += list(zip(self.arguments, columns[len(columns) - len(self.arguments) :], strict=True))
+
+        def column_of(expression: Expression) -> Expression | None:
+            return next((column for other, column in known if other.means(expression)), None)
+
+        found = []
+        for partial in self.partials:
+            if partial.counted is not None:
+                counted = [columns[keys + position] for position in partial.counted]
+                function = catalyst.count(counted or [catalyst.literal(1)])
+            else:
+                operands = [rewrite(catalyst, one, column_of) for one in partial.function.children]
+                function = catalyst.with_operands(partial.function, operands) if operands else partial.function
+            condition = None if partial.condition is None else rewrite(catalyst, partial.condition, column_of)
+            found.append((function, condition))
+        return [*found, (catalyst.count([catalyst.literal(1)]), None)]
 
 
 class Combinations:
     """How the rows of a query's operators are combined before their exchanges.
 
     Args:
-        root: the decided plan. enabled: whether rows are combined at all.
+        root: the decided plan. enabled: says whether rows are combined at all.
     """
 
-    def __init__(self, root: Decided, *, enabled: bool = True) -> None:
+    def __init__(self, root: Decided, enabled: Callable[[], bool]) -> None:
         self._decided = [one for one in root.walk() if one.operator is not None and one.operator.index is not None]
         self._enabled = enabled
         self._specs: list[OperatorSpec] = []
@@ -99,7 +142,7 @@ class Combinations:
         Args:
             specs: what slots compute, by operator index.
         """
-        if self._enabled and self._specs != list(specs):
+        if self._specs != list(specs) and self._enabled():
             self._specs = list(specs)
             found = {}
             for decided in self._decided:
@@ -126,23 +169,31 @@ def combine(node: Node, spec: OperatorSpec, reading: Reading | JoinReading | Non
     for field in spec.key_fields:
         if "collate" in field.type:
             return f"Spark does not hash keys of type {field.type}"
-    functions: list[tuple[Expression, Expression | None]] = []
-    states, buffers = [], []
+    partials = []
     for call, aggregate in zip(spec.calls, reading.aggregates, strict=False):
         found = _partial(call, aggregate, [spec.inputs[position].type for position in call.inputs])
         if isinstance(found, str):
             return found
-        function, types, columns = found
-        functions.append((function, aggregate.expression("filter")))
-        states.append(columns)
-        buffers.append(types)
-    return Combination(tuple(functions), tuple(states), tuple(buffers))
+        partials.append(found)
+    columns = [(reading.raw[one.raw[0]], at) for at, one in enumerate(reading.columns) if one.sql == "{0}"]
+    arguments: list[Expression] = []
+    for one in chain.from_iterable(partial.operands for partial in partials):
+        if _asks_for_more(one, columns) and not any(one.means(other) for other in arguments):
+            arguments.append(one)
+    return Combination(tuple(partials), tuple(columns), tuple(arguments))
 
 
-def _partial(
-    call: AggregateCall, aggregate: Expression, inputs: Sequence[str]
-) -> tuple[Expression, tuple[str, ...], tuple[Carried, ...]] | str:
-    """A call's function as Spark computes it, the types of its buffers, and the state columns made of them."""
+def _asks_for_more(expression: Expression, columns: Sequence[tuple[Expression, int]]) -> bool:
+    """Whether an expression reads something that is no column of the operator."""
+    if any(expression.means(one) for one, _ in columns):
+        return False
+    if not expression.children:
+        return expression.kind == "AttributeReference"
+    return any(_asks_for_more(one, columns) for one in expression.children)
+
+
+def _partial(call: AggregateCall, aggregate: Expression, inputs: Sequence[str]) -> Partial | str:
+    """Spark's partial aggregation of a call, or why there is none that can be merged."""
     if calls_user(aggregate):
         return "functions of the user take single rows"
     if is_distinct(call):
@@ -154,11 +205,12 @@ def _partial(
     while function is not None and (replacement := function.expression("replacement")) is not None:
         function = replacement
     assert function is not None
-    names = tuple(buffer_types(function))
-    columns = carried(call, types, inputs, names)
-    if columns is None or not all(map(_is_mutable, names)):
+    buffers = tuple(buffer_types(function))
+    states = carried(call, types, inputs, buffers)
+    if states is None or not all(map(_is_mutable, buffers)):
         return f"partial results of {call.function}({', '.join(inputs)}) cannot be merged"
-    return function, names, tuple(columns)
+    counted = call.inputs if call.function == "count" else None
+    return Partial(function, aggregate.expression("filter"), counted, tuple(states), buffers)
 
 
 def _takes_long(call: AggregateCall, dtype: DataType) -> bool:

@@ -19,7 +19,6 @@ from millpond.conf import KEY_GROUP_BITS
 from millpond.ddl import ddl, quoted
 from millpond.plan.catalyst.exchange_forms import ExchangeForms, bound
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.combining import Combination
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named
 from millpond.spec.operators import COMBINED_ROWS
@@ -58,7 +57,7 @@ class MapSides:
         combination = self.combination(operator)
         if not self.writes and combination is None:
             return rows.withColumn("__mark", F.lit(False))
-        arguments = [] if combination is None else combination.arguments
+        arguments = () if combination is None else combination.arguments
         count = len(rows.columns) - 1 - len(arguments)
         own, extra = rows.schema.fields[:count], () if combination is None else combination.fields
         fields = [
@@ -79,36 +78,24 @@ class MapSides:
         if combination is None:
             return self.forms.with_forms(mapped, self.ids[operator], [], [], as_rows, as_rows)
         columns = {one.name: ddl(one.dataType) for one in own[:keys]}
-        columns |= combination.buffer_columns | {COMBINED_ROWS.name: COMBINED_ROWS.type}
+        columns |= combination.buffers | {COMBINED_ROWS.name: COMBINED_ROWS.type}
         results = [
             *(["null"] if self.writes else []),
             *(quoted(one.name) for one in own[:keys]),
             *("null" for _ in own[keys:]),
-            *combination.state_columns,
+            *combination.states,
             COMBINED_ROWS.name,
             hash_,
             "false",
         ]
         typed = [f"cast({sql} as {ddl(one.dataType)})" for sql, one in zip(results, fields, strict=True)]
-        known = list(zip(arguments, given[count:-1], strict=True))
-        functions = [
-            (
-                catalyst.with_operands(function, [_replaced(one, known) for one in function.children]),
-                None if condition is None else _replaced(condition, known),
-            )
-            for function, condition in combination.functions
-        ]
-        functions.append((catalyst.count_of_rows(), None))
+        functions = combination.functions(catalyst, given[:-1], keys)
         as_groups = bound(catalyst, columns, typed)
         return self.forms.with_forms(mapped, self.ids[operator], given[:keys], functions, as_rows, as_groups)
 
 
 NO_SIDES = MapSides()
 """Rows go through Spark's shuffle as they are."""
-
-
-def _replaced(expression: Expression, known: Sequence[tuple[Expression, Expression]]) -> Expression:
-    return next((column for argument, column in known if argument.means(expression)), expression)
 
 
 def _never(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -145,6 +132,7 @@ def exchanged(
         F.col("low").bitwiseOR(now).alias("millpond_batch_time"),
         F.lit(True).alias("millpond_marker"),  # Spark's plan shows these two names, and the union drops them
     )
+    markers = markers.coalesce(1)  # one task, not one per core
     if watching is None:
         return _by_partition(sent.union(markers), partitions)
     # While the plan has a limit, Spark does not expect every state store of the plan to have committed when a

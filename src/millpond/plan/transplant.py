@@ -153,7 +153,7 @@ class _Surgeon:
             columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
         assert operator.index is not None
         combination = self.sides.combination(operator.index)
-        more = [] if combination is None else combination.arguments
+        more = () if combination is None else combination.arguments
         rows = prepared(self.catalyst, child, raw, columns, reading.hash, more)
         if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
             names = [f"result{index}" for index in range(len(node.output))]

@@ -80,6 +80,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
     def __init__(self, df: DataFrame) -> None:
         check_session(df)
         super().__init__(df)
+        prepare(self._spark)
         self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._path: str | None = None
         self._table = False
@@ -145,7 +146,6 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         settings = read_settings(Catalyst(self._spark).settings)
         if not settings.enabled:
             return self._launch_natively(launch, settings)
-        prepare(self._spark)
         mode = self._said("outputMode") or "append"
         decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
         check_user_functions(self._spark, decision)
@@ -187,16 +187,16 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         around = running_settings(settings, decision.specs, given)
         theirs = outside(around, given)
         started: list[PipeTask] = []
-        forms = ExchangeForms.install(self._spark)
-        combinations = Combinations(decision.root, enabled=forms is not None and settings.combine != "off")
+        forms = functools.cache(lambda: ExchangeForms.install(self._spark))  # compiled while the query is checked
+        combinations = Combinations(decision.root, lambda: settings.combine != "off" and forms() is not None)
 
         def rewritten(tasks: list[PipeTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
             started[:] = tasks
             pipes = [Pipe(task, coverage, figures=True) for task in tasks]
             writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else []
             ids = [exchange_id(task) for task in tasks]
-            if forms is not None:
-                begin_forms(forms, tasks)
+            if chosen := forms():
+                begin_forms(chosen, tasks)
             figures: tuple[str, ...] = FIGURES if on_disk(tasks[0].location) else FIGURES + REMOTE
             figures += AHEAD if tasks[0].lookaheads else ()
             figures += COMPACTIONS if settings.compaction == "remote" else ()
@@ -205,7 +205,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 decision,
                 tasks[0].partitions,
                 pipes,
-                MapSides(writes, forms, ids, combined),
+                MapSides(writes, forms(), ids, combined),
                 figures,
                 tasks,
                 stores or first_stores(given | around),
@@ -243,8 +243,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             if endpoint is not None:
                 titles = [operator.title for operator in decision.ours]
                 endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)
-        if forms is not None:
-            choose_forms(query, self._spark, forms, started, always=settings.combine == "on")
+        if chosen := forms():
+            choose_forms(query, self._spark, chosen, started, always=settings.combine == "on")
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
         return RunningQuery.of(query)

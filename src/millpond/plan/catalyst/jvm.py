@@ -66,9 +66,9 @@ class Catalyst:
         type_ = {str: types.StringType, bool: types.BooleanType, int: types.IntegerType}[type(value)]
         return Expression(self._class(f"{_EXPRESSIONS}.Literal").create(value, type_))
 
-    def count_of_rows(self) -> Expression:
-        """The aggregate function `count(1)`."""
-        return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Count")(self._seq([self.literal(1).java])))
+    def count(self, operands: Sequence[Expression]) -> Expression:
+        """The aggregate function `count`."""
+        return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Count")(self._seq([one.java for one in operands])))
 
     def _seq(self, items: Sequence[Any], *, indexed: bool = False) -> Any:
         array = self._class("java.util.ArrayList")()
