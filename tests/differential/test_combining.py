@@ -95,6 +95,12 @@ def test_a_restart_goes_from_one_form_to_the_other(spark: SparkSession, tmp_path
     compare(spark, tmp_path, grouped(calls, "k", modes), "update", ROUNDS)
 
 
+@pytest.mark.parametrize("exchange", ["local", "spark"])
+def test_through_either_exchange(spark: SparkSession, tmp_path: Path, exchange: str) -> None:
+    calls = ["count(*)", "sum(i64) filter (where b)", "avg(dec9 + 1)", "max(i32 * 2)", "count(s, bin)"]
+    compare(spark, tmp_path, grouped(calls, "k, i8 % 3"), "update", ROUNDS, combine="on", exchange=exchange)
+
+
 WINDOWS = {
     "tumbling": "window(ts, '10 seconds')",
     "sliding": "window(ts, '20 seconds', '5 seconds')",

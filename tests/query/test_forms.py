@@ -1,0 +1,65 @@
+"""The form of an exchange, batch by batch, as the figures of the batch before suggest."""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.query.forms import FormChoice
+
+
+def figures(rows: int, exchanged: int = 0, changed: int = 0, misses: int = 0) -> dict[str, float]:
+    return {
+        "input_rows": rows,
+        "exchanged_rows": exchanged,
+        "changed_rows": changed,
+        "cache_hits": rows - misses,
+        "cache_misses": misses,
+    }
+
+
+def test_few_groups_stay_combined() -> None:
+    choice = FormChoice(combines=True, files=True)
+    assert choice.form == "combined"
+    for _ in range(3):
+        assert choice.next(figures(1_000_000, exchanged=200, changed=100)) == "combined"
+
+
+def test_many_groups_are_sent_as_rows_until_there_are_few() -> None:
+    choice = FormChoice(combines=True, files=True, tasks=2)
+    assert choice.next(figures(1_000_000, exchanged=900_000, changed=800_000)) == "blocks"
+    assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=200_000)) == "blocks", "two tasks, 0.4 a row"
+    assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=100_000)) == "combined"
+    assert choice.next(figures(1_000_000, exchanged=400_000, changed=390_000)) == "combined", "it has saved half"
+
+
+def test_always() -> None:
+    choice = FormChoice(combines=True, files=True, always=True)
+    assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=1_000_000)) == "combined"
+
+
+def test_small_batches_go_through_one_python_stage() -> None:
+    choice = FormChoice(combines=False, files=True)
+    assert choice.form == "blocks"
+    assert choice.next(figures(10_000)) == "rows"
+    assert choice.next(figures(70_000)) == "rows", "not for a batch that is a little larger"
+    assert choice.next(figures(200_000)) == "blocks"
+    assert choice.next(figures(70_000)) == "blocks"
+
+
+def test_keys_that_are_not_in_memory_are_read_ahead() -> None:
+    choice = FormChoice(combines=False, files=True)
+    assert choice.next(figures(10_000, misses=100)) == "blocks"
+    assert choice.next(figures(10_000)) == "rows"
+    assert choice.next(figures(10_000, misses=100)) == "blocks"
+
+
+@pytest.mark.parametrize("rows", [10, 1_000_000])
+def test_without_files_there_is_no_other_way(rows: int) -> None:
+    assert FormChoice(combines=False, files=False).next(figures(rows, misses=rows)) == "rows"
+
+
+def test_batches_without_rows_say_nothing() -> None:
+    choice = FormChoice(combines=False, files=True)
+    choice.next(figures(10))
+    assert choice.next({"input_rows": 0.0}) == "rows"
+    assert choice.next({}) == "rows"
