@@ -63,3 +63,26 @@ def test_batches_without_rows_say_nothing() -> None:
     choice.next(figures(10))
     assert choice.next({"input_rows": 0.0}) == "rows"
     assert choice.next({}) == "rows"
+
+
+def test_figures_of_a_batch_that_was_planned_before_the_choice() -> None:
+    """Batches run back to back: the one that follows a choice still has the old form."""
+    choice = FormChoice(combines=True, files=True, tasks=2)
+    few, many = figures(1_000_000, exchanged=1_000_000, changed=100), figures(1_000_000, exchanged=200, changed=100)
+    for given in (few, few, many, few, many):
+        assert choice.next(given) == "combined"
+    assert choice.next(figures(1_000_000, exchanged=900_000, changed=700_000)) == "blocks"
+    assert choice.next(figures(1_000_000, exchanged=900_000, changed=700_000)) == "blocks"
+
+
+def test_state_that_is_not_in_memory_is_not_combined() -> None:
+    """Its keys could not be read ahead."""
+    choice = FormChoice(combines=True, files=True)
+    assert choice.next(figures(1_000_000, exchanged=200_000, changed=100_000, misses=50_000)) == "blocks"
+
+
+def test_where_there_is_nothing_to_choose() -> None:
+    assert FormChoice(combines=False, files=False).fixed
+    assert FormChoice(combines=True, files=False, always=True).fixed
+    assert not FormChoice(combines=True, files=False).fixed
+    assert not FormChoice(combines=False, files=True).fixed

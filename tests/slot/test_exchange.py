@@ -12,18 +12,27 @@ from pyspark import TaskContext
 import millpond.slot.batch.parcels as slot_parcels
 import millpond.slot.pipe.worker as worker
 from millpond.errors import MillpondError, TransientError
-from millpond.slot.batch.parcels import exchange_folder, in_passes, open_parcels
+from millpond.slot.batch.parcels import PARCEL, exchange_folder, in_passes, open_parcels
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.pipe.exchange import PARCELS, ExchangeWrite
+from millpond.slot.pipe.exchange import ExchangeWrite
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Run
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.operators import Field
 from millpond.stores.rmw.table import RmwTable
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of, wait_until
 
 Write = Callable[..., list[pa.RecordBatch]]
+
+
+@pytest.fixture
+def task(task: PipeTask) -> PipeTask:
+    """With the columns of `random_rows`."""
+    columns = (Field("k", "bigint"), Field("s", "string"))
+    return msgspec.structs.replace(task, spec=DeduplicateSpec(columns=columns, keys=(0,)))
 
 
 @pytest.fixture
@@ -54,8 +63,9 @@ def received(parcels: list[pa.RecordBatch], task: PipeTask) -> dict[int, list[tu
     """The rows by the partition that Spark sends their parcel to."""
     rows: dict[int, list[tuple[object, ...]]] = {}
     for batch in parcels:
-        assert batch.schema == PARCELS
-        for parcel, low, mark in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        assert [batch.schema.names[at] for at in (0, -2, -1)] == [PARCEL, "__hash", "__mark"]
+        assert all(column.null_count == batch.num_rows for column in batch.columns[1:-2]), "rows lie in files"
+        for parcel, low, mark in zip(*(batch.column(at).to_pylist() for at in (0, -2, -1)), strict=True):
             assert mark is False
             own = rows.setdefault(task.partition_of(low), [])
             for piece in open_parcels([parcel]):
@@ -160,13 +170,15 @@ def exchanging(counting: PipeTask) -> PipeTask:
 def sent(parcels: list[pa.RecordBatch]) -> pa.RecordBatch:
     """What the pipe of partition 0 gets: its marker and its parcels."""
     (batch,) = parcels
-    marker = [key_hash(0, 1, TIME)]
-    return pa.RecordBatch.from_pydict(
-        {
-            "__hash": pa.array([*marker, *batch.column(1).to_pylist()], pa.int64()),
-            "__mark": pa.array([True] + [False] * batch.num_rows),
-            "parcel": pa.array([None, *batch.column(0).to_pylist()], pa.binary()),
-        }
+    others = [pa.nulls(1 + batch.num_rows, column.type) for column in batch.columns[1:-2]]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([key_hash(0, 1, TIME), *batch.column("__hash").to_pylist()], pa.int64()),
+            pa.array([True] + [False] * batch.num_rows),
+            pa.array([None, *batch.column(PARCEL).to_pylist()], pa.binary()),
+            *others,
+        ],
+        names=["__hash", "__mark", *batch.schema.names[:-2]],
     )
 
 

@@ -170,7 +170,7 @@ def combine(node: Node, spec: OperatorSpec, reading: Reading | JoinReading | Non
         if "collate" in field.type:
             return f"Spark does not hash keys of type {field.type}"
     partials = []
-    for call, aggregate in zip(spec.calls, reading.aggregates, strict=False):
+    for call, aggregate in zip(spec.calls, reading.aggregates, strict=False):  # functions of the user share one call
         found = _partial(call, aggregate, [spec.inputs[position].type for position in call.inputs])
         if isinstance(found, str):
             return found
@@ -199,21 +199,25 @@ def _partial(call: AggregateCall, aggregate: Expression, inputs: Sequence[str]) 
     if is_distinct(call):
         return f"{call.function}(distinct) depends on single rows"
     types = [parse_type(one) for one in inputs]
-    if FUNCTIONS[call.function].ordered or any(_takes_long(call, one) for one in types):
+    if FUNCTIONS[call.function].ordered:
         return f"{call.function} depends on single rows"
+    if any(_may_exceed(call, one) for one in types):
+        return f"a partial {call.function} of {inputs[0]} may exceed 38 digits where the whole does not"
     function = aggregate.expression("aggregateFunction")
+    # Spark plans what replaces a function, also where the function itself is known here (`count_if`, say).
     while function is not None and (replacement := function.expression("replacement")) is not None:
         function = replacement
     assert function is not None
     buffers = tuple(buffer_types(function))
     states = carried(call, types, inputs, buffers)
     if states is None or not all(map(_is_mutable, buffers)):
-        return f"partial results of {call.function}({', '.join(inputs)}) cannot be merged"
+        name = f"try_{call.function}" if call.options.get("eval_mode") == "try" else call.function
+        return f"partial results of {name}({', '.join(inputs)}) cannot be merged"
     counted = call.inputs if call.function == "count" else None
     return Partial(function, aggregate.expression("filter"), counted, tuple(states), buffers)
 
 
-def _takes_long(call: AggregateCall, dtype: DataType) -> bool:
+def _may_exceed(call: AggregateCall, dtype: DataType) -> bool:
     return call.function in ("sum", "avg") and dtype.name == "decimal" and dtype.precision > _LONGEST_SUMMED
 
 

@@ -1,8 +1,8 @@
 """The exchange below an operator: what its map side gives, in which forms, and the marker rows beside it.
 
 The map side of a batch runs in one of three forms (`Form`): Python writes the rows to files of the host and sends
-parcels; Spark sends the rows themselves; or Spark combines them first. All forms have the same columns: `parcel` where
-there are files, the operator's columns, those of combined rows, `__hash`, `__mark`. Each leaves the others' null.
+parcels; Spark sends the rows themselves; or Spark combines them first. All forms have the same columns: `__parcel`
+where there are files, the operator's columns, those of combined rows, `__hash`, `__mark`. Each leaves the others' null.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from millpond.plan.catalyst.exchange_forms import ExchangeForms, bound
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.combining import Combination
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named
+from millpond.slot.batch.parcels import PARCEL
 from millpond.spec.operators import COMBINED_ROWS
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
@@ -61,7 +62,7 @@ class MapSides:
         count = len(rows.columns) - 1 - len(arguments)
         own, extra = rows.schema.fields[:count], () if combination is None else combination.fields
         fields = [
-            *([StructField("parcel", BinaryType())] if self.writes else []),
+            *([StructField(PARCEL, BinaryType())] if self.writes else []),
             *(StructField(one.name, one.dataType) for one in own),
             *(StructField(one.name, _parse_datatype_string(one.type)) for one in extra),
             StructField("__hash", LongType()),
@@ -76,7 +77,7 @@ class MapSides:
         first = 1 if self.writes else 0
         as_rows = [*nulls[:first], *given[:count], *nulls[first + count : -2], given[-1], catalyst.literal(False)]
         if combination is None:
-            return self.forms.with_forms(mapped, self.ids[operator], [], [], as_rows, as_rows)
+            return self.forms.with_forms(mapped, self.ids[operator], [], [], as_rows)
         columns = {one.name: ddl(one.dataType) for one in own[:keys]}
         columns |= combination.buffers | {COMBINED_ROWS.name: COMBINED_ROWS.type}
         results = [

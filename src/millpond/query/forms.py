@@ -1,15 +1,12 @@
-"""Chooses, batch by batch, in which form the map side of each exchange runs: combined rows, rows, or files."""
+"""Choose, batch by batch, in which form the map side of each exchange runs: combined rows, rows, or files."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,8 +17,9 @@ from millpond.slot.batch.task import PipeTask
 log = logging.getLogger("millpond")
 
 _LOOK_SECONDS = 0.5
-_SMALL = 50_000
-"""Rows of a batch up to which Spark's shuffle takes less time for them than a second Python stage."""
+_SMALL, _LARGE = 50_000, 100_000
+"""Rows of a batch up to which Spark's shuffle takes less time than a second Python stage; rows from which it does not.
+Batches in between stay in the form that they have."""
 _LEAVE, _ENTER = 0.5, 0.25
 """Rows that combining leaves per row that comes: beyond the first it stops, below the second it starts again."""
 _MISSED = 0.002
@@ -36,50 +34,60 @@ class FormChoice:
         combines: whether rows can be combined. files: whether they can go through files of the host.
         always: whether they are combined whatever that saves.
         tasks: map tasks of a batch, each of which combines its own rows.
+        form: of the batches that are planned from now on.
     """
 
     combines: bool
     files: bool
     always: bool = False
     tasks: int = 1
-    form: Form = "rows"
+    form: Form = field(init=False)
 
     def __post_init__(self) -> None:
-        self.form = "combined" if self.combines else self._plain()
+        self.form = "combined" if self.combines else self._large_batches
 
-    def _plain(self) -> Form:
+    @property
+    def _large_batches(self) -> Form:
         return "blocks" if self.files else "rows"
 
+    @property
+    def fixed(self) -> bool:
+        """Whether there is nothing to choose."""
+        return not self.files and (not self.combines or self.always)
+
     def next(self, figures: Mapping[str, float]) -> Form:
-        """The form of the next batches.
+        """Choose the form of the next batches.
 
         Args:
-            figures: of the last batch: `input_rows`, `cache_hits`, `cache_misses`; where rows can be combined,
-                `exchanged_rows` and `changed_rows`, too.
+            figures: of a batch that has ended, perhaps not in the form chosen last: `input_rows`, `cache_hits`,
+                `cache_misses`; where rows can be combined, `exchanged_rows` and `changed_rows`, too.
         """
         rows = figures.get("input_rows") or 0.0
         if not rows:
             return self.form
-        if self.combines and (self.always or self._pays(rows, figures)):
+        cold = self._is_cold(figures)
+        if self.combines and (self.always or (not cold and self._pays(rows, figures))):
             self.form = "combined"
-        elif rows <= _SMALL and not self._misses(figures):
+        elif cold or rows > _LARGE:
+            self.form = self._large_batches
+        elif rows <= _SMALL or self.form != "blocks":
             self.form = "rows"
-        elif rows > 2 * _SMALL or self.form != "rows" or self._misses(figures):
-            self.form = self._plain()
         return self.form
 
     def _pays(self, rows: float, figures: Mapping[str, float]) -> bool:
-        if self.form == "combined":
-            return (figures.get("exchanged_rows") or 0.0) <= _LEAVE * rows
+        """Whether combining saves enough: as measured if the batch was combined, else as its groups suggest."""
+        exchanged = figures.get("exchanged_rows") or 0.0
+        if exchanged < rows:
+            return exchanged <= _LEAVE * rows
         return (figures.get("changed_rows") or 0.0) * self.tasks <= _ENTER * rows
 
-    def _misses(self, figures: Mapping[str, float]) -> bool:
+    def _is_cold(self, figures: Mapping[str, float]) -> bool:
         misses, hits = figures.get("cache_misses") or 0.0, figures.get("cache_hits") or 0.0
         return self.files and misses > _MISSED * (misses + hits)
 
 
 def exchange_id(task: PipeTask) -> str:
-    """How the JVM knows the exchange of an operator in one run of a query."""
+    """Return the name by which the JVM knows the exchange of an operator in one run of a query."""
     return f"{task.run}-{task.operator}"
 
 
@@ -87,6 +95,12 @@ def begin_forms(forms: ExchangeForms, tasks: Sequence[PipeTask]) -> None:
     """Choose the forms of a query's first batches."""
     for task in tasks:
         forms.choose(exchange_id(task), _choice(task).form)
+
+
+def forget_forms(forms: ExchangeForms, tasks: Sequence[PipeTask]) -> None:
+    """Drop the forms of a query that has ended, or did not start."""
+    for task in tasks:
+        forms.forget(exchange_id(task))
 
 
 def choose_forms(
@@ -99,34 +113,35 @@ def choose_forms(
         always: whether rows that can be combined are, in all batches.
     """
     parallelism = int(spark.sparkContext.defaultParallelism)
-    choices = {task.operator: _choice(task, always=always, parallelism=parallelism) for task in tasks}
-    ids = {task.operator: exchange_id(task) for task in tasks}
-    arguments = (query, forms, choices, ids)
-    threading.Thread(target=_watch, args=arguments, name="millpond-forms", daemon=True).start()
+    choices = [(task, _choice(task, always=always, parallelism=parallelism)) for task in tasks]
+    threading.Thread(target=_watch, args=(query, forms, choices), name="millpond-forms", daemon=True).start()
 
 
 def _choice(task: PipeTask, *, always: bool = False, parallelism: int = 1) -> FormChoice:
     return FormChoice(bool(task.combined), task.exchange == "local", always, parallelism)
 
 
-def _watch(
-    query: StreamingQuery, forms: ExchangeForms, choices: Mapping[int, FormChoice], ids: Mapping[int, str]
-) -> None:
-    latest = -1
-    with suppress(PySparkException, Py4JError):  # what the query ended with is told to who waits for it
+def _watch(query: StreamingQuery, forms: ExchangeForms, choices: Sequence[tuple[PipeTask, FormChoice]]) -> None:
+    try:
+        if all(choice.fixed for _, choice in choices):
+            query.awaitTermination()
+        latest = -1
         while not query.awaitTermination(_LOOK_SECONDS):
-            progress = query.lastProgress
-            if progress is None or progress.batchId == latest:
+            java = query._jsq.lastProgress()  # PySpark's own copy of it takes dozens of calls
+            if java is None or java.batchId() == latest:
                 continue
-            latest = progress.batchId
-            for operator, choice in choices.items():
-                figures = progress.observedMetrics.get(observation(operator))
-                if figures is None:
-                    continue
-                before, form = choice.form, choice.next(figures.asDict())
-                if form != before:
-                    log.debug("operator %d: the exchange goes from %s to %s", operator, before, form)
-                    forms.choose(ids[operator], form)
-    with suppress(PySparkException, Py4JError):
-        for one in ids.values():
-            forms.forget(one)
+            latest = java.batchId()
+            progress = query.lastProgress
+            for task, choice in choices:
+                figures = None if progress is None else progress.observedMetrics.get(observation(task.operator))
+                before = choice.form
+                if figures is not None and choice.next(figures.asDict()) != before:
+                    log.debug("operator %d: the exchange goes from %s to %s", task.operator, before, choice.form)
+                    forms.choose(exchange_id(task), choice.form)
+    except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
+        log.debug("forms are not chosen any more: %s", error)
+    finally:
+        try:
+            forget_forms(forms, [task for task, _ in choices])
+        except Exception as error:
+            log.debug("the JVM is gone: %s", error)

@@ -31,7 +31,7 @@ from millpond.plan.reading.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.transplant import transplant
 from millpond.query.batches import CompleteBatch
-from millpond.query.forms import begin_forms, choose_forms, exchange_id
+from millpond.query.forms import begin_forms, choose_forms, exchange_id, forget_forms
 from millpond.query.progress.endpoint import endpoint_of
 from millpond.query.running_query import RunningQuery
 from millpond.query.session import first_stores, outside, running_settings, starting
@@ -239,7 +239,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             planned,
         )
         with endpoint_of(settings) as endpoint:
-            query = start.run(begin)
+            try:
+                query = start.run(begin)
+            except BaseException:
+                if chosen := forms():
+                    forget_forms(chosen, started)
+                raise
             if endpoint is not None:
                 titles = [operator.title for operator in decision.ours]
                 endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)

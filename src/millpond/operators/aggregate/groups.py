@@ -125,7 +125,7 @@ class Groups:
             for start in range(0, rows.count, BLOCK):
                 block = slice(start, start + BLOCK)
                 found = self.table.upsert(Rows(keys.words[block], keys.heap), self._version).rows
-                if self.images is not None:
+                if self.images is not None:  # it counts a combined row as one, and asks only whether there are any
                     self.images.update(self.table, found, start, self._version, signs)
                 for call in self.calls:
                     call.combine(self.table, found, Rows(rows.words[block], rows.heap))

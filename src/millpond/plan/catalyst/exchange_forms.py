@@ -28,8 +28,8 @@ function that writes the rows to files."""
 
 _CLASS = "millpond.plan.ExchangeStrategy"
 _lock = threading.Lock()
-_strategies: dict[int, Any] = {}
-"""The compiled strategy by JVM (its gateway's identity); None where the JVM cannot compile it."""
+_strategies: list[tuple[Any, Any]] = []
+"""For each JVM, by its gateway, the compiled strategy; None where the JVM cannot compile it."""
 
 
 class ExchangeForms:
@@ -50,9 +50,10 @@ class ExchangeForms:
         strategy = _strategy(catalyst)
         if strategy is None:
             return None
-        methods = spark._jsparkSession.experimental()
-        others = [one for one in items(methods.extraStrategies()) if str(one.getClass().getName()) != _CLASS]
-        getattr(methods, "extraStrategies_$eq")(catalyst.seq([strategy, *others]))
+        with _lock:
+            methods = spark._jsparkSession.experimental()
+            others = [one for one in items(methods.extraStrategies()) if str(one.getClass().getName()) != _CLASS]
+            getattr(methods, "extraStrategies_$eq")(catalyst.seq([strategy, *others]))
         return cls(catalyst, strategy)
 
     def choose(self, exchange: str, form: Form) -> None:
@@ -70,7 +71,7 @@ class ExchangeForms:
         keys: Sequence[Expression],
         functions: Sequence[tuple[Expression, Expression | None]],
         rows: Sequence[Expression],
-        combined: Sequence[Expression],
+        combined: Sequence[Expression] = (),
     ) -> DataFrame:
         """Give a `mapInArrow` its other forms.
 
@@ -80,8 +81,8 @@ class ExchangeForms:
             keys: grouping keys, over the columns below.
             functions: aggregate functions and their filters, over the columns below.
             rows: an expression per output column, over the columns below.
-            combined: an expression per output column, over keys and buffers as bound references; without keys and
-                functions, anything.
+            combined: an expression per output column, over keys and buffers as bound references; empty if rows cannot
+                be combined.
         """
         catalyst = self._catalyst
         java = catalyst.analyzed(mapped).java
@@ -90,7 +91,7 @@ class ExchangeForms:
         operands = [tag, *keys]
         for function, condition in functions:
             operands += [function, true if condition is None else condition]
-        operands += [*rows, *combined]
+        operands += [*rows, *(combined or rows)]  # the strategy finds both by their number
         udf = java.functionExpr()
         children = catalyst.seq([one.java for one in operands])
         fields = (udf.name(), udf.func(), udf.dataType(), children, udf.evalType(), udf.udfDeterministic())
@@ -133,11 +134,14 @@ def _value(named: Expression) -> Expression:
 
 
 def _strategy(catalyst: Catalyst) -> Any:
-    gateway = id(catalyst.spark.sparkContext._gateway)
+    gateway = catalyst.spark.sparkContext._gateway
     with _lock:
-        if gateway not in _strategies:
-            _strategies[gateway] = _compiled(catalyst)
-        return _strategies[gateway]
+        for known, strategy in _strategies:
+            if known is gateway:
+                return strategy
+        strategy = _compiled(catalyst)
+        _strategies.append((gateway, strategy))
+        return strategy
 
 
 def _compiled(catalyst: Catalyst) -> Any:
@@ -152,6 +156,6 @@ def _compiled(catalyst: Catalyst) -> Any:
         log.warning(
             "rows are not combined before the exchange, and small batches take longer: Spark's driver cannot compile "
             "a planner strategy (%s)",
-            str(error).splitlines()[0],
+            str(error).partition("\n")[0],
         )
         return None

@@ -17,6 +17,9 @@ from millpond.layout import HashRange
 from millpond.slot.batch.rows import key_groups
 from millpond.slot.batch.task import PipeTask
 
+PARCEL = "__parcel"
+"""The column of parcels; no column of an operator's begins with two underscores."""
+
 _PIECE = 1 << 20
 """Bytes of rows that come together where passes are large, about."""
 _MOST_PIECES = 16

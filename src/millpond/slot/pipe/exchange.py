@@ -22,7 +22,7 @@ from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError
 from millpond.files.disk import reason, remedy
 from millpond.slot.batch.offsets import latest_batch
-from millpond.slot.batch.parcels import Parcel, exchange_folder
+from millpond.slot.batch.parcels import PARCEL, Parcel, exchange_folder
 from millpond.slot.batch.rows import key_groups
 from millpond.slot.batch.task import PipeTask
 from millpond.slot.pipe.hints import HintSender
@@ -41,7 +41,7 @@ _BUFFER = 1 << 20
 class ExchangeWrite:
     """A function for `DataFrame.mapInArrow`: writes its rows to a file by partition, and yields their parcels.
 
-    Input columns: `__hash`, the operator's, and others that are not written. Output columns: `parcel`, the operator's
+    Input columns: `__hash`, the operator's, and others that are not written. Output columns: `__parcel`, the operator's
     and those of combined rows (all null), `__hash` (the lowest of the parcel's partition), `__mark`.
     """
 
@@ -94,7 +94,7 @@ class ExchangeWrite:
                 pa.array([self._low(partition) for partition in parcels], pa.int64()),
                 pa.array([False] * len(parcels)),
             ],
-            names=["parcel", *(name for name, _ in others), "__hash", "__mark"],
+            names=[PARCEL, *(name for name, _ in others), "__hash", "__mark"],
         )
 
     def _write(
