@@ -40,11 +40,13 @@ def calls_user_code() -> bool:
     return _since(CALLS_USER_CODE)
 
 
-def semi_join_is_one_sided() -> bool:
-    """Whether the right rows of a left semi join come first in a batch, and its watermark follows the left side alone.
+def semi_join_has_right_first() -> bool:
+    """Whether the right rows of a left semi join come first in a batch. Spark 4.2 changed that."""
+    return _since("4.2")
 
-    Spark 4.3 changed both.
-    """
+
+def semi_join_is_one_sided() -> bool:
+    """Whether the watermark of a left semi join follows the left side alone. Spark 4.3 changed that."""
     return _since("4.3")
 
 
