@@ -58,6 +58,15 @@ def weights_percentiles() -> bool:
     return not _since("4.3")
 
 
+def merges_empty_moments() -> bool:
+    """Whether Spark merges the central moments of no rows like any others, and `corr` divides by a variance of zero.
+
+    Spark 4.3 changed both. Before, a power of a value that is beyond a double makes its sum NaN in the merge, and
+    `corr` of a column that does not vary is an error in ANSI mode.
+    """
+    return not _since("4.3")
+
+
 def _since(first: str) -> bool:
     here, there = (tuple(int(part) for part in version.split(".")[:2]) for version in (pyspark.__version__, first))
     return here >= there
