@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -32,7 +33,9 @@ CASES = {
 }
 
 
-ALONE = ("listagg", "listagg of numbers")
+if pyspark.__version__.startswith("4.1."):  # Spark 4.1 refuses it: MISMATCH_WITH_DISTINCT_INPUT
+    del CASES["listagg of numbers"]
+ALONE = [name for name in ("listagg", "listagg of numbers") if name in CASES]
 TOGETHER = [name for name in CASES if name not in ALONE]
 SEVERAL = [*(TOGETHER[first : first + 3] for first in range(0, len(TOGETHER), 3)), *([name] for name in ALONE)]
 """Several cases a query: mode and keys change which groups come out, not how they are computed."""
