@@ -341,6 +341,13 @@ def test_options_of_functions(before: dict[str, Any], now: dict[str, Any], wante
     assert differences(*(query(spec, functions=("f(v)",)) for spec in specs)) == [f"it: the query's f(v) {wanted}"]
 
 
+@pytest.mark.parametrize("option", ["merges_empty", "weighted"])
+def test_an_upgrade_of_spark_is_no_difference(option: str) -> None:
+    calls = [AggregateCall("f", (0,), "bigint", options=options) for options in ({option: True}, {})]
+    specs = [msgspec.structs.replace(RUNNING, calls=(call,)) for call in calls]
+    assert differences(*(query(spec, functions=("f(v)",)) for spec in specs)) == []
+
+
 def test_a_spec_of_another_version_is_refused() -> None:
     before, now = query(RUNNING), query(RUNNING)
     before["operators"][0]["spec"]["later"] = 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.differential.data import DDL, batch, write
-from tests.differential.harness import Batches, assert_equal, plain, run, stream
+from tests.differential.harness import Batches, allow_equal_values, assert_equal, plain, run, stream
 
 ATOMIC = ["b", "i8", "i16", "i32", "i64", "f32", "f64", "dec9", "dec18", "dec38", "s", "bin", "d", "ts", "tsn"]
 
@@ -32,7 +33,9 @@ CASES = {
 }
 
 
-ALONE = ("listagg", "listagg of numbers")
+if pyspark.__version__.startswith("4.1."):  # Spark 4.1 refuses it: MISMATCH_WITH_DISTINCT_INPUT
+    del CASES["listagg of numbers"]
+ALONE = [name for name in ("listagg", "listagg of numbers") if name in CASES]
 TOGETHER = [name for name in CASES if name not in ALONE]
 SEVERAL = [*(TOGETHER[first : first + 3] for first in range(0, len(TOGETHER), 3)), *([name] for name in ALONE)]
 """Several cases a query: mode and keys change which groups come out, not how they are computed."""
@@ -58,6 +61,8 @@ def test_complete_mode(spark: SparkSession, tmp_path: Path, names: list[str]) ->
 def check(spark: SparkSession, folder: Path, names: list[str], mode: str, keys: str) -> None:
     session = spark.newSession()
     session.conf.set("spark.millpond.onUnsupported", "error")
+    if "statistics" in names:
+        allow_equal_values(session)
     key = "struct(" + keys + ")" if keys else "1"
     calls = dict.fromkeys(call for name in names for call in CASES[name])
     grouping = f"group by {keys}" if keys else ""

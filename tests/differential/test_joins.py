@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyspark
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.differential.harness import Query, compare
+from tests.differential.harness import NULL_FLOATS_JOIN, Query, compare
 
 DDL = "side int, k int, s string, t timestamp, u timestamp, v int, d double"
 SCHEMA = pa.schema(
@@ -64,6 +67,7 @@ def sql(text: str, left: str | None = "1 minute", right: str | None = "1 minute"
 
 
 NEAR = "lt between rt - interval 30 seconds and rt + interval 1 minute"
+NOT_NULL = " and ld is not null" if NULL_FLOATS_JOIN else ""
 QUERIES = {
     "inner": (sql("select * from l join r on lk = rk"), "append"),
     "inner, no watermark": (sql("select * from l join r on lk = rk and lt >= rt", None, None), "append"),
@@ -76,7 +80,7 @@ QUERIES = {
     "inner, time is key": (sql("select * from l join r on lk = rk and lt = rt"), "append"),
     "inner, null-safe": (sql(f"select lv, rv, lk from l join r on lk <=> rk and {NEAR}"), "append"),
     "inner, one watermark": (sql(f"select * from l join r on lk = rk and {NEAR}", "1 minute", None), "append"),
-    "inner, float key": (sql(f"select * from l join r on ld = rd and {NEAR}"), "append"),
+    "inner, float key": (sql(f"select * from l join r on ld = rd and {NEAR}{NOT_NULL}"), "append"),
     "inner, nothing read": (sql(f"select 1 as one from l join r on lk = rk and {NEAR}"), "append"),
     "left": (sql(f"select * from l left join r on lk = rk and {NEAR}"), "append"),
     "left, one-sided": (sql(f"select * from l left join r on lk = rk and {NEAR} and ld is null and rv > 3"), "append"),
@@ -119,6 +123,9 @@ CHAINS = {
     "windows above": f"""
         select window(lt, '1 minute') as w, count(*) as n, sum(rv) as total
         from l join r on lk = rk and {NEAR} group by window(lt, '1 minute')""",
+    "windows above, semi": f"""
+        select window(lt, '1 minute') as w, count(*) as n, sum(lv) as total
+        from l left semi join r on lk = rk and {NEAR} group by window(lt, '1 minute')""",
     "windows below": """
         select a.w, a.n, b.n as m, b.high from
           (select window(lt, '1 minute') as w, lk, count(*) as n from l group by window(lt, '1 minute'), lk) a
@@ -151,4 +158,6 @@ def test_operators_above_and_below(spark: SparkSession, tmp_path: Path, name: st
 def test_update_mode(spark: SparkSession, tmp_path: Path) -> None:
     query = sql(f"select * from l join r on lk = rk and {NEAR}")
     tables = [events(700 + number, minute) for number, minute in enumerate([0, 2, 9])]
-    compare(spark, tmp_path, query, "update", [tables[:2], tables[2:]], ddl=DDL)
+    refused = pytest.raises(AnalysisException, match="not supported in Update output mode")
+    with refused if pyspark.__version__.startswith("4.1.") else nullcontext():
+        compare(spark, tmp_path, query, "update", [tables[:2], tables[2:]], ddl=DDL)

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.differential.data import batch
-from tests.differential.harness import Query, compare
+from tests.differential.harness import ZEROS_DIFFER, Query, compare
 
 ATOMIC = ["b", "i8", "i16", "i32", "i64", "f32", "f64", "dec9", "dec18", "dec38", "s", "bin", "d", "ts", "tsn"]
 
@@ -72,6 +72,8 @@ def test_deduplication(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Which of a batch's equal rows passes is open; so only the keys are compared."""
 
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        if name == "floats" and ZEROS_DIFFER:
+            df = df.withColumn("f64", F.expr("f64 + 0.0D"))  # -0.0 becomes 0.0
         return df.dropDuplicates(DEDUPLICATIONS[name]).select(DEDUPLICATIONS[name])
 
     seed = sum(map(ord, name))

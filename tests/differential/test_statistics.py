@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.differential.harness import compare
+from millpond.plan.catalyst.versions import merges_empty_moments
+from tests.differential.data import write
+from tests.differential.harness import Batches, allow_equal_values, compare, run, stream
 
 DDL = "ts timestamp, k int, x double, y double"
 NAN, INF = float("nan"), float("inf")
@@ -63,9 +67,43 @@ def test_windows_sessions_and_all_rows(spark: SparkSession, tmp_path: Path, keys
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
         df = df.where("k not in (7, 8)").withWatermark("ts", "5 seconds")
         grouping = keys or "session_window(ts, '5 seconds'), k"
+        allow_equal_values(session)
         return session.sql(f"select {grouping}, {', '.join(CALLS)} from {{rows}} group by {grouping}", rows=df)
 
     compare(spark, tmp_path, query, "append", ROWS, ddl=DDL)
+
+
+# Keys: powers of 1 overflow from the fourth on, of 2 from the third, of 3 from the second; of 4 and 5 one side's.
+LARGE = [
+    [
+        table((1, 1, 1e80, 1.0), (1, 2, 1e110, 1.0), (1, 3, 1e160, 1.0), (1, 4, 1.0, 1e200), (1, 5, 1e200, 1e-50)),
+        table((2, 1, 1e80, 2.0), (2, 2, 1e110, 2.0), (2, 3, 1e160, 2.0), (2, 4, 2.0, 1e200), (2, 5, 1e200, 1e-40)),
+    ],
+    [table((3, 1, 0.0, 2.0), (3, 2, 0.0, 2.0), (3, 3, 0.0, 2.0), (3, 4, 0.0, 0.0), (3, 5, 0.0, 0.0))],
+]
+
+
+def test_powers_beyond_a_double(spark: SparkSession, tmp_path: Path) -> None:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        session.conf.set("spark.sql.ansi.enabled", "false")
+        return session.sql(f"select k, {', '.join(CALLS)} from {{rows}} group by k", rows=df)
+
+    compare(spark, tmp_path, query, "update", LARGE, ddl=DDL)
+
+
+@pytest.mark.parametrize("engine", ["spark", "millpond"])
+def test_corr_of_equal_values_in_ansi_mode(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    """An error before Spark 4.3, as soon as a group has two of them."""
+    session = spark.newSession()
+    session.conf.set("spark.millpond.onUnsupported", "error")
+    for number, rows in enumerate([table((1, 1, 0.1, 1.0)), table((2, 1, 0.1, 2.0))]):
+        write(tmp_path / "in", number, rows)
+    out: Batches = {}
+    df = stream(session, tmp_path / "in", DDL).groupBy("k").agg(F.corr("x", "y"))
+    fails = pytest.raises(StreamingQueryException, match="DIVIDE_BY_ZERO") if merges_empty_moments() else nullcontext()
+    with fails:
+        run(df, "update", tmp_path / "state", ours=engine == "millpond", into=out)
+    assert out == {number: [(1, None)] for number in range(1 if merges_empty_moments() else 2)}
 
 
 def test_without_keys(spark: SparkSession, tmp_path: Path) -> None:

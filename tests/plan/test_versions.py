@@ -5,11 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pyspark
 import pytest
 from py4j.protocol import Py4JError
 
 from millpond.errors import UsageError
-from millpond.plan.catalyst.versions import copied, inline_cte, is_tested, join_state_watermarks
+from millpond.plan.catalyst.versions import (
+    copied,
+    inline_cte,
+    is_tested,
+    join_state_watermarks,
+    merges_empty_moments,
+    semi_join_has_right_first,
+    semi_join_is_one_sided,
+    weights_percentiles,
+)
 
 
 class Lacking:
@@ -80,6 +90,18 @@ def test_tested_versions() -> None:
     assert is_tested("4.3.0-SNAPSHOT")
     assert not is_tested("4.0.1")
     assert not is_tested("4.30.0")
+
+
+@pytest.mark.parametrize(
+    ("version", "semi_joins", "before_4_3"),
+    [("4.1.4", (False, False), True), ("4.2.0", (True, False), True), ("4.3.0", (True, True), False)],
+)
+def test_what_versions_of_spark_compute(
+    monkeypatch: pytest.MonkeyPatch, version: str, semi_joins: tuple[bool, bool], before_4_3: bool
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+    assert (semi_join_has_right_first(), semi_join_is_one_sided()) == semi_joins
+    assert (merges_empty_moments(), weights_percentiles()) == (before_4_3, before_4_3)
 
 
 def test_a_start_imports_nothing_that_it_may_not_need() -> None:

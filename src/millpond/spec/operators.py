@@ -33,7 +33,8 @@ class AggregateCall(msgspec.Struct, frozen=True):
             `threshold` (approx_count_distinct: the last three are Spark's tables for the precision, see
             `functions.sketch_precision`); `delimiter`, `order` (listagg, see `operators.functions.listagg`);
             `percentages`, `accuracy`, `array` (percentile_approx); `weighted` (percentile, see
-            `operators.functions.order_statistics`); `multipliers`, `width` (count_min_sketch).
+            `operators.functions.order_statistics`); `merges_empty` (statistics, see `operators.functions.moments`);
+            `multipliers`, `width` (count_min_sketch).
     """
 
     function: str

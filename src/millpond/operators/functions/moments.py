@@ -27,9 +27,15 @@ if TYPE_CHECKING:
 Doubles = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+_NAN = np.float64("nan").view(np.uint64)
+
 
 class Statistic(Accumulator):
-    """A number computed from doubles in consecutive words, the first of which counts values; null without any."""
+    """A number computed from doubles in consecutive words: how many values, their means, and sums of products.
+
+    Without any value the result is null. With the option `merges_empty`, a value of which a product overflows makes
+    that sum NaN: Spark before 4.3 merges each batch's state with that of no rows, and multiplies the product by zero.
+    """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], width: int) -> None:
         super().__init__(call, inputs)
@@ -40,6 +46,27 @@ class Statistic(Accumulator):
         for operand in operands:
             counts = both(counts, operand.valid)
         self._valid = counts
+        self._overflows: list[Flags] = []
+        if self.call.options.get("merges_empty"):
+            with np.errstate(all="ignore"):
+                self._overflows = [~np.isfinite(product) for product in self._products(*self._values)]
+            if counts.size:
+                self._overflows = [overflows & counts.astype(np.bool_) for overflows in self._overflows]
+
+    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        self._add(table, rows, start)
+        # The sums are the last words, in the order of the products.
+        first = self.places[0].offset + len(self.columns) - len(self._overflows)
+        for offset, overflows in enumerate(self._overflows, first):
+            table.words[rows[overflows[start : start + len(rows)]], offset] = _NAN
+
+    @abstractmethod
+    def _add(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        """`update` as Spark 4.3 has it."""
+
+    @abstractmethod
+    def _products(self, *values: Doubles) -> list[Doubles]:
+        """Return the product of which each sum is made, for each row."""
 
     def result(self, rows: Rows) -> pa.Array:
         state = [floats(rows, place.offset) for place in self.places]
@@ -81,9 +108,13 @@ class Moments(Statistic):
         super().__init__(call, inputs, order + 1)
         self._order = order
 
-    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+    def _add(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         (values,) = self._values
         moments.moments(table.words, rows, start, self.places[0].offset, self._order, values, self._valid)
+
+    def _products(self, *values: Doubles) -> list[Doubles]:
+        (x,) = values
+        return [x * x, x * x * x, x * x * x * x][: self._order - 1]
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset = self.places[0].offset
@@ -153,8 +184,12 @@ class CoMoments(Statistic):
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, self.width)
 
-    def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+    def _add(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         moments.comoments(table.words, rows, start, self.places[0].offset, self.width, *self._values, self._valid)
+
+    def _products(self, *values: Doubles) -> list[Doubles]:
+        x, y = values
+        return [x * y, x * x, y * y][: self.width - 3]
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset = self.places[0].offset
@@ -188,13 +223,15 @@ class ProductDeviations(CoMoments):
 
 
 class Correlation(CoMoments):
-    """`corr`: Pearson's coefficient; where one side does not vary, null."""
+    """`corr`: Pearson's coefficient; where one side does not vary, null, or with `merges_empty` a division by zero."""
 
     width = 6
 
     def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         _, _, products, squares_x, squares_y = state
         vary = (squares_x != 0.0) & (squares_y != 0.0)
+        if self.call.options.get("merges_empty"):
+            vary = count > 1.0
         values, divided = self._quotients(vary, products, np.sqrt(squares_x * squares_y))
         values, defined = self._where(count != 1.0, values)
         return values, defined & ((vary & divided) | (count == 1.0))

@@ -40,11 +40,13 @@ def calls_user_code() -> bool:
     return _since(CALLS_USER_CODE)
 
 
-def semi_join_is_one_sided() -> bool:
-    """Whether the right rows of a left semi join come first in a batch, and its watermark follows the left side alone.
+def semi_join_has_right_first() -> bool:
+    """Whether the right rows of a left semi join come first in a batch. Spark 4.2 changed that."""
+    return _since("4.2")
 
-    Spark 4.3 changed both.
-    """
+
+def semi_join_is_one_sided() -> bool:
+    """Whether the watermark of a left semi join follows the left side alone. Spark 4.3 changed that."""
     return _since("4.3")
 
 
@@ -52,6 +54,15 @@ def weights_percentiles() -> bool:
     """Whether a percentile between two values is the sum of both, weighted, not the lower one plus a part of the gap.
 
     Spark 4.3 changed that: next to an infinity, and in the last digit, the results differ.
+    """
+    return not _since("4.3")
+
+
+def merges_empty_moments() -> bool:
+    """Whether Spark merges the central moments of no rows like any others, and `corr` divides by a variance of zero.
+
+    Spark 4.3 changed both. Before, a power of a value that is beyond a double makes its sum NaN in the merge, and
+    `corr` of a column that does not vary is an error in ANSI mode.
     """
     return not _since("4.3")
 

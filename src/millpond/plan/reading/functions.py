@@ -10,6 +10,7 @@ from pyspark.sql.types import ArrayType, DataType, _parse_datatype_string
 
 from millpond.plan.catalyst.buffers import count_min_options
 from millpond.plan.catalyst.nodes import Expression, percentile_options, sketch_tables
+from millpond.plan.catalyst.versions import merges_empty_moments
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import BY_CATALYST, key_supported, sketch_precision, supported
 from millpond.spec.operators import AggregateCall
@@ -201,8 +202,13 @@ def _collecting(aggregate: Expression) -> dict[str, Any]:
     return {"ignore_nulls": aggregate.get("ignoreNulls") is not False}
 
 
+def _moments(aggregate: Expression) -> dict[str, Any]:
+    """Of all statistics: how the version of Spark merges states (see `operators.functions.moments`)."""
+    return {"merges_empty": True} if merges_empty_moments() else {}
+
+
 def _of_sample(aggregate: Expression) -> dict[str, Any]:
-    return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False}
+    return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False} | _moments(aggregate)
 
 
 def _quotient(aggregate: Expression) -> dict[str, Any]:
@@ -232,6 +238,8 @@ READERS: dict[str, Reader] = {
     "first": Reader(options=_ignoring_nulls),
     "last": Reader(options=_ignoring_nulls),
     "any_value": Reader(options=_ignoring_nulls),
+    **dict.fromkeys(("stddev_pop", "var_pop", "covar_pop"), Reader(options=_moments)),
+    **dict.fromkeys(("regr_sxx", "regr_sxy", "regr_slope", "regr_intercept"), Reader(options=_moments)),
     "stddev_samp": Reader(options=_of_sample),
     "var_samp": Reader(options=_of_sample),
     "skewness": Reader(options=_quotient),

@@ -10,7 +10,7 @@ from typing import Any
 from millpond.plan.catalyst.joins import EqualKeys, equal_keys, state_watermarks
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
-from millpond.plan.catalyst.versions import semi_join_is_one_sided
+from millpond.plan.catalyst.versions import semi_join_has_right_first, semi_join_is_one_sided
 from millpond.plan.reading.aggregate import unique
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reading.reasons import Reason, Unsupported
@@ -129,7 +129,7 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
         _side(readings[RIGHT], names, expiries[RIGHT], kind in ("right_outer", "full_outer")),
         *bounds,
         condition,
-        kind == "left_semi" and semi_join_is_one_sided(),
+        kind == "left_semi" and semi_join_has_right_first(),
     )
     return JoinReading(spec, readings[LEFT], readings[RIGHT], above, _output_lag(spec))
 

@@ -50,6 +50,10 @@ class Evolved(NamedTuple):
     said: tuple[str, ...]
 
 
+_OF_VERSIONS = ("weighted", "merges_empty")
+"""Options of functions that follow the version of Spark; the state is the same with them."""
+
+
 class _RefusedError(Exception):
     """The state cannot follow; the text says why."""
 
@@ -57,14 +61,16 @@ class _RefusedError(Exception):
 def lasting(spec: OperatorSpec) -> dict[str, Any]:
     """What of a spec must not change between starts.
 
-    What happens on overflow may, and how far sessions reach. Whether sums are those of `try_sum` may not: these keep
-    more.
+    What happens on overflow may, and how far sessions reach, and what follows the version of Spark, which may be
+    upgraded. Whether sums are those of `try_sum` may not: these keep more.
     """
     found: dict[str, Any] = plain(spec.lasting)
     found.pop("gap", None)
     for call in found.get("calls", ()):
         if call["options"].get("eval_mode") != "try":
             call["options"].pop("eval_mode", None)
+        for option in _OF_VERSIONS:
+            call["options"].pop(option, None)
     return found
 
 

@@ -89,7 +89,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
         earliest, latest: bounds, both included, of the left time minus the right one, in microseconds.
         condition: what else pairs have to fulfil: `["<", a, b]` (`=`, `<=>`, `<`, `<=`, `>`, `>=`), `["and", …]`,
             `["or", …]`, `["not", a]`, `["isnull", a]`; operands `["left", n]` and `["right", n]` are stored values.
-        right_first: for left_semi, whether new right rows meet the left ones before new left rows come (Spark 4.3):
+        right_first: for left_semi, whether new right rows meet left ones before new left rows come (since Spark 4.2):
             then a right row that expires in its own batch is not seen by left rows of that batch.
         lag_ms: how far the watermark that reaches the operator lags behind the query's.
     """
