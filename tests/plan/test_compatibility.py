@@ -117,7 +117,7 @@ def test_what_it_promises_of_windows_is_decided_so(stream: DataFrame, function: 
     windowed = typed.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute"))
     (operator,) = decide(windowed.agg(*calls), "append").operators
     if function == ROWS and not calls_user_code():
-        assert str(operator.reason).startswith("MP-PYTHON")
+        assert str(operator.reason).startswith("MP-VERSION")
         return
     assert operator.spec is not None, operator.reason
     (operator,) = decide(windowed.agg(*calls), "update").operators

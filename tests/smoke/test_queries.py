@@ -166,7 +166,7 @@ def test_user_functions(spark: SparkSession, tmp_path: Path) -> None:
         return
     write(tmp_path / "in", 0, test_windows.rows(1, 10, 0, 10))
     df = marked(stream(spark, tmp_path / "in", test_windows.DDL)).groupBy(F.window("ts", "10 seconds")).agg(mean("v"))
-    with pytest.raises(UnsupportedError, match="MP-PYTHON"):
+    with pytest.raises(UnsupportedError, match="MP-VERSION"):
         run(df, "append", tmp_path / "ours", ours=True, into={})
 
 
@@ -194,8 +194,8 @@ def test_asynchronous_processor(spark: SparkSession, tmp_path: Path) -> None:
         assert sorted(out[0]) == [("a", 2), ("b", 1)]
         return
     (operator,) = millpond.explain(df, "update", as_dict=True)["operators"]
-    assert operator["reason"]["code"] == "MP-PROCESSOR"
-    with pytest.raises(UnsupportedError, match=r"MP-PROCESSOR.* Spark does not run asynchronous processors"):
+    assert operator["reason"]["code"] == "MP-VERSION"
+    with pytest.raises(UnsupportedError, match=r"MP-VERSION.* Spark does not run asynchronous processors"):
         run(df, "update", tmp_path / "ours", ours=True, into=out)
 
 

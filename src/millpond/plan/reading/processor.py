@@ -20,7 +20,7 @@ from millpond.ddl import ddl
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.python import broadcasts, command, worker_settings
-from millpond.plan.catalyst.versions import CALLS_USER_CODE, calls_user_code
+from millpond.plan.catalyst.versions import calls_user_code
 from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
@@ -258,7 +258,7 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
 
 def _check_version() -> None:
     if not calls_user_code():
-        raise Unsupported(Reason("MP-PROCESSOR", f"a version of Spark before {CALLS_USER_CODE}"))
+        raise Unsupported(Reason("MP-VERSION", "a processor"))
 
 
 def _read_columns(reading: Reading, output: Sequence[Expression], count: int) -> tuple[int, ...]:

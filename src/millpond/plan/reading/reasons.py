@@ -13,7 +13,8 @@ REASONS = {
     "MP-SINGLE": "spark.sql.streaming.statefulOperator.allowMultiple is false, which changes what is late",
     "MP-BESIDE": "its state is closed by the watermark, beside a stateful operator that stays on Spark",
     "MP-FUNCTION": "the aggregate function {detail} is not supported",
-    "MP-PYTHON": "the user's function {detail} is called in a way that is not supported, or not before Spark 4.3",
+    "MP-PYTHON": "the user's function {detail} is called in a way that is not supported",
+    "MP-VERSION": "{detail} needs Spark 4.3",
     "MP-MAP": "applyInPandas and applyInArrow over closed windows need {detail}",
     "MP-WHOLE": "{detail} needs all rows of a group, which are kept for event-time windows in output mode append only",
     "MP-SESSION-DISTINCT": "{detail} over distinct inputs is supported in session windows in output mode append only",
@@ -40,6 +41,8 @@ _ADVICE = {
     "MP-WHOLE": "Group by windows of a time that has a watermark, in output mode append (`millpond docs functions`)",
     "MP-INPUT-TYPE": "Select the columns that you need first, without it",
     "MP-KEY-TYPE": "Use a key of another type",
+    "MP-VERSION": "Use Spark 4.3; on Spark's own state store, processors need the RocksDB provider and the packages "
+    "protobuf, grpcio and googleapis-common-protos",
     "MP-FUNCTION": "Use one of the functions that `millpond docs compatibility` has",
     "MP-WINDOW": "Use row_number, rank or dense_rank under a filter, or aggregates over ROWS n PRECEDING",
     "MP-UNBOUNDED": "Filter by it with a constant, as in WHERE rank <= 3",

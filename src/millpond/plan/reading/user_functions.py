@@ -58,7 +58,9 @@ class UserCalls:
             Unsupported: it is of a kind that is not known here.
         """
         kind = kind_of(function)
-        if kind is None or not calls_user_code():
+        if not calls_user_code():
+            raise Unsupported(Reason("MP-VERSION", f"the user's function {function.get('name')}"))
+        if kind is None:
             raise Unsupported(Reason("MP-PYTHON", str(function.get("name"))))
         given = [
             (name, self._column(place(operand), operand, mapped=kind.maps)) for name, operand in arguments(function)
