@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-from millpond.plan.catalyst.exchange_forms import ExchangeForms, Form
+from millpond.plan.catalyst.exchange.forms import ExchangeForms, Form
 from millpond.query.forms import exchange_id
 from millpond.slot.batch.task import PipeTask
 from tests.differential.data import DDL, batch, write
@@ -129,6 +129,13 @@ def test_groups_over_groups(spark: SparkSession, tmp_path: Path, how: str) -> No
     shown = {row[0]: row for batch_ in sorted(into) for row in into[batch_]}
     whole = query(spark.read.parquet(str(tmp_path / "in")), spark.newSession())
     assert shown == {row[0]: tuple(row) for row in whole.collect()}
+
+
+def test_distinct_rows(spark: SparkSession, tmp_path: Path) -> None:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        return df.select("b", "d", "s", "f32").distinct()
+
+    compare(spark, tmp_path, query, "update", ROUNDS, combine="on")
 
 
 @pytest.mark.parametrize("name", ["__PARCEL__", "parcel", "Parcel"])

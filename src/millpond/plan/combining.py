@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 from millpond.ddl import quoted
 from millpond.operators.tables.spark_buffers import Carried, carried
-from millpond.plan.catalyst.exchange_forms import buffer_types
+from millpond.plan.catalyst.buffers import buffer_types
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.aggregate import Reading, calls_user, rewrite
 from millpond.plan.reading.decision import Decided
 from millpond.plan.reading.join import JoinReading
 from millpond.spec.functions import FUNCTIONS, is_distinct
-from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import COMBINED_ROWS, AggregateCall, Field
 from millpond.spec.types import DataType, parse_type
@@ -149,29 +148,23 @@ class Combinations:
                 assert decided.operator is not None
                 assert decided.operator.index is not None
                 spec = specs[decided.operator.index]
-                found[decided.operator.index] = combine(decided.node, spec, decided.operator.reading)
+                found[decided.operator.index] = combine(spec, decided.operator.reading)
             self._found = {index: one for index, one in found.items() if isinstance(one, Combination)}
         return self._found
 
 
-def combine(node: Node, spec: OperatorSpec, reading: Reading | JoinReading | None) -> Combination | str:
+def combine(spec: OperatorSpec, reading: Reading | JoinReading | None) -> Combination | str:
     """How the rows of an operator are combined, or why they are not.
 
     Args:
-        node: the operator's. spec: what a slot computes. reading: what was read of the node.
+        spec: what a slot computes. reading: what was read of its node.
     """
-    if not isinstance(spec, AggregateSpec) or not isinstance(reading, Reading) or node.kind != "Aggregate":
-        return "only groups that are updated in place are combined"
-    if spec.keeps_rows or spec.observed:
-        return "the state keeps single rows"
-    if spec.retracts:
-        return "its input is a changelog"
-    for field in spec.key_fields:
-        if "collate" in field.type:
-            return f"Spark does not hash keys of type {field.type}"
+    if spec.uncombined is not None:
+        return spec.uncombined
+    assert isinstance(reading, Reading)
     partials = []
     for call, aggregate in zip(spec.calls, reading.aggregates, strict=False):  # functions of the user share one call
-        found = _partial(call, aggregate, [spec.inputs[position].type for position in call.inputs])
+        found = _partial(call, aggregate, [spec.arguments[position].type for position in call.inputs])
         if isinstance(found, str):
             return found
         partials.append(found)

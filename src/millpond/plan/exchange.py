@@ -17,7 +17,8 @@ from pyspark.sql.types import BinaryType, BooleanType, LongType, StructField, St
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.ddl import ddl, quoted
-from millpond.plan.catalyst.exchange_forms import ExchangeForms, bound
+from millpond.plan.catalyst.buffers import bound
+from millpond.plan.catalyst.exchange.forms import ExchangeForms
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.combining import Combination
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named

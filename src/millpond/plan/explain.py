@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from millpond.plan.combining import Combination, combine
@@ -33,15 +33,10 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
     """
     reason = needs_sync(decision) if decision.ours else None
     ahead = announced(decision)
-    combined = {
-        decided.operator.index: combine(decided.node, decided.operator.spec, decided.operator.reading)
-        for decided in decision.root.walk()
-        if decided.operator is not None and decided.operator.spec is not None and decided.node.kind == "Aggregate"
-    }
     return {
         "output_mode": decision.output_mode,
         "operators": [
-            _operator(operator, any(operator is one for one in nowhere), ahead.get(operator.index or 0, ()), combined)
+            _operator(operator, any(operator is one for one in nowhere), ahead.get(operator.index or 0, ()))
             for operator in decision.operators
         ],
         "wrong": [
@@ -67,14 +62,13 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
     }
 
 
-def _operator(
-    operator: Operator, nowhere: bool, ahead: Sequence[str], combined: Mapping[int | None, Combination | str]
-) -> dict[str, Any]:
+def _operator(operator: Operator, nowhere: bool, ahead: Sequence[str]) -> dict[str, Any]:
     if operator.spec is None:
         assert operator.reason is not None
         reason = {"code": operator.reason.code, "text": str(operator.reason)}
         return {"title": operator.title, "engine": "none" if nowhere else "spark", "reason": reason}
-    pattern, how = operator.spec.access_pattern, combined.get(operator.index)
+    pattern = operator.spec.access_pattern
+    how = combine(operator.spec, operator.reading) if operator.spec.calls else None
     return {
         "title": operator.title,
         "engine": "millpond",

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.metrics import observation
-from millpond.plan.catalyst.exchange_forms import ExchangeForms, Form
+from millpond.plan.catalyst.exchange.forms import ExchangeForms, Form
 from millpond.slot.batch.task import PipeTask
 
 log = logging.getLogger("millpond")

@@ -20,7 +20,7 @@ from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.files.backends.filesystem import on_disk
 from millpond.metrics import AHEAD, COMPACTIONS, FIGURES, REMOTE
-from millpond.plan.catalyst.exchange_forms import ExchangeForms, prepare
+from millpond.plan.catalyst.exchange.forms import ExchangeForms, prepare
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.combining import Combination, Combinations
 from millpond.plan.decide import decide

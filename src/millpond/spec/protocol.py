@@ -126,6 +126,11 @@ class Spec(msgspec.Struct, frozen=True):
         """Whether it takes updates of Spark's operators below as further rows, as Spark does."""
 
     @property
+    def uncombined(self) -> str | None:
+        """Why its rows cannot be combined before the exchange, whatever its functions; None if they can."""
+        return "only rows of groups without sessions are combined"
+
+    @property
     def retracts(self) -> bool:
         """Whether the input is a changelog, with `OP` as its last column."""
         return False

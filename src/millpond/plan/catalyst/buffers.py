@@ -1,11 +1,12 @@
-"""What Spark keeps in its state store for an aggregate: its keys, and the buffers of its functions."""
+"""The buffers of Spark's aggregate functions: in its state store, with the keys, and as columns of partial results."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node, items
 from millpond.spec.operators import Field
@@ -67,6 +68,34 @@ def count_min_options(aggregate: Expression) -> dict[str, Any]:
     empty = bytes(aggregate.java.eval(aggregate.java.createAggregationBuffer()))
     depth, width = struct.unpack_from(">ii", empty, 12)
     return {"width": width, "multipliers": list(struct.unpack_from(f">{depth}q", empty, 20))}
+
+
+def buffer_types(function: Expression) -> list[str]:
+    """The types of an aggregate function's buffer columns, as DDL."""
+    return [Expression(column).type for column in items(function.java.aggBufferAttributes())]
+
+
+def bound(catalyst: Catalyst, types: Mapping[str, str], columns: Sequence[str]) -> list[Expression]:
+    """SQL over nullable columns as expressions over bound references.
+
+    Args:
+        catalyst: of the session. types: of the columns, as DDL, by name. columns: SQL over the names.
+    """
+    empty = catalyst.spark.range(0).selectExpr(
+        *(f"cast(null as {type_}) as {quoted(name)}" for name, type_ in types.items())
+    )
+    plan = catalyst.analyzed(empty.selectExpr(*columns))
+    below = plan.children[0].java.output()
+    package = "org.apache.spark.sql.catalyst.expressions"
+    attributes = catalyst.new(f"{package}.package$AttributeSeq", below)
+    references = catalyst.object(f"{package}.BindReferences")
+    return [
+        Expression(references.bindReference(_value(one).java, attributes, False)) for one in plan.list("projectList")
+    ]
+
+
+def _value(named: Expression) -> Expression:
+    return named.children[0] if named.kind == "Alias" else named
 
 
 _NAMED = ("AttributeReference", "Alias")

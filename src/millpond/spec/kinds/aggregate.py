@@ -172,6 +172,16 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return overlap == 1 and any(map(is_distinct, self.calls))
 
     @property
+    def uncombined(self) -> str | None:
+        """Why its rows cannot be combined before the exchange, whatever its functions; None if they can."""
+        if self.keeps_rows or self.observed:
+            return "the state keeps single rows"
+        if self.retracts:
+            return "its input is a changelog"
+        collated = next((field.type for field in self.keys if "collate" in field.type), None)
+        return None if collated is None else f"Spark does not hash keys of type {collated}"
+
+    @property
     def in_order(self) -> bool:
         """Whether rows have to reach overlapping windows in the order in which they come."""
         windows = None if self.time is None else self.time.windows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node, items
 
@@ -105,34 +104,6 @@ def prepare(spark: SparkSession) -> None:
     threading.Thread(target=_strategy, args=(Catalyst(spark),), name="millpond-compile", daemon=True).start()
 
 
-def buffer_types(function: Expression) -> list[str]:
-    """The types of an aggregate function's buffer columns, as DDL."""
-    return [Expression(column).type for column in items(function.java.aggBufferAttributes())]
-
-
-def bound(catalyst: Catalyst, types: Mapping[str, str], columns: Sequence[str]) -> list[Expression]:
-    """SQL over nullable columns as expressions over bound references.
-
-    Args:
-        catalyst: of the session. types: of the columns, as DDL, by name. columns: SQL over the names.
-    """
-    empty = catalyst.spark.range(0).selectExpr(
-        *(f"cast(null as {type_}) as {quoted(name)}" for name, type_ in types.items())
-    )
-    plan = catalyst.analyzed(empty.selectExpr(*columns))
-    below = plan.children[0].java.output()
-    package = "org.apache.spark.sql.catalyst.expressions"
-    attributes = catalyst.new(f"{package}.package$AttributeSeq", below)
-    references = catalyst.object(f"{package}.BindReferences")
-    return [
-        Expression(references.bindReference(_value(one).java, attributes, False)) for one in plan.list("projectList")
-    ]
-
-
-def _value(named: Expression) -> Expression:
-    return named.children[0] if named.kind == "Alias" else named
-
-
 def _strategy(catalyst: Catalyst) -> Any:
     gateway = catalyst.spark.sparkContext._gateway
     with _lock:
@@ -145,7 +116,7 @@ def _strategy(catalyst: Catalyst) -> Any:
 
 
 def _compiled(catalyst: Catalyst) -> Any:
-    source = files("millpond.plan.catalyst").joinpath("ExchangeStrategy.java").read_text()
+    source = files("millpond.plan.catalyst.exchange").joinpath("ExchangeStrategy.java").read_text()
     try:
         compiler = catalyst.new("org.codehaus.janino.SimpleCompiler")
         compiler.setParentClassLoader(catalyst.object("org.apache.spark.util.Utils").getContextOrSparkClassLoader())
