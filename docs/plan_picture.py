@@ -23,7 +23,7 @@ NOTES = {
     "CollectMetrics millpond": "figures of the operator, for observedMetrics",
     "MapInArrow millpond[aggregate": "the operator: rows go to the slot, results come back",
     "Exchange": "to partitions, by key group",
-    "MapInArrow millpond[exchange]": "on one host: rows go to a file, references to the exchange",
+    "HashAggregate": "combines rows: one per group and task",
     "LocalTableScan <empty>": "the source, which has no rows in this batch",
     "LocalTableScan [": "a marker row per partition: each partition runs in each batch",
     "StreamingDeduplicate": "no rows and no tasks: Spark schedules no-data batches for it",
@@ -60,7 +60,7 @@ def shown(tree: str) -> Iterator[Shown]:
 
 def _label(text: str) -> str:
     text = re.sub(r"#\d+L?(-T\d+ms)?", "", text)
-    named = re.match(r"(?:MapInArrow millpond\[.*?\]|CollectMetrics \S+?(?=,))", text)
+    named = re.match(r"(?:HashAggregate|MapInArrow millpond\[.*?\]|CollectMetrics \S+?(?=,))", text)
     if named is not None:
         return named[0]
     if text.startswith(_WITH_COLUMNS):

@@ -134,7 +134,6 @@ def exchanged(
         F.col("low").bitwiseOR(now).alias("millpond_batch_time"),
         F.lit(True).alias("millpond_marker"),  # Spark's plan shows these two names, and the union drops them
     )
-    markers = markers.coalesce(1)  # one task, not one per core
     if watching is None:
         return _by_partition(sent.union(markers), partitions)
     # While the plan has a limit, Spark does not expect every state store of the plan to have committed when a
