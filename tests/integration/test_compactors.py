@@ -176,11 +176,14 @@ class Query:
         return "\n".join(told)
 
     def kill(self) -> None:
-        """Driver, slots and all: nobody gets to clean up."""
+        """Kill the driver, the slots and all others at once: no process sees another end, and cleans up."""
+        doomed = self._slots()
         with suppress(psutil.Error):
-            for process in psutil.Process(self.process.pid).children(recursive=True):
-                process.kill()
-        for process in self._slots():
+            doomed += psutil.Process(self.process.pid).children(recursive=True)
+        for process in doomed:
+            with suppress(psutil.Error):
+                process.suspend()
+        for process in doomed:
             with suppress(psutil.Error):
                 process.kill()
         self.process.kill()
