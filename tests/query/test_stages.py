@@ -1,7 +1,7 @@
 """Stages of the user's plan that announce keys: which operators', when, and that they are read ahead."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,8 @@ def counts(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").count()
 
 
-def run(
-    df: DataFrame,
-    checkpoint: Path,
-    shown: dict[int, int],
-    last: int,
-    enough: Callable[[Figures], bool] = lambda figures: True,
-) -> tuple[int, Figures]:
-    """Run a query until a batch is done and its figures are enough; the number of the last one, and the figures."""
+def run(df: DataFrame, checkpoint: Path, shown: dict[int, int], last: int) -> tuple[int, Figures]:
+    """Run a query until a batch is done; the number of the last one, and the figures of those that were seen."""
     done = [-1]
     figures: dict[int, dict[str, float]] = {}
 
@@ -82,7 +76,7 @@ def run(
     query = writer.foreachBatch(take).start()
     deadline = time.monotonic() + 200
     try:
-        while query.isActive and not (done[-1] >= last and enough(list(figures.values()))):
+        while query.isActive and done[-1] < last:
             assert time.monotonic() < deadline, list(figures.values())
             time.sleep(0.05)
             progress = query.lastProgress  # `recentProgress` takes the driver longer with each batch
@@ -113,7 +107,11 @@ def test_keys_are_read_ahead_where_the_stage_sees_them(
     shown: dict[int, int] = {}
     with asking(["lookahead(k)"], operators=1, partitions=1):
         run(query, tmp_path, shown, 6)
-        last, figures = run(query, tmp_path, shown, 12, lambda some: added(some, "prefetched_keys") > 0)
+        last, figures = run(query, tmp_path, shown, 12)
+        for _ in range(6):  # on a busy machine hints come too late for some batches, and then rest for many
+            if added(figures, "prefetched_keys"):
+                break
+            last, figures = run(query, tmp_path, shown, last + 6)
     numbers = session.range(ROWS * (last + 1)).selectExpr(f"id * 7919 % {KEYS} + {0 if right else KEYS} as k")
     assert shown == {row.k: row["count"] for row in counts(numbers).collect()}
     read, used = added(figures, "prefetched_keys"), added(figures, "prefetched_used")
