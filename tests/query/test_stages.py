@@ -1,7 +1,7 @@
 """Stages of the user's plan that announce keys: which operators', when, and that they are read ahead."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
