@@ -1,4 +1,4 @@
-"""Whether, and how, Spark combines the rows of an aggregate before the exchange: partial aggregation in its own JVM.
+"""Partial aggregation: Spark combines the rows of an aggregate in its own JVM before the exchange.
 
 Each map task then sends one row per group: the key, the state columns of every function, and how many rows they stand
 for. The slot merges them as it merges partial states elsewhere.
@@ -48,7 +48,7 @@ class Partial(NamedTuple):
 
     @property
     def operands(self) -> list[Expression]:
-        """What the function and its filter are computed of, unless the operator's inputs are counted."""
+        """The operands of the function and of its filter; of a `count`, those of its filter only."""
         own = self.function.children if self.counted is None else []
         return [*own, *([] if self.condition is None else [self.condition])]
 
