@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 
 import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+import millpond
 from tests.differential.data import DDL, batch, write
 from tests.differential.harness import Batches, allow_equal_values, assert_equal, plain, run, stream
 
@@ -25,6 +27,16 @@ CASES = {
         "var_pop(distinct i32)",
     ],
     "filter": ["count(distinct s) filter (where b)", "sum(distinct i8) filter (where i32 > 0)", "count(distinct s)"],
+    "filters": [
+        "count(distinct i8) filter (where b)",
+        "count(distinct i8) filter (where i32 > 0)",
+        "count(distinct b) filter (where b)",
+        "count(distinct b)",
+        "max(s) filter (where i8 > 0)",
+        "size(collect_set(i8 + i16)) + count(distinct i8 + i16) filter (where f64 > 0)",
+        "approx_count_distinct(i32)",
+        "avg(dec9) filter (where b)",
+    ],
     "beside others": ["count(distinct i8)", "count(*)", "sum(i32)", "max(s)", "sum(distinct i8) + count(distinct s)"],
     "listagg": ["listagg(distinct s, ',') within group (order by s desc)", "count(*)"],  # Spark fails on several
     "listagg of numbers": ["listagg(distinct i8, ',') within group (order by i8)"],
@@ -41,9 +53,10 @@ SEVERAL = [*(TOGETHER[first : first + 3] for first in range(0, len(TOGETHER), 3)
 """Several cases a query: mode and keys change which groups come out, not how they are computed."""
 
 
+@pytest.mark.parametrize("combine", ["on", "off", "switching"])
 @pytest.mark.parametrize("name", CASES)
-def test_distinct(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    check(spark, tmp_path, [name], "update", "k")
+def test_distinct(spark: SparkSession, tmp_path: Path, name: str, combine: str) -> None:
+    check(spark, tmp_path, [name], "update", "k", ("off", "on") if combine == "switching" else (combine,))
 
 
 @pytest.mark.parametrize("keys", ["st, b", ""])
@@ -58,7 +71,30 @@ def test_complete_mode(spark: SparkSession, tmp_path: Path, names: list[str]) ->
     check(spark, tmp_path, names, "complete", "k")
 
 
-def check(spark: SparkSession, folder: Path, names: list[str], mode: str, keys: str) -> None:
+def test_a_value_is_sent_once_per_group_and_task(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).option("numPartitions", 2).load()
+    rows.createOrReplaceTempView("numbers")
+    query = spark.sql(
+        "select value % 3, count(*), count(distinct value % 5), max(string(value % 7)) from numbers group by value % 3"
+    )
+    assert millpond.explain(query, "update", as_dict=True)["operators"][0]["combined"]
+    writer = millpond.writeStream(query).outputMode("update").format("noop")
+    running = writer.option("checkpointLocation", str(tmp_path)).start()
+    while running.isActive and (running.lastProgress is None or running.lastProgress.batchId < 2):
+        running.awaitTermination(0.1)
+    running.stop()
+    assert running.exception() is None
+    for progress in running.recentProgress:
+        figures = progress.observedMetrics["millpond"]
+        assert figures.input_rows == 1000
+        assert figures.exchanged_rows == 2 * 3 * (1 + 5 + 7)
+
+
+def check(
+    spark: SparkSession, folder: Path, names: list[str], mode: str, keys: str, combine: tuple[str, ...] = ("on",)
+) -> None:
+    """Compare calls with batch SQL; each start takes the next of some values of `spark.millpond.combine`."""
+    combines = cycle(combine)
     session = spark.newSession()
     session.conf.set("spark.millpond.onUnsupported", "error")
     if "statistics" in names:
@@ -74,6 +110,7 @@ def check(spark: SparkSession, folder: Path, names: list[str], mode: str, keys: 
     for number, table in enumerate(tables):
         write(folder / "in", number, table)
         if number != 1:  # the restart comes after the empty batch
+            session.conf.set("spark.millpond.combine", next(combines))
             stream(session, folder / "in").createOrReplaceTempView("live")
             run(session.sql(text.format(events="live")), mode, folder / "ours", ours=True, into=actual)
         expected[number] = [plain(row) for row in batch_sql(session, folder, text, number, mode, keys).collect()]

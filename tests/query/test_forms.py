@@ -26,10 +26,21 @@ def test_few_groups_stay_combined() -> None:
 
 def test_many_groups_are_sent_as_rows_until_there_are_few() -> None:
     choice = FormChoice(combines=True, files=True, tasks=2)
-    assert choice.next(figures(1_000_000, exchanged=900_000, changed=800_000)) == "blocks"
-    assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=200_000)) == "blocks", "two tasks, 0.4 a row"
+    assert choice.next(figures(1_000_000, exchanged=900_000, changed=800_000)) == "files"
+    assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=200_000)) == "files", "two tasks, 0.4 a row"
     assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=100_000)) == "combined"
     assert choice.next(figures(1_000_000, exchanged=400_000, changed=390_000)) == "combined", "it has saved half"
+
+
+def test_values_that_do_not_repeat_are_tried_now_and_then() -> None:
+    """Rows with values are copies: there may be more than came."""
+    choice = FormChoice(combines=True, files=False, tasks=2)
+    forms = [choice.next(figures(1000, exchanged=1800, changed=2))]
+    for _ in range(40):
+        exchanged = 1800 if forms[-1] == "combined" else 1000
+        forms.append(choice.next(figures(1000, exchanged=exchanged, changed=2)))
+    assert forms.count("combined") == 1
+    assert choice.next(figures(1000, exchanged=100, changed=2)) == "combined", "they repeat now"
 
 
 def test_always() -> None:
@@ -39,18 +50,18 @@ def test_always() -> None:
 
 def test_small_batches_go_through_one_python_stage() -> None:
     choice = FormChoice(combines=False, files=True)
-    assert choice.form == "blocks"
+    assert choice.form == "files"
     assert choice.next(figures(10_000)) == "rows"
     assert choice.next(figures(70_000)) == "rows", "not for a batch that is a little larger"
-    assert choice.next(figures(200_000)) == "blocks"
-    assert choice.next(figures(70_000)) == "blocks"
+    assert choice.next(figures(200_000)) == "files"
+    assert choice.next(figures(70_000)) == "files"
 
 
 def test_keys_that_are_not_in_memory_are_read_ahead() -> None:
     choice = FormChoice(combines=False, files=True)
-    assert choice.next(figures(10_000, misses=100)) == "blocks"
+    assert choice.next(figures(10_000, misses=100)) == "files"
     assert choice.next(figures(10_000)) == "rows"
-    assert choice.next(figures(10_000, misses=100)) == "blocks"
+    assert choice.next(figures(10_000, misses=100)) == "files"
 
 
 @pytest.mark.parametrize("rows", [10, 1_000_000])
@@ -71,14 +82,14 @@ def test_figures_of_a_batch_that_was_planned_before_the_choice() -> None:
     few, many = figures(1_000_000, exchanged=1_000_000, changed=100), figures(1_000_000, exchanged=200, changed=100)
     for given in (few, few, many, few, many):
         assert choice.next(given) == "combined"
-    assert choice.next(figures(1_000_000, exchanged=900_000, changed=700_000)) == "blocks"
-    assert choice.next(figures(1_000_000, exchanged=900_000, changed=700_000)) == "blocks"
+    assert choice.next(figures(1_000_000, exchanged=900_000, changed=700_000)) == "files"
+    assert choice.next(figures(1_000_000, exchanged=900_000, changed=700_000)) == "files"
 
 
 def test_state_that_is_not_in_memory_is_not_combined() -> None:
     """Its keys could not be read ahead."""
     choice = FormChoice(combines=True, files=True)
-    assert choice.next(figures(1_000_000, exchanged=200_000, changed=100_000, misses=50_000)) == "blocks"
+    assert choice.next(figures(1_000_000, exchanged=200_000, changed=100_000, misses=50_000)) == "files"
 
 
 def test_where_there_is_nothing_to_choose() -> None:

@@ -131,7 +131,8 @@ class Combining(Protocol):
         """Fold in combined rows of the batch; returns how many rows they stand for.
 
         Args:
-            batch: the columns `__hash`, the keys, the state columns of all calls, and `__rows`.
+            batch: the columns `__hash`, those of the spec's input, the state columns of all calls but those of its
+                `value_sets`, `__set` if there are such, and `__rows`. A row has either states or inputs.
         """
 
 

@@ -2,6 +2,10 @@
 
 Each map task then sends one row per group: the key, the state columns of every function, and how many rows they stand
 for. The slot merges them as it merges partial states elsewhere.
+
+Where only matters which values there are (DISTINCT inputs, `max` of strings), it sends one row per group and value,
+which the slot takes as it takes a row of the source. Spark makes a copy of each row for each set of such inputs, and
+groups by the set's number, too.
 """
 
 from __future__ import annotations
@@ -13,15 +17,16 @@ from typing import NamedTuple
 
 from millpond.ddl import quoted
 from millpond.operators.tables.spark_buffers import Carried, carried
-from millpond.plan.catalyst.buffers import buffer_types
+from millpond.plan.catalyst.buffers import bound, buffer_types
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.aggregate import Reading, calls_user, rewrite
 from millpond.plan.reading.decision import Decided
 from millpond.plan.reading.join import JoinReading
-from millpond.spec.functions import FUNCTIONS, is_distinct
+from millpond.spec.functions import FUNCTIONS
+from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.union import OperatorSpec
-from millpond.spec.operators import COMBINED_ROWS, AggregateCall, Field
+from millpond.spec.operators import COMBINED_ROWS, VALUE_SET, AggregateCall, Field
 from millpond.spec.types import DataType, parse_type
 
 _LONGEST_SUMMED = 28
@@ -58,51 +63,95 @@ class Combination:
     """How the rows of an aggregate are combined before the exchange.
 
     Attributes:
-        partials: Spark's partial aggregation of each call.
+        partials: Spark's partial aggregation of each call that is in no set.
         columns: expressions that are columns of the operator, each with its position among them.
         arguments: what is computed for the functions beside the operator's columns.
+        sets: the inputs by whose values rows are combined (`AggregateSpec.value_sets`), as columns of the operator.
+        flags: the columns that are filters of calls in a set: true if one of the rows passes.
     """
 
     partials: tuple[Partial, ...]
     columns: tuple[tuple[Expression, int], ...]
     arguments: tuple[Expression, ...]
+    sets: tuple[tuple[int, ...], ...] = ()
+    flags: tuple[int, ...] = ()
+
+    @property
+    def values(self) -> list[int]:
+        """The columns that are in a set."""
+        return sorted(set(chain.from_iterable(self.sets)))
+
+    @property
+    def copies(self) -> list[int]:
+        """The numbers of the copies that are made of each row: 0 for partial results, then those of the sets."""
+        if not self.sets:
+            return []
+        return [*([0] if self.partials else []), *range(1, len(self.sets) + 1)]
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The columns that combined rows have beside their key: states, and last how many rows were combined."""
+        """The columns that combined rows have beside the operator's; last, how many rows were combined."""
         states = [
             Field(f"__{number}_{part}", state.type)
             for number, partial in enumerate(self.partials)
             for part, state in enumerate(partial.states)
         ]
-        return (*states, COMBINED_ROWS)
+        return (*states, *([VALUE_SET] if self.sets else []), COMBINED_ROWS)
 
     @property
     def buffers(self) -> dict[str, str]:
         """Names and types of all buffers, in the order of the functions."""
-        return {
+        partials = {
             f"__buffer{number}_{part}": type_
             for number, partial in enumerate(self.partials)
             for part, type_ in enumerate(partial.buffers)
         }
+        return partials | {_flag(at): "boolean" for at in self.flags} | {COMBINED_ROWS.name: COMBINED_ROWS.type}
+
+    def groupings(self, types: Sequence[str]) -> dict[str, str]:
+        """Names and types of what copies are grouped by beside the key; `types`: of the operator's columns."""
+        if not self.sets:
+            return {}
+        return {VALUE_SET.name: VALUE_SET.type} | {f"__value{at}": types[at] for at in self.values}
 
     @property
     def states(self) -> list[str]:
-        """SQL over `buffers` for each of `fields` but the last."""
-        return [
+        """SQL over groupings and `buffers` for each of `fields`."""
+        states = [
             state.sql.format(*(quoted(f"__buffer{number}_{part}") for part in range(len(partial.buffers))))
             for number, partial in enumerate(self.partials)
             for state in partial.states
+        ]
+        return [*states, *([VALUE_SET.name] if self.sets else []), COMBINED_ROWS.name]
+
+    def input(self, column: int) -> str:
+        """SQL over groupings and `buffers` for a column of the operator's that is no key."""
+        # Where a flag is in a set, too, all rows of a group have the same.
+        return _flag(column) if column in self.flags else f"__value{column}" if column in self.values else "null"
+
+    def copied(self, catalyst: Catalyst, columns: Sequence[Expression]) -> list[list[Expression]]:
+        """For each copy of a row, what its groupings are: inputs of other sets are null. `columns`: the operator's."""
+        return [
+            [
+                catalyst.literal(copy),
+                *(
+                    columns[at] if copy and at in self.sets[copy - 1] else catalyst.unknown(columns[at])
+                    for at in self.values
+                ),
+            ]
+            for copy in self.copies
         ]
 
     def functions(
         self, catalyst: Catalyst, columns: Sequence[Expression], keys: int
     ) -> list[tuple[Expression, Expression | None]]:
-        """The functions and their filters over other columns; last, how many rows there are.
+        """The functions and their filters over other columns, in the order of `buffers`.
 
         Args:
             catalyst: of the session. columns: the operator's, then the arguments. keys: how many of them are keys.
         """
+        types = {VALUE_SET.name: VALUE_SET.type}
+        only = {copy: bound(catalyst, types, [f"{VALUE_SET.name} = {copy}"])[0] for copy in self.copies[:1]}
         known = [(expression, columns[position]) for expression, position in self.columns]
         known += list(zip(self.arguments, columns[len(columns) - len(self.arguments) :], strict=True))
 
@@ -118,8 +167,9 @@ class Combination:
                 operands = [rewrite(catalyst, one, column_of) for one in partial.function.children]
                 function = catalyst.with_operands(partial.function, operands) if operands else partial.function
             condition = None if partial.condition is None else rewrite(catalyst, partial.condition, column_of)
-            found.append((function, condition))
-        return [*found, (catalyst.count([catalyst.literal(1)]), None)]
+            found.append((function, catalyst.both(only.get(0), condition)))
+        flags = [(catalyst.greatest(columns[at]), None) for at in self.flags]
+        return [*found, *flags, (catalyst.count([catalyst.literal(1)]), next(iter(only.values()), None))]
 
 
 class Combinations:
@@ -162,8 +212,12 @@ def combine(spec: OperatorSpec, reading: Reading | JoinReading | None) -> Combin
     if spec.uncombined is not None:
         return spec.uncombined
     assert isinstance(reading, Reading)
-    partials = []
+    assert isinstance(spec, AggregateSpec)
+    partials, flags, keys = [], [], len(spec.key_fields)
     for call, aggregate in zip(spec.calls, reading.aggregates, strict=False):  # functions of the user share one call
+        if spec.value_set(call):
+            flags += [] if call.filter is None else [keys + call.filter]
+            continue
         found = _partial(call, aggregate, [spec.arguments[position].type for position in call.inputs])
         if isinstance(found, str):
             return found
@@ -173,7 +227,12 @@ def combine(spec: OperatorSpec, reading: Reading | JoinReading | None) -> Combin
     for one in chain.from_iterable(partial.operands for partial in partials):
         if _asks_for_more(one, columns) and not any(one.means(other) for other in arguments):
             arguments.append(one)
-    return Combination(tuple(partials), tuple(columns), tuple(arguments))
+    sets = tuple(tuple(keys + position for position in inputs) for inputs in spec.value_sets)
+    return Combination(tuple(partials), tuple(columns), tuple(arguments), sets, tuple(dict.fromkeys(flags)))
+
+
+def _flag(column: int) -> str:
+    return f"__flag{column}"
 
 
 def _asks_for_more(expression: Expression, columns: Sequence[tuple[Expression, int]]) -> bool:
@@ -189,8 +248,6 @@ def _partial(call: AggregateCall, aggregate: Expression, inputs: Sequence[str]) 
     """Spark's partial aggregation of a call, or why there is none that can be merged."""
     if calls_user(aggregate):
         return "functions of the user take single rows"
-    if is_distinct(call):
-        return f"{call.function}(distinct) depends on single rows"
     types = [parse_type(one) for one in inputs]
     if FUNCTIONS[call.function].ordered:
         return f"{call.function} depends on single rows"

@@ -18,12 +18,11 @@ from pyspark.sql.types import BinaryType, BooleanType, LongType, StructField, St
 from millpond.conf import KEY_GROUP_BITS
 from millpond.ddl import ddl, quoted
 from millpond.plan.catalyst.buffers import bound
-from millpond.plan.catalyst.exchange.forms import ExchangeForms
+from millpond.plan.catalyst.exchange.forms import Combined, ExchangeForms
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.combining import Combination
 from millpond.plan.workers import ArrowFunction, map_in_arrow, named
 from millpond.slot.batch.parcels import PARCEL
-from millpond.spec.operators import COMBINED_ROWS
 
 _TIME_BITS = 64 - KEY_GROUP_BITS
 
@@ -78,22 +77,26 @@ class MapSides:
         first = 1 if self.writes else 0
         as_rows = [*nulls[:first], *given[:count], *nulls[first + count : -2], given[-1], catalyst.literal(False)]
         if combination is None:
-            return self.forms.with_forms(mapped, self.ids[operator], [], [], as_rows)
-        columns = {one.name: ddl(one.dataType) for one in own[:keys]}
-        columns |= combination.buffers | {COMBINED_ROWS.name: COMBINED_ROWS.type}
+            return self.forms.with_forms(mapped, self.ids[operator], as_rows)
+        types = [ddl(one.dataType) for one in own]
+        columns = {one.name: type_ for one, type_ in zip(own[:keys], types, strict=False)}
+        columns |= combination.groupings(types) | combination.buffers
         results = [
             *(["null"] if self.writes else []),
             *(quoted(one.name) for one in own[:keys]),
-            *("null" for _ in own[keys:]),
+            *(combination.input(at) for at in range(keys, len(own))),
             *combination.states,
-            COMBINED_ROWS.name,
             hash_,
             "false",
         ]
         typed = [f"cast({sql} as {ddl(one.dataType)})" for sql, one in zip(results, fields, strict=True)]
-        functions = combination.functions(catalyst, given[:-1], keys)
-        as_groups = bound(catalyst, columns, typed)
-        return self.forms.with_forms(mapped, self.ids[operator], given[:keys], functions, as_rows, as_groups)
+        combined = Combined(
+            keys=given[:keys],
+            functions=combination.functions(catalyst, given[:-1], keys),
+            copies=combination.copied(catalyst, given),
+            results=bound(catalyst, columns, typed),
+        )
+        return self.forms.with_forms(mapped, self.ids[operator], as_rows, combined)
 
 
 NO_SIDES = MapSides()

@@ -22,6 +22,9 @@ _SMALL, _LARGE = 50_000, 100_000
 Batches in between stay in the form that they have."""
 _LEAVE, _ENTER = 0.5, 0.25
 """Rows that combining leaves per row that comes: beyond the first it stops, below the second it starts again."""
+_REST = 32
+"""Batches for which groups are not believed to be few after one in which they were, and combining left many rows: values
+are combined, too, where only matters which there are."""
 _MISSED = 0.002
 """Share of the keys that were not in memory beyond which files are better: keys are read ahead, and in passes."""
 
@@ -35,6 +38,7 @@ class FormChoice:
         always: whether they are combined whatever that saves.
         tasks: map tasks of a batch, each of which combines its own rows.
         form: of the batches that are planned from now on.
+        rest: batches until it is believed again that few groups are few rows.
     """
 
     combines: bool
@@ -42,13 +46,14 @@ class FormChoice:
     always: bool = False
     tasks: int = 1
     form: Form = field(init=False)
+    rest: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.form = "combined" if self.combines else self._large_batches
 
     @property
     def _large_batches(self) -> Form:
-        return "blocks" if self.files else "rows"
+        return "files" if self.files else "rows"
 
     @property
     def fixed(self) -> bool:
@@ -70,16 +75,21 @@ class FormChoice:
             self.form = "combined"
         elif cold or rows > _LARGE:
             self.form = self._large_batches
-        elif rows <= _SMALL or self.form != "blocks":
+        elif rows <= _SMALL or self.form != "files":
             self.form = "rows"
         return self.form
 
     def _pays(self, rows: float, figures: Mapping[str, float]) -> bool:
         """Whether combining saves enough: as measured if the batch was combined, else as its groups suggest."""
         exchanged = figures.get("exchanged_rows") or 0.0
-        if exchanged < rows:
-            return exchanged <= _LEAVE * rows
-        return (figures.get("changed_rows") or 0.0) * self.tasks <= _ENTER * rows
+        few = (figures.get("changed_rows") or 0.0) * self.tasks <= _ENTER * rows
+        if exchanged == rows:
+            self.rest = max(0, self.rest - 1)
+            return few and not self.rest
+        pays = exchanged <= _LEAVE * rows
+        if few and not pays:
+            self.rest = _REST
+        return pays
 
     def _is_cold(self, figures: Mapping[str, float]) -> bool:
         misses, hits = figures.get("cache_misses") or 0.0, figures.get("cache_hits") or 0.0

@@ -184,6 +184,18 @@ def is_distinct(call: AggregateCall) -> bool:
     return function.sets or (call.distinct and bool(call.inputs) and function.distinct)
 
 
+def is_by_value(call: AggregateCall, inputs: Sequence[str]) -> bool:
+    """Whether a result follows from which values there are, and Spark has no partial result that it updates in place.
+
+    Args:
+        call: the call. inputs: the types of its inputs, as DDL.
+    """
+    function = FUNCTIONS[call.function]
+    if function.ordered:
+        return False
+    return is_distinct(call) or (not function.distinct and inputs[0] in ("string", "binary"))
+
+
 def counted(calls: Sequence[AggregateCall]) -> set[int]:
     """The inputs of which it is asked only whether they are null."""
     used = {position for call in calls for position in call.inputs}
@@ -193,6 +205,11 @@ def counted(calls: Sequence[AggregateCall]) -> set[int]:
 def sketch_precision(options: Mapping[str, Any]) -> int:
     """Bits of the hash that choose a register of `approx_count_distinct`, from `relative_sd` (5 % by default)."""
     return math.ceil(2.0 * math.log(1.106 / float(options.get("relative_sd", 0.05))) / math.log(2.0))
+
+
+def sketch_words(options: Mapping[str, Any]) -> int:
+    """Words of ten registers each that `approx_count_distinct` keeps."""
+    return (1 << sketch_precision(options)) // 10 + 1
 
 
 def key_supported(ddl: str) -> str | None:

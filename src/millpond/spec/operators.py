@@ -109,5 +109,9 @@ OP = Field("__op", "tinyint")
 """The kind of a change: 1 a new row, 2 a row's new image, −1 a row that is gone, −2 an image before its new one."""
 
 
+VALUE_SET = Field("__set", "int")
+"""Of a row that was combined before the exchange, what it has: 0 partial results, else the number, from 1 on, of the
+inputs whose values it has (see `AggregateSpec.value_sets`). Only where there are such."""
+
 COMBINED_ROWS = Field("__rows", "bigint")
 """How many rows one row stands for that was combined of them before the exchange; the last of its columns."""

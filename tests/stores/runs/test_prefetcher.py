@@ -79,6 +79,29 @@ def test_keys_that_are_asked_for_while_they_wait_are_taken_out() -> None:
     assert prefetcher.latest.read == 10 + 40 - 15 + 5
 
 
+def test_keys_that_are_asked_for_as_their_read_begins_are_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, pool = RunSet(NUMBERS, [run_of(np.arange(1000))]), Later()
+    prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
+    seen: list[int] = []
+
+    def look() -> None:
+        prefetcher.take(np.arange(10, dtype=np.uint64))
+        seen.append(len(runs.fetched))
+
+    asking, fetch = threading.Thread(target=look), runs.fetch
+
+    def fetch_meanwhile(*args: Any) -> Any:
+        asking.start()
+        asking.join(0.2)
+        return fetch(*args)
+
+    monkeypatch.setattr(runs, "fetch", fetch_meanwhile)
+    prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
+    pool.work()
+    asking.join(60)
+    assert seen == [1]
+
+
 def test_a_read_that_fails_costs_no_later_one() -> None:
     run = run_of(np.arange(1000))
     runs, pool = RunSet(NUMBERS, [run]), Later()

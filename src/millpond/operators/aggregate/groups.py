@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import distinct_hash, numeric
@@ -25,7 +26,7 @@ from millpond.operators.columns.encode import (
     operand,
     portions,
 )
-from millpond.operators.functions.accumulators import BLOCK
+from millpond.operators.functions.accumulators import BLOCK, Accumulator
 from millpond.operators.functions.retractable import Count, Retractable
 from millpond.operators.functions.whole_groups import Gathered
 from millpond.operators.protocol import MAIN, MakeRows
@@ -33,7 +34,7 @@ from millpond.operators.tables.keyed import Keyed
 from millpond.operators.tables.partial_rows import partial_rows
 from millpond.spec.functions import counted
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.spec.operators import GLOBAL_HASH
+from millpond.spec.operators import GLOBAL_HASH, AggregateCall
 from millpond.spec.types import parse_type
 
 if TYPE_CHECKING:
@@ -63,24 +64,27 @@ class Groups:
         self.main, self.calls = main_table(spec, whole=whole)
         self.table = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
         self.tables: dict[str, RmwTable] = {MAIN + suffix: self.table}
-        self._sides: list[_Side] = []
         self.sides: list[tuple[Keyed, RmwTable]] = []
-        self._mask_of: dict[int, _Side] = {}
+        mask_of: dict[int, _Side] = {}
         for distinct, keyed, calls in distincts(spec):
             table = make_table(distinct.table + suffix, keyed.layout.schema, keyed.initial)
             side = _Side(spec, distinct, keyed, table, len(self.main.keys))
             self.tables[distinct.table + suffix] = table
-            self._sides.append(side)
             self.sides.append((keyed, table))
-            self._mask_of |= dict.fromkeys(calls, side)
+            mask_of |= dict.fromkeys(calls, side)
         self.images = images(spec, self.main)
         self.before = accumulators_before(spec, self.images) if self.images is not None and spec.changes else []
         self._counts = [call.places[0].offset for call in self.calls if isinstance(call, Count)]
         self._input_types = [parse_type(field.type) for field in spec.inputs]
-        loaded = [call for call, made in zip(spec.calls, self.calls, strict=True) if not isinstance(made, Gathered)]
-        self._used = {position for call in loaded for position in call.inputs}
-        self._counted = counted(loaded)
-        self._filters = {call.filter for call in spec.calls if call.filter is not None}
+        folds = [
+            _Fold(call, accumulator, mask_of.get(number))
+            for number, (call, accumulator) in enumerate(zip(spec.calls, self.calls, strict=True))
+        ]
+        self._rows = _Folds(folds)
+        self._partial = [fold.accumulator for fold in folds if not spec.value_set(fold.call)]
+        self._by_value = [
+            _Folds([fold for fold in folds if spec.value_set(fold.call) == inputs]) for inputs in spec.value_sets
+        ]
         # Partial states that are put together only when they are shown are not final when a batch ends.
         windows = None if spec.time is None else spec.time.windows
         self._settles = not (windows is not None and windows.shared) and not spec.observed
@@ -113,12 +117,31 @@ class Groups:
     def fold(self, batch: pa.RecordBatch) -> None:
         """Fold in rows: the column `__hash`, then keys and inputs in the order of the spec."""
         for portion in portions(batch, self.table.portion, self.table.ahead):
-            self._fold(portion)
+            self._fold(portion, self._rows)
+
+    def merge(self, batch: pa.RecordBatch) -> None:
+        """Fold in rows that were combined before the exchange (see `operators.protocol.Combining`)."""
+        skipped = len(self._spec.inputs)
+        if not self._by_value:
+            self._merge(batch, self.calls, skipped)
+            return
+        numbers = batch.column(batch.num_columns - 2)
+        for number, folds in enumerate([None, *self._by_value]):
+            rows = batch.filter(pc.equal(numbers, number))
+            if folds is None:
+                self._merge(rows, self._partial, skipped)
+                continue
+            for portion in portions(rows, self.table.portion, self.table.ahead):
+                self._fold(portion, folds)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Take up partial results: the column `__hash`, then keys and the state columns of all calls."""
+        self._merge(batch, self.calls)
+
+    def _merge(self, batch: pa.RecordBatch, calls: Sequence[Accumulator], skipped: int = 0) -> None:
+        """Fold in partial results of some calls, whose states come behind the keys and columns to skip."""
         for portion in portions(batch, self.table.portion, self.table.ahead):
-            rows = partial_rows(portion, self.main, self.main.types, self.main.keys, self.calls)
+            rows = partial_rows(portion, self.main, self.main.types, self.main.keys, calls, skipped)
             keys = Rows(np.ascontiguousarray(rows.words[:, : self.main.layout.key_stop]), rows.heap)
             self.table.prepare(keys, self._version)
             signs = np.ones(rows.count if self.images is not None else 0, dtype=np.int8)
@@ -127,10 +150,10 @@ class Groups:
                 found = self.table.upsert(Rows(keys.words[block], keys.heap), self._version).rows
                 if self.images is not None:  # it counts a combined row as one, and asks only whether there are any
                     self.images.update(self.table, found, start, self._version, signs)
-                for call in self.calls:
+                for call in calls:
                     call.combine(self.table, found, Rows(rows.words[block], rows.heap))
 
-    def _fold(self, batch: pa.RecordBatch) -> None:
+    def _fold(self, batch: pa.RecordBatch, folds: _Folds) -> None:
         count = batch.num_rows
         hashes = hashes_of(batch)
         first = 1  # columns are taken by position: names may repeat
@@ -141,24 +164,24 @@ class Groups:
         ]
         first += len(self.main.types)
         operands = {
-            p: operand(batch.column(first + p), self._input_types[p], counted=p in self._counted)
-            for p in self._used | self._filters
+            p: operand(batch.column(first + p), self._input_types[p], counted=p in folds.counted)
+            for p in folds.used | folds.filters
         }
-        filters = {p: both(operands[p].valid, operands[p].values.astype(np.uint8)) for p in self._filters}
+        filters = {p: both(operands[p].valid, operands[p].values.astype(np.uint8)) for p in folds.filters}
         keys = key_rows(hashes, leaves, self.main.keys, self.main.layout.key_stop)
-        for side in self._sides:
+        for side in folds.sides:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
             condition = side.distinct.filter
             side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
         signs = self._signs(batch)
-        for number, (call, spec) in enumerate(zip(self.calls, self._spec.calls, strict=True)):
+        for spec, call, knows in folds.calls:
             counts = ALL if spec.filter is None else filters[spec.filter]
             if isinstance(call, Gathered):
                 call.gather([batch.column(first + position) for position in spec.inputs], counts)
                 continue
             inputs = [operands[position] for position in spec.inputs]
-            if number in self._mask_of:  # the side table has looked at the filter and the nulls
-                counts = self._mask_of[number].mask
+            if knows is not None:  # it has looked at the filter and the nulls
+                counts = knows.mask
                 inputs = [normalised(column, dtype) for column, dtype in zip(inputs, call.inputs, strict=True)]
             if isinstance(call, Retractable):
                 call.signs = signs
@@ -166,12 +189,12 @@ class Groups:
         self.table.prepare(keys, self._version)
         for start in range(0, count, BLOCK):
             stop = min(start + BLOCK, count)
-            for side in self._sides:
+            for side in folds.sides:
                 side.fill(start, stop, self._version)
             rows = self.table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
             if self.images is not None:
                 self.images.update(self.table, rows, start, self._version, signs)
-            for call in self.calls:
+            for _, call, _ in folds.calls:
                 call.update(self.table, rows, start)
 
     def _signs(self, batch: pa.RecordBatch) -> NDArray[np.int8]:
@@ -209,6 +232,35 @@ class Groups:
 def combined_rows(batch: pa.RecordBatch) -> int:
     """How many rows some combined rows stand for, by their last column."""
     return int(np.asarray(batch.column(batch.num_columns - 1)).sum())
+
+
+class _Fold(NamedTuple):
+    """How rows are folded into one call.
+
+    Attributes:
+        call: as the spec has it. accumulator: of the call. side: knows which rows count, if its inputs are distinct.
+    """
+
+    call: AggregateCall
+    accumulator: Accumulator
+    side: _Side | None
+
+
+class _Folds:
+    """How rows are folded into some calls.
+
+    Attributes:
+        calls: how they are folded into each. sides: the side tables.
+        used, counted, filters: inputs that are loaded, those of which only nulls matter, and those that are filters.
+    """
+
+    def __init__(self, calls: Sequence[_Fold]) -> None:
+        self.calls = calls
+        self.sides = list(dict.fromkeys(fold.side for fold in calls if fold.side is not None))
+        loaded = [fold.call for fold in calls if not isinstance(fold.accumulator, Gathered)]
+        self.used = {position for call in loaded for position in call.inputs}
+        self.counted = counted(loaded)
+        self.filters = {fold.call.filter for fold in calls if fold.call.filter is not None}
 
 
 class _Side:

@@ -65,7 +65,7 @@ class AggregateOperator:
 
     def process_combined(self, batch: pa.RecordBatch) -> int:
         """Fold in combined rows (see `Combining`)."""
-        self._groups.adopt(batch)
+        self._groups.merge(batch)
         return combined_rows(batch)
 
     def adopt(self, batch: pa.RecordBatch) -> None:

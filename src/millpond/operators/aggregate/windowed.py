@@ -115,17 +115,13 @@ class WindowedAggregate:
             rows = batch if on_time.all() else batch.filter(pa.array(on_time))
             if number == 0:
                 self.late_rows += combined_rows(batch) - combined_rows(rows)
-            self._adopt(rows, begins[on_time])
+            for part, some in self._divided(rows, begins[on_time]):
+                part.merge(some)
         return combined_rows(batch)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Take up partial results of windows: the column `__hash`, then keys and the state columns of all calls."""
-        self._adopt(batch, times_of(batch.column(self._column), self._type))
-
-    def _adopt(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> None:
-        if self._sliding:
-            batch = in_windows(batch, self._column, begins)
-        for part, rows in self._parts.divide(batch, begins):
+        for part, rows in self._divided(batch, times_of(batch.column(self._column), self._type)):
             part.adopt(rows)
 
     def _process_in_order(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
@@ -140,10 +136,14 @@ class WindowedAggregate:
             self._fold(*self._on_time(copies, (some[:, None] - lags).ravel(), count=False))
 
     def _fold(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> None:
+        for part, rows in self._divided(batch, begins):
+            part.fold(rows)
+
+    def _divided(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> Iterator[tuple[Groups, pa.RecordBatch]]:
+        """The rows of each slice, as those of the windows or panes that begin at some times."""
         if self._sliding:
             batch = in_windows(batch, self._column, begins)
-        for part, rows in self._parts.divide(batch, begins):
-            part.fold(rows)
+        yield from self._parts.divide(batch, begins)
 
     def _on_time(
         self, batch: pa.RecordBatch, times: NDArray[np.int64], *, count: bool

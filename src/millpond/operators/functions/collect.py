@@ -18,7 +18,7 @@ from millpond.operators.columns.decode import LIMIT, OversizeError, ints, to_arr
 from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
 from millpond.operators.columns.nested import unpack
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
-from millpond.spec.functions import sketch_precision
+from millpond.spec.functions import sketch_precision, sketch_words
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
 
@@ -182,8 +182,7 @@ class ApproxCountDistinct(FixedBytes):
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         self._precision = sketch_precision(call.options)
-        registers = 1 << self._precision
-        super().__init__(call, inputs, kernels.HEADER + 8 * (registers // 10 + 1))
+        super().__init__(call, inputs, kernels.HEADER + 8 * sketch_words(call.options))
         self._raw = np.array(call.options.get("raw_estimates", ()), dtype=np.float64)
         self._biases = np.array(call.options.get("biases", ()), dtype=np.float64)
         self._threshold = float(call.options.get("threshold", 0.0))
@@ -237,6 +236,16 @@ class ApproxCountDistinct(FixedBytes):
             total += np.where(at < high, self._biases[np.minimum(at, count - 1)], 0.0)
         mean: NDArray[np.float64] = total / (high - low)
         return mean
+
+
+def sketch_blobs(words: pa.ListArray) -> pa.Array:
+    """The state of `approx_count_distinct`, of the words that Spark keeps: as many in each row, none of them null."""
+    values = np.asarray(words.flatten())
+    blobs = np.zeros((len(words), kernels.HEADER + 8 * (len(values) // max(1, len(words)))), dtype=np.uint8)
+    blobs[:, kernels.HEADER :] = values.view(np.uint8).reshape(len(words), -1)
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(blobs.shape[1]), len(words), [None, pa.py_buffer(blobs)]
+    ).cast(pa.large_binary())
 
 
 def _element_width(dtype: DataType) -> int:

@@ -19,6 +19,7 @@ from millpond.operators.columns.encode import (
     validity,
 )
 from millpond.operators.functions.accumulators import Accumulator
+from millpond.operators.functions.collect import sketch_blobs
 from millpond.operators.tables.keyed import Keyed
 from millpond.spec.types import DataType
 
@@ -63,6 +64,8 @@ def partial_rows(
 
 def _leaf(array: pa.Array) -> Leaf:
     array = plain(array)
+    if pa.types.is_list(array.type):
+        array = sketch_blobs(array)
     kind = array.type
     if pa.types.is_decimal128(kind):
         dtype = DataType("decimal", kind.precision, kind.scale)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from millpond.spec.functions import is_distinct
+from millpond.spec.functions import is_distinct, sketch_words
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
 
@@ -154,6 +154,15 @@ def _last(
     return columns if columns is None or counted else columns[:1]
 
 
+def _sketch(
+    call: AggregateCall, inputs: Sequence[DataType], types: Sequence[str], buffers: Sequence[str]
+) -> list[Carried] | None:
+    if set(buffers) != {"bigint"} or len(buffers) != sketch_words(call.options):
+        return None
+    words = ", ".join(f"{{{at}}}" for at in range(len(buffers)))
+    return [Carried(f"array({words})", "array<bigint>"), Carried("0L", "bigint")]
+
+
 _CARRIED: dict[str, Carry] = {
     "count": _count,
     "count_if": _count,
@@ -173,6 +182,7 @@ _CARRIED: dict[str, Carry] = {
     "min_by": _extreme_by,
     "max_by": _extreme_by,
     **dict.fromkeys(("stddev_samp", "stddev_pop", "var_samp", "var_pop", "regr_sxx", "regr_syy"), _doubles(0, 1, 2)),
+    "approx_count_distinct": _sketch,
     "skewness": _doubles(0, 1, 2, 3),
     "kurtosis": _doubles(0, 1, 2, 3, 4),
     **dict.fromkeys(("covar_pop", "covar_samp", "regr_sxy"), _doubles(0, 1, 2, 3)),

@@ -70,6 +70,16 @@ class Catalyst:
         """The aggregate function `count`."""
         return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Count")(self._seq([one.java for one in operands])))
 
+    def greatest(self, operand: Expression) -> Expression:
+        """The aggregate function `max`."""
+        return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Max")(operand.java))
+
+    def both(self, one: Expression | None, other: Expression | None) -> Expression | None:
+        """The conjunction of two conditions, of which None is always true."""
+        if one is None or other is None:
+            return one or other
+        return Expression(self._class(f"{_EXPRESSIONS}.And")(one.java, other.java))
+
     def _seq(self, items: Sequence[Any], *, indexed: bool = False) -> Any:
         array = self._class("java.util.ArrayList")()
         for item in items:

@@ -36,7 +36,6 @@ class Feed:
         self._batches = batches
         self._first = 2 if task.exchange == "local" else 1  # of the operator's columns
         self._combined = len(task.combined)
-        self._keys = len(task.spec.key_fields)
         self._check = check
         self._in_files = False
 
@@ -57,14 +56,10 @@ class Feed:
             self._in_files = True
             yield from open_parcels(rows.column(1).to_pylist())
             return
-        last = rows.num_columns - self._combined
-        if self._combined and not rows.column(rows.num_columns - 1).null_count:
-            keys = range(self._first, self._first + self._keys)
-            yield rows.select([0, *keys, *range(last, rows.num_columns)])
-        elif self._first == 1 and not self._combined:
-            yield rows
-        else:
-            yield rows.select([0, *range(self._first, last)])
+        last = rows.num_columns
+        if self._combined and rows.column(last - 1).null_count:
+            last -= self._combined
+        yield rows.select([0, *range(self._first, last)])
 
     def passes(self, wanted: Callable[[int], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
         """The rows, in passes (see `in_passes`) if they lie in files, which can be read in any order."""

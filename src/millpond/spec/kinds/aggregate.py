@@ -9,7 +9,7 @@ import msgspec
 
 from millpond.metrics import OBSERVED
 from millpond.spec.calls import WINDOWS, asked_for, described, needs_rows, patterned, result_fields, unkept
-from millpond.spec.functions import FUNCTIONS, is_distinct, key_width, supported
+from millpond.spec.functions import FUNCTIONS, is_by_value, is_distinct, key_width, supported
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Pattern
 from millpond.spec.protocol import AccessPattern, Spec
 from millpond.spec.traits import Trait, changelog_traits, columns_trait, lag_trait
@@ -180,6 +180,16 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
             return "its input is a changelog"
         collated = next((field.type for field in self.keys if "collate" in field.type), None)
         return None if collated is None else f"Spark does not hash keys of type {collated}"
+
+    @property
+    def value_sets(self) -> tuple[tuple[int, ...], ...]:
+        """The inputs of calls whose results follow from which values there are: rows may be combined by those."""
+        return tuple(dict.fromkeys(filter(None, map(self.value_set, self.calls))))
+
+    def value_set(self, call: AggregateCall) -> tuple[int, ...]:
+        """The inputs of a call that is `is_by_value`, each once; of other calls none."""
+        by_value = is_by_value(call, [self.inputs[position].type for position in call.inputs])
+        return tuple(dict.fromkeys(call.inputs)) if by_value else ()
 
     @property
     def in_order(self) -> bool:

@@ -168,11 +168,12 @@ class Prefetcher:
             self._runs.let_go(fetched)
 
     def take(self, hashes: Words) -> None:
-        """Keys that are asked for now need no reading ahead any more."""
-        if not self._waiting:
-            return
+        """Keys that are asked for now need no reading ahead any more.
+
+        What no longer waits when this returns is among `RunSet.fetched`, so that the caller waits for it there.
+        """
         hashes = np.sort(hashes)
-        with self._lock:
+        with self._lock:  # also where nothing waits: a thread may just have taken it, to have it fetched
             for needed, waiting in list(self._waiting.items()):
                 # Few are asked for at a time, many may wait.
                 at = np.minimum(np.searchsorted(waiting, hashes), len(waiting) - 1)

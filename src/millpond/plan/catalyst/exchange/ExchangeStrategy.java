@@ -6,10 +6,12 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.apache.spark.sql.catalyst.expressions.*;
 import org.apache.spark.sql.catalyst.expressions.aggregate.*;
 import org.apache.spark.sql.catalyst.optimizer.NormalizeFloatingNumbers$;
+import org.apache.spark.sql.catalyst.plans.logical.Expand;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.MapInArrow;
 import org.apache.spark.sql.execution.*;
 import org.apache.spark.sql.execution.aggregate.*;
+import org.apache.spark.sql.types.Metadata;
 import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -17,10 +19,11 @@ import scala.jdk.javaapi.CollectionConverters;
  * Plans the map side of an exchange in the form that is chosen for the batch.
  *
  * The map side is a `MapInArrow` whose Python function has, as operands: a literal
- * "millpond-exchange:[id]:[keys]:[functions]"; the grouping keys; for each aggregate function, the function and its
- * filter; an expression per output column over the columns below (form "rows"); and an expression per output column
- * over the columns of the partial aggregate, given as bound references (form "combined"). In any other form, the
- * Python function itself runs.
+ * "millpond-exchange:[id]:[keys]:[functions]:[copies]"; the grouping keys; for each aggregate function, the function
+ * and its filter; for each copy that is made of a row, what it has beside the columns below, by which rows are grouped,
+ * too; an expression per output column over the columns below (form "rows"); and an expression per output column over
+ * the columns of the partial aggregate, given as bound references (form "combined"). Functions and filters have bound
+ * references to what the copies have. In any other form, the Python function itself runs.
  *
  * The driver compiles this class, which needs no jar: only Spark's own classes travel to executors. Raw types only,
  * as the compiler knows no generics.
@@ -43,7 +46,8 @@ public class ExchangeStrategy extends SparkStrategy {
                 if ("rows".equals(form))
                     planned.add(this.rows(node, operands));
                 if ("combined".equals(form))
-                    planned.add(this.combined(node, operands, Integer.parseInt(parts[2]), Integer.parseInt(parts[3])));
+                    planned.add(this.combined(node, operands, Integer.parseInt(parts[2]), Integer.parseInt(parts[3]),
+                        Integer.parseInt(parts[4])));
             }
         }
         return seq(planned);
@@ -57,12 +61,29 @@ public class ExchangeStrategy extends SparkStrategy {
     }
 
     /** One row per group, with the buffers of Spark's partial aggregation. */
-    private SparkPlan combined(MapInArrow node, List operands, int keys, int functions) {
+    private SparkPlan combined(MapInArrow node, List operands, int keys, int functions, int copies) {
+        int firstOfCopies = 1 + keys + 2 * functions;
+        int firstResult = operands.size() - node.output().size();
+        LogicalPlan below = node.child();
+        List added = new ArrayList();
+        if (copies > 0) {
+            List ofCopies = operands.subList(firstOfCopies, firstResult - node.output().size());
+            int width = ofCopies.size() / copies;
+            for (int i = 0; i < width; i++)
+                added.add(new AttributeReference("copy" + i, ((Expression) ofCopies.get(i)).dataType(), true,
+                    Metadata.empty(), NamedExpression$.MODULE$.newExprId(), seq(new ArrayList())));
+            List columnsBelow = CollectionConverters.asJava(node.child().output());
+            List projections = new ArrayList();
+            for (int i = 0; i < copies; i++)
+                projections.add(seq(joined(columnsBelow, ofCopies.subList(i * width, (i + 1) * width))));
+            below = new Expand(seq(projections), seq(joined(columnsBelow, added)), below);
+        }
         List groupings = new ArrayList();
         List columns = new ArrayList();
-        for (int i = 1; i <= keys; i++) {
+        List keyed = joined(operands.subList(1, 1 + keys), added);
+        for (int i = 0; i < keyed.size(); i++) {
             // -0.0 and NaN become one value each, as in Spark's own aggregation.
-            Expression key = NormalizeFloatingNumbers$.MODULE$.normalize((Expression) operands.get(i));
+            Expression key = NormalizeFloatingNumbers$.MODULE$.normalize((Expression) keyed.get(i));
             NamedExpression grouping = key instanceof NamedExpression ? (NamedExpression) key : alias(key, "key" + i);
             groupings.add(grouping);
             columns.add(grouping.toAttribute());
@@ -70,8 +91,8 @@ public class ExchangeStrategy extends SparkStrategy {
         List calls = new ArrayList();
         List buffers = new ArrayList();
         for (int i = 0; i < functions; i++) {
-            AggregateFunction function = (AggregateFunction) operands.get(1 + keys + 2 * i);
-            Expression filter = (Expression) operands.get(2 + keys + 2 * i);
+            AggregateFunction function = (AggregateFunction) resolved((Expression) operands.get(1 + keys + 2 * i), added);
+            Expression filter = resolved((Expression) operands.get(2 + keys + 2 * i), added);
             boolean all = filter instanceof Literal && Boolean.TRUE.equals(((Literal) filter).value());
             calls.add(new AggregateExpression(function, Partial$.MODULE$, false, Option.apply(all ? null : filter),
                 NamedExpression$.MODULE$.newExprId()));
@@ -79,9 +100,9 @@ public class ExchangeStrategy extends SparkStrategy {
             columns.addAll(CollectionConverters.asJava(function.inputAggBufferAttributes()));
         }
         SparkPlan partial = new HashAggregateExec(Option.apply(null), false, Option.apply(null), seq(groupings),
-            seq(calls), seq(buffers), 0, seq(columns), this.planLater(node.child()));
+            seq(calls), seq(buffers), 0, seq(columns), this.planLater(below));
         List results = new ArrayList();
-        for (int i = operands.size() - node.output().size(); i < operands.size(); i++)
+        for (int i = firstResult; i < operands.size(); i++)
             results.add(resolved((Expression) operands.get(i), columns));
         return new ProjectExec(seq(named(results, node)), partial);
     }
@@ -95,6 +116,12 @@ public class ExchangeStrategy extends SparkStrategy {
         List changed = new ArrayList();
         for (int i = 0; i < children.size(); i++) changed.add(resolved((Expression) children.get(i), columns));
         return (Expression) expression.withNewChildren(seq(changed));
+    }
+
+    private static List joined(List some, List others) {
+        List all = new ArrayList(some);
+        all.addAll(others);
+        return all;
     }
 
     private static List named(List expressions, MapInArrow node) {

@@ -10,9 +10,10 @@ import logging
 import threading
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -21,7 +22,7 @@ from millpond.plan.catalyst.nodes import Expression, Node, items
 
 log = logging.getLogger("millpond")
 
-Form = Literal["combined", "rows", "blocks"]
+Form = Literal["combined", "rows", "files"]
 """How the map side of an exchange runs: as Spark's partial aggregation, as a projection of the rows, or as the Python
 function that writes the rows to files."""
 
@@ -29,6 +30,23 @@ _CLASS = "millpond.plan.ExchangeStrategy"
 _lock = threading.Lock()
 _strategies: list[tuple[Any, Any]] = []
 """For each JVM, by its gateway, the compiled strategy; None where the JVM cannot compile it."""
+
+
+class Combined(NamedTuple):
+    """How Spark combines rows.
+
+    Attributes:
+        keys: grouping keys, over the columns below.
+        functions: aggregate functions and their filters, over the columns below and, as bound references, over what the
+            copies have.
+        copies: what each copy of a row has beside the columns below, to be grouped by, too; empty without copies.
+        results: an expression per output column, over bound references to keys, what the copies have, and buffers.
+    """
+
+    keys: Sequence[Expression]
+    functions: Sequence[tuple[Expression, Expression | None]]
+    copies: Sequence[Sequence[Expression]]
+    results: Sequence[Expression]
 
 
 class ExchangeForms:
@@ -67,30 +85,26 @@ class ExchangeForms:
         self,
         mapped: DataFrame,
         exchange: str,
-        keys: Sequence[Expression],
-        functions: Sequence[tuple[Expression, Expression | None]],
         rows: Sequence[Expression],
-        combined: Sequence[Expression] = (),
+        combined: Combined | None = None,
     ) -> DataFrame:
         """Give a `mapInArrow` its other forms.
 
         Args:
             mapped: the result of `mapInArrow`.
             exchange: identifies the exchange, without a colon.
-            keys: grouping keys, over the columns below.
-            functions: aggregate functions and their filters, over the columns below.
             rows: an expression per output column, over the columns below.
-            combined: an expression per output column, over keys and buffers as bound references; empty if rows cannot
-                be combined.
+            combined: how rows are combined; None if they cannot be.
         """
         catalyst = self._catalyst
         java = catalyst.analyzed(mapped).java
         true = catalyst.literal(True)
-        tag = catalyst.literal(f"millpond-exchange:{exchange}:{len(keys)}:{len(functions)}")
-        operands = [tag, *keys]
-        for function, condition in functions:
+        combined = combined or Combined([], [], [], rows)
+        sizes = len(combined.keys), len(combined.functions), len(combined.copies)
+        operands = [catalyst.literal(":".join(map(str, ["millpond-exchange", exchange, *sizes]))), *combined.keys]
+        for function, condition in combined.functions:
             operands += [function, true if condition is None else condition]
-        operands += [*rows, *(combined or rows)]  # the strategy finds both by their number
+        operands += [*chain.from_iterable(combined.copies), *rows, *combined.results]
         udf = java.functionExpr()
         children = catalyst.seq([one.java for one in operands])
         fields = (udf.name(), udf.func(), udf.dataType(), children, udf.evalType(), udf.udfDeterministic())
@@ -127,6 +141,6 @@ def _compiled(catalyst: Catalyst) -> Any:
         log.warning(
             "rows are not combined before the exchange, and small batches take longer: Spark's driver cannot compile "
             "a planner strategy (%s)",
-            str(error).partition("\n")[0],
+            (str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)).partition("\n")[0],
         )
         return None
