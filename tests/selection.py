@@ -17,7 +17,7 @@ from hypothesis import settings
 EXAMPLES = float(os.environ.get("MILLPOND_EXAMPLES", "1"))
 """Which part of the examples is drawn that tests ask for."""
 
-QUICK_TESTS, QUICK_CASES = 2, 8
+QUICK_TESTS, QUICK_CASES = 2, 10
 """The quick suite has one in so many of a module's costly tests, and of such a test's cases; at least one."""
 COSTLY = {"spark", "process", "server", "costly"}
 

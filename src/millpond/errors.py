@@ -50,7 +50,10 @@ class MillpondError(Exception):
         self.file = file
 
     def __str__(self) -> str:
-        place = ", ".join(f"{name} {getattr(self, name)}" for name in _PLACES if getattr(self, name) is not None)
+        known = {name: getattr(self, name) for name in _PLACES if getattr(self, name) is not None}
+        place = ", ".join(
+            str(value) if str(value).startswith(f"{name}:") else f"{name} {value}" for name, value in known.items()
+        )
         said = f"[{self.code}] " + (f"{self.message.removesuffix('.')} ({place})." if place else self.message)
         return f"{said} {self.action}" if self.action else said
 

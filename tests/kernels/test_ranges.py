@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.kernels.aggregate import byte_values, decimals, distinct_hash
+from millpond.kernels.aggregate import byte_values, decimals, distinct_entries
 from millpond.kernels.columns import arrow_words
 from millpond.operators.columns.encode import ALL
 
@@ -82,11 +82,11 @@ def test_hashes_of_side_tables_are_part_of_the_format() -> None:
     words[:, 4:6] = strings
     words[:, 3] = 7
     references = np.array([0, 0, 0, 0, 0, 1], dtype=np.uint8)
-    distinct_hash.hash_entries(words, heap, 3, 6, references)
+    distinct_entries.hash_entries(words, heap, 3, 6, references)
     assert [hex(int(word)) for word in words[:, 0]] == HASHES
     moved = np.zeros((1, 6), dtype=np.uint64)
     moved[0] = (12345, 0, 0, 7, strings[2, 0], strings[2, 1] + np.uint64(3))
-    distinct_hash.hash_entries(moved, np.concatenate([np.zeros(3, np.uint8), heap]), 3, 6, references)
+    distinct_entries.hash_entries(moved, np.concatenate([np.zeros(3, np.uint8), heap]), 3, 6, references)
     assert hex(int(moved[0, 0])) == HASHES[2]  # where the string lies does not matter
 
 

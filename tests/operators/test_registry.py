@@ -110,6 +110,8 @@ def test_calls_with_the_same_distinct_inputs_share_a_side_table() -> None:
     shared = spec("k int", "v int; b boolean", [call(f, distinct=True) for f in ("count", "sum", "avg")])
     assert state_tables(shared).keys() == {"main", "distinct0"}
     apart = spec("k int", "v int; b boolean", [call("count", distinct=True), call("sum", distinct=True, filter=1)])
+    assert state_tables(apart).keys() == {"main", "distinct0"}
+    apart = spec("k int", "v int; w int", [call("count", distinct=True), call("count", 2, distinct=True)])
     assert state_tables(apart).keys() == {"main", "distinct0", "distinct1"}
 
 

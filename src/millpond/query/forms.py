@@ -23,8 +23,8 @@ Batches in between stay in the form that they have."""
 _LEAVE, _ENTER = 0.5, 0.25
 """Rows that combining leaves per row that comes: beyond the first it stops, below the second it starts again."""
 _REST = 32
-"""Batches for which groups are not believed to be few after one in which they were, and combining left many rows: values
-are combined, too, where only matters which there are."""
+"""Batches for which few groups are not taken for few rows, after one of which combining left many all the same: values
+are combined, too, where it only matters which there are."""
 _MISSED = 0.002
 """Share of the keys that were not in memory beyond which files are better: keys are read ahead, and in passes."""
 

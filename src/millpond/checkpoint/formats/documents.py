@@ -11,7 +11,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.patience import put_own
 
-FORMAT = 4
+FORMAT = 5
 """Format version of the checkpoint; every document has it as `format`."""
 
 DIGITS = 15

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from millpond.kernels.aggregate import distinct_hash
+from millpond.kernels.aggregate import distinct_entries
 from millpond.layout import HASH, Rows
 from millpond.operators.aggregate.tables import SAMPLE, distinct_inputs, sample_table
 from millpond.operators.columns.encode import flatten, hashes_of, key_rows
@@ -127,6 +127,6 @@ class Sample:
         words, heap = key_rows(hashes_of(batch), leaves, table.keys, layout.key_stop)
         references = np.zeros(layout.width, np.uint8)
         references[[offset + 1 for offset in layout.bytes_columns]] = 1
-        distinct_hash.hash_entries(words, heap, layout.key_start, layout.key_stop, references)
+        distinct_entries.hash_entries(words, heap, layout.key_start, layout.key_stop, references)
         hashes = words[:, HASH]
         return hashes[hashes < np.uint64(1 << (64 - SAMPLED))] if SAMPLED else hashes.copy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from millpond.kernels.aggregate import distinct_hash, numeric
+from millpond.kernels.aggregate import distinct_entries, numeric
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.aggregate.tables import Distinct, accumulators_before, distincts, images, main_table
 from millpond.operators.columns.encode import (
@@ -171,8 +171,7 @@ class Groups:
         keys = key_rows(hashes, leaves, self.main.keys, self.main.layout.key_stop)
         for side in folds.sides:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
-            condition = side.distinct.filter
-            side.load(hashes, leaves, columns, ALL if condition is None else filters[condition], self._version)
+            side.load(hashes, leaves, columns, filters, self._version)
         signs = self._signs(batch)
         for spec, call, knows in folds.calls:
             counts = ALL if spec.filter is None else filters[spec.filter]
@@ -181,7 +180,7 @@ class Groups:
                 continue
             inputs = [operands[position] for position in spec.inputs]
             if knows is not None:  # it has looked at the filter and the nulls
-                counts = knows.mask
+                counts = knows.masks[spec.filter]
                 inputs = [normalised(column, dtype) for column, dtype in zip(inputs, call.inputs, strict=True)]
             if isinstance(call, Retractable):
                 call.signs = signs
@@ -268,11 +267,14 @@ class _Side:
 
     Args:
         groups: how many columns the groups' own keys take, before those of the inputs.
+
+    Attributes:
+        masks: for each filter, the rows of the batch whose inputs are the first in their group to pass it.
     """
 
     def __init__(self, spec: AggregateSpec, distinct: Distinct, keyed: Keyed, table: RmwTable, groups: int) -> None:
         self.distinct = distinct
-        self.mask: Mask = ALL
+        self.masks: dict[int | None, Mask] = {}
         self._keyed = keyed
         self._table = table
         self._types = {p: parse_type(spec.inputs[p].type) for p in distinct.inputs}
@@ -283,33 +285,40 @@ class _Side:
         self._rows = Rows(np.empty((0, 0), dtype=np.uint64), NO_HEAP)
         self._groups = np.empty(0, dtype=np.int64)
         self._selected: NDArray[np.int64] | None = None
+        self._passed = np.empty(0, dtype=np.uint64)
 
     def load(
         self,
         hashes: NDArray[np.int64],
         groups: list[Leaf],
         columns: dict[int, pa.Array],
-        counts: Mask,
+        filters: Mapping[int, Mask],
         version: int,
     ) -> None:
         """Take up a batch: the rows of the side table that its rows ask for."""
-        leaves = list(groups)
+        leaves, counts, number = list(groups), ALL, len(hashes)
         for position in self.distinct.inputs:
             flat = flatten(columns[position], self._types[position])
             counts = both(counts, flat[0].valid)
             leaves += flat
+        passed = [counts if one is None else both(counts, filters[one]) for one in self.distinct.filters]
+        bits = np.zeros(number, dtype=np.uint64)
+        if len(passed) > 1:
+            for bit, mask in enumerate(passed):
+                bits |= (mask if mask.size else np.ones(number, dtype=np.uint8)).astype(np.uint64) << np.uint64(bit)
+        counts = passed[0] if len(passed) == 1 else (bits != 0).view(np.uint8)
         words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop + 1)
         words[:, self._stop] = hashes.view(np.uint64)  # of the group: by it, rows belong to the partition
         self._selected = np.flatnonzero(counts) if counts.size else None
         if self._selected is not None:
-            words, hashes = words[self._selected], hashes[self._selected]
-        distinct_hash.hash_entries(words, heap, self._start, self._stop, self._references)
-        self._rows, self._groups = Rows(words, heap), hashes
+            words, hashes, bits = words[self._selected], hashes[self._selected], bits[self._selected]
+        distinct_entries.hash_entries(words, heap, self._start, self._stop, self._references)
+        self._rows, self._groups, self._passed = Rows(words, heap), hashes, bits
         self._table.prepare(self._rows, version)
-        self.mask = np.zeros(len(counts) if counts.size else len(hashes), dtype=np.uint8)
+        self.masks = {one: np.zeros(number, dtype=np.uint8) for one in self.distinct.filters}
 
     def fill(self, start: int, stop: int, version: int) -> None:
-        """Set the mask for the rows of a block."""
+        """Set the masks for the rows of a block."""
         selected = self._selected
         low, high = (start, stop) if selected is None else np.searchsorted(selected, [start, stop])
         if low == high:
@@ -319,4 +328,12 @@ class _Side:
         place = self._keyed.values[0]
         at = (place.offset, place.null_word, place.null_bit)
         numeric.assign_words(self._table.words, rows, 0, *at, self._groups[low:high], ALL, new)
-        self.mask[slice(start, stop) if selected is None else selected[low:high]] = new
+        block = slice(start, stop) if selected is None else selected[low:high]
+        if len(self.masks) == 1:
+            self.masks[self.distinct.filters[0]][block] = new
+            return
+        passed = self._passed[low:high]
+        distinct_entries.pass_conditions(self._table.words, rows, self._keyed.values[1].offset, passed)
+        self._table.touch(rows[passed != 0])
+        for bit, mask in enumerate(self.masks.values()):
+            mask[block] = (passed >> np.uint64(bit)) & np.uint64(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from millpond.layout import Column
@@ -20,13 +21,22 @@ BACKFILLED = "moved"
 """The name of the table whose being there says that such rows become groups."""
 
 
+_MOST = 64
+"""Conditions that one side table can tell apart: a bit of a word each."""
+
+
 @dataclass(frozen=True)
 class Distinct:
-    """Inputs of which only the distinct ones count, for every call that names the same ones and the same filter."""
+    """Inputs of which only the distinct ones count, for every call that names the same ones.
+
+    Attributes:
+        table: the name of the side table. inputs: their positions.
+        filters: of these calls, each once; None is none. Entries know which of several they have passed.
+    """
 
     table: str
     inputs: tuple[int, ...]
-    filter: int | None
+    filters: tuple[int | None, ...]
 
 
 def main_table(spec: AggregateSpec, *, whole: bool = False) -> tuple[Keyed, list[Accumulator]]:
@@ -56,19 +66,21 @@ def accumulators_before(spec: AggregateSpec, found: GroupChangelog) -> list[Accu
 def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
     """The side tables, each with the positions of the calls that it serves.
 
-    The key of a side table is the group's key and the distinct inputs; its one value is the group's hash, by which a
-    change of partitions tells whose row it is.
+    The key of a side table is the group's key and the distinct inputs; its values are the group's hash, by which a
+    change of partitions tells whose row it is, and if calls have several filters, a bit for each that was passed.
     """
-    users: dict[tuple[tuple[int, ...], int | None], list[int]] = {}
+    users: dict[tuple[int, ...], dict[int | None, list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, call in enumerate(spec.calls):
         if is_distinct(call):
-            inputs = tuple(dict.fromkeys(call.inputs))
-            users.setdefault((inputs, call.filter), []).append(number)
-    made = []
-    for number, ((inputs, mask), calls) in enumerate(users.items()):
+            users[tuple(dict.fromkeys(call.inputs))][call.filter].append(number)
+    made: list[tuple[Distinct, Keyed, list[int]]] = []
+    for inputs, filters in users.items():
         fields = [*spec.key_fields, *(spec.inputs[position] for position in inputs)]
-        table = keyed(fields, [(Column("group", "word"), False)])
-        made.append((Distinct(f"distinct{number}", inputs, mask), table, calls))
+        for first in range(0, len(filters), _MOST):
+            some = list(filters.items())[first : first + _MOST]
+            values = [(Column("group", "word"), False), *([(Column("passed", "word"), False)] if len(some) > 1 else [])]
+            distinct = Distinct(f"distinct{len(made)}", inputs, tuple(filter_ for filter_, _ in some))
+            made.append((distinct, keyed(fields, values), [number for _, numbers in some for number in numbers]))
     return made
 
 

@@ -1,4 +1,4 @@
-"""The hash of an entry of a side table: that of its group, mixed with its values."""
+"""Entries of side tables: their hash, that of their group mixed with their values, and which filters they have passed."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -11,7 +11,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import helper, kernel
-from millpond.kernels.memory import BYTES_IN, HALF, I64, WORDS, load64, load_up_to_8
+from millpond.kernels.memory import BYTES_IN, HALF, I64, INTS_IN, UINTS, WORDS, load64, load_up_to_8
 from millpond.layout import INLINE, LENGTH
 
 Array = NDArray[Any]
@@ -56,3 +56,13 @@ def hash_entries(words: Array, heap: Array, start: int, stop: int, references: A
         state = (state ^ (state >> _33)) * _FIRST
         state = (state ^ (state >> _33)) * _SECOND
         words[i, 0] = state ^ (state >> _33)
+
+
+@kernel(types.void(WORDS, INTS_IN, I64, UINTS))
+def pass_conditions(words: Array, rows: Array, offset: int, passed: Array) -> None:
+    """Add bits to a word of rows, and leave those in `passed` that were not there before."""
+    for i in range(rows.size):
+        before = words[rows[i], offset]
+        new = passed[i] & ~before
+        passed[i] = new
+        words[rows[i], offset] = before | new
