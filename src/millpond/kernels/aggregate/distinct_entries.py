@@ -1,4 +1,4 @@
-"""Entries of side tables: their hash, that of their group mixed with their values, and which filters they have passed."""
+"""Entries of side tables: their hash, of their group and their values, and which filters they have passed."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
