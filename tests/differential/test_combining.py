@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -16,7 +23,7 @@ from millpond.plan.catalyst.exchange.forms import ExchangeForms, Form
 from millpond.query.forms import exchange_id
 from millpond.slot.batch.task import PipeTask
 from tests.differential.data import DDL, batch, write
-from tests.differential.harness import Batches, compare, run
+from tests.differential.harness import Batches, assert_equal, compare, plain, run
 
 INTEGERS, FLOATS, DECIMALS = ["i8", "i16", "i32", "i64"], ["f32", "f64"], ["dec9", "dec18"]
 NUMBERS = INTEGERS + FLOATS + DECIMALS
@@ -32,6 +39,11 @@ CALLS = {
     "sums": [*each("sum({})", NUMBERS), *each("try_sum({})", DECIMALS)],
     "averages": [*each("avg({})", NUMBERS), *each("try_avg({})", ["i64", "dec18"])],
     "extremes": [*each("min({})", FIXED), *each("max({})", FIXED)],
+    "limits": [
+        "sum(if(b, 99999999999999999999999999.99BD, -0.01BD))",
+        "avg(if(b, 99999999999999999999999999.99BD, -99999999999999999999999999.99BD))",
+        "try_sum(if(b, 99999999999999999999999999.99BD, 0.01BD))",
+    ],
     "booleans": ["bool_and(b)", "bool_or(b)", "every(i32 > 0)", "some(i32 > 900)"],
     "bits": [f"bit_{operation}({column})" for operation in ("and", "or", "xor") for column in INTEGERS],
     "moments": [f"{name}({x})" for name in ("stddev", "var_pop", "skewness", "kurtosis") for x in ("i32", "f64")],
@@ -140,6 +152,145 @@ def test_groups_over_groups(spark: SparkSession, tmp_path: Path, how: str) -> No
     shown = {row[0]: row for batch_ in sorted(into) for row in into[batch_]}
     whole = query(spark.read.parquet(str(tmp_path / "in")), spark.newSession())
     assert shown == {row[0]: tuple(row) for row in whole.collect()}
+
+
+def test_arguments_that_python_computes(spark: SparkSession, tmp_path: Path) -> None:
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        doubled = F.udf(lambda value: None if value is None else 2 * value, "bigint")
+        return df.groupBy("k").agg(F.sum(doubled("i32")), F.max(doubled("i8")), F.product("i8"))
+
+    compare(spark, tmp_path, query, "update", ROUNDS, combine="on")
+
+
+def test_a_sum_that_overflows_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    query = rows.groupBy().agg(F.sum(F.expr("value + 9223372036854775000")))
+    writer = millpond.writeStream(query).outputMode("update").format("noop")
+    running = writer.option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(StreamingQueryException, match="ARITHMETIC_OVERFLOW"):
+        running.awaitTermination()
+
+
+@pytest.mark.parametrize("first", ["on", "off"])
+def test_a_batch_that_failed_is_run_again_in_another_form(spark: SparkSession, tmp_path: Path, first: str) -> None:
+    """Its state may be durable already, of other partial results."""
+    modes = cycle(["on", "off"] if first == "on" else ["off", "on"])
+    query = grouped(["count(*)", "sum(i64)", "avg(dec9)", "count(distinct i8)"], "k", modes)
+    shown: dict[object, tuple[object, ...]] = {}
+    failing = {2, 4}
+
+    def take(rows: DataFrame, number: int) -> None:
+        found = rows.collect()
+        if number in failing:
+            failing.remove(number)
+            raise RuntimeError("the sink fails")
+        shown.update({row[0]: tuple(row) for row in found})
+
+    for number in range(6):
+        write(tmp_path / "in", number, batch(number + 1, 100))
+    for _ in range(3):
+        session = spark.newSession()
+        stream = session.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+        writer = millpond.writeStream(query(stream, session)).outputMode("update").foreachBatch(take)
+        running = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+        with suppress(StreamingQueryException):
+            running.awaitTermination()
+    assert not failing
+    whole = query(spark.read.schema(DDL).parquet(str(tmp_path / "in")), spark)
+    assert shown == {row[0]: tuple(row) for row in whole.collect()}
+
+
+def test_a_start_that_fails_leaves_no_form_behind(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = ExchangeForms.install(spark)
+    assert forms is not None
+    before = set(forms._forms.keySet())
+    started = []
+
+    def fail(*arguments: object, **more: object) -> None:
+        started.append(set(forms._forms.keySet()) - before)
+        raise RuntimeError("the plan is odd")
+
+    monkeypatch.setattr("millpond.query.writer.transplant", fail)
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load().groupBy("value").count()
+    writer = millpond.writeStream(rows).outputMode("update").format("noop")
+    with pytest.raises(RuntimeError, match="the plan is odd"):
+        writer.option("checkpointLocation", str(tmp_path)).start()
+    assert started[0]
+    assert set(forms._forms.keySet()) <= before
+
+
+_NUMBERS = st.sampled_from([None, 0, 1, -1, 127, -128])
+_DRAWN = st.fixed_dictionaries(
+    {
+        "k": st.sampled_from([None, 0, 1]),
+        "i8": _NUMBERS,
+        "i64": st.one_of(_NUMBERS, st.integers(-(2**55), 2**55)),
+        "f64": st.sampled_from([None, 0.0, -0.0, math.nan, math.inf, 0.1, -3.5, 1e15]),
+        "dec9": st.decimals(-9999999, 9999999, places=2) | st.none(),
+        "s": st.sampled_from([None, "", "a", "b", "aé"]),
+        "b": st.sampled_from([None, True, False]),
+    }
+)
+_TYPES = pa.schema(
+    [
+        ("k", pa.int64()),
+        ("i8", pa.int8()),
+        ("i64", pa.int64()),
+        ("f64", pa.float64()),
+        ("dec9", pa.decimal128(9, 2)),
+        ("s", pa.string()),
+        ("b", pa.bool_()),
+    ]
+)
+_MERGED = [
+    *(
+        "count(*)",
+        "count(f64)",
+        "sum(i64)",
+        "sum(dec9)",
+        "sum(i8) filter (where b)",
+        "avg(i64)",
+        "avg(dec9)",
+        "avg(i8)",
+    ),
+    *(
+        "min(f64)",
+        "max(f64)",
+        "min(dec9)",
+        "max(i64)",
+        "min(s)",
+        "max(s) filter (where b)",
+        "bool_and(b)",
+        "bool_or(b)",
+    ),
+    *("bit_and(i64)", "bit_or(i8)", "bit_xor(i64)", "stddev(i8)", "var_pop(dec9)", "skewness(i8)", "kurtosis(i8)"),
+    *("covar_pop(i8, dec9)", "regr_slope(i8, dec9)", "regr_count(i8, f64)", "approx_count_distinct(i64)"),
+]
+
+
+@given(batches=st.lists(st.lists(_DRAWN, max_size=12), min_size=1, max_size=4))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_partial_results_are_merged_as_spark_merges_them(spark: SparkSession, batches: list[list[dict]]) -> None:
+    """Each batch is combined by Spark; what the slots make of several is what Spark makes of all rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, rows in enumerate(batches):
+            Path(folder, "in").mkdir(exist_ok=True)
+            table = pa.Table.from_pylist(rows, schema=_TYPES)
+            for part in range(2):  # two map tasks
+                pq.write_table(
+                    table.take(pa.array(range(part, len(rows), 2), pa.int64())), f"{folder}/in/{number}-{part}.parquet"
+                )
+        session = spark.newSession()
+        session.conf.set("spark.millpond.combine", "on")
+        whole = session.read.parquet(f"{folder}/in")
+        stream = session.readStream.schema(whole.schema).option("maxFilesPerTrigger", 2).parquet(f"{folder}/in")
+        query = grouped(_MERGED, "k")
+        into: Batches = {}
+        run(query(stream, session), "complete", Path(folder, "c"), ours=True, into=into)
+        expected = [plain(row) for row in query(whole, session).collect()]
+        assert_equal({0: into[max(into)]}, {0: expected})
 
 
 def test_distinct_rows(spark: SparkSession, tmp_path: Path) -> None:
