@@ -194,6 +194,7 @@ FUNCTIONS = [
     "max_by(k, id)",
     "min_by(w, id)",
     "count_if(i > 300)",
+    "approx_count_distinct(id)",
     "bool_and(b)",
     "bool_or(b)",
     "bit_xor(i)",

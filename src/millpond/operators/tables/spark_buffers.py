@@ -2,7 +2,7 @@
 
 What Spark keeps for a group is documented by each function's `aggBufferAttributes`. For every function of which it is
 columns, here is how they become the columns of the accumulator: SQL, which Spark evaluates where the state is read.
-Functions that Spark keeps as bytes (lists, sketches, percentiles) are not here.
+Functions that Spark keeps as bytes (lists, percentiles, sketches but `approx_count_distinct`) are not here.
 """
 
 from __future__ import annotations

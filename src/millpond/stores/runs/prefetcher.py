@@ -172,8 +172,8 @@ class Prefetcher:
 
         What no longer waits when this returns is among `RunSet.fetched`, so that the caller waits for it there.
         """
-        hashes = np.sort(hashes)
-        with self._lock:  # also where nothing waits: a thread may just have taken it, to have it fetched
+        with self._lock:  # first: a thread may just take what waits, to have it fetched
+            hashes = np.sort(hashes) if self._waiting else hashes
             for needed, waiting in list(self._waiting.items()):
                 # Few are asked for at a time, many may wait.
                 at = np.minimum(np.searchsorted(waiting, hashes), len(waiting) - 1)
