@@ -50,6 +50,7 @@ class MillpondError(Exception):
         self.file = file
 
     def __str__(self) -> str:
+        # A URL of a file begins with the word that would stand before it.
         known = {name: getattr(self, name) for name in _PLACES if getattr(self, name) is not None}
         place = ", ".join(
             str(value) if str(value).startswith(f"{name}:") else f"{name} {value}" for name, value in known.items()

@@ -70,9 +70,9 @@ LOOKUPS = ("fetches", "fetched_keys", FETCH, "announced_keys", "failed_keys")
 """Figures added up likewise, but for `FETCH`, of lookup joins: requests to a table outside of Spark; keys that they
 asked for; those of the keys that were announced before their rows came; keys that could not be looked up."""
 
-COMBINED = ("exchanged_rows", "changed_rows")
+COMBINED = ("exchanged_rows", "combined_rows", "changed_rows")
 """Figures added up likewise, of operators whose rows may be combined before the exchange: rows that reached the slots,
-combined or not; rows of the state that the batch changed."""
+combined or not; rows of the source that were combined; rows of the state that the batch changed."""
 
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,

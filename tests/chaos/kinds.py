@@ -137,6 +137,7 @@ INPUTS = "v bigint; s string"
 OBSERVED = (
     *CALLS[:3],
     AggregateCall("count", (0,), "bigint", distinct=True),
+    AggregateCall("count", (0,), "bigint", distinct=True, filter=2),
     AggregateCall("collect_set", (1,), "array<string>", filter=2),
 )
 HOLISTIC = (

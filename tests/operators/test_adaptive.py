@@ -37,6 +37,7 @@ from tests.stores.shelf import Shelf
 CALLS = (
     AggregateCall("count", (0,), "bigint", distinct=True),
     AggregateCall("sum", (0,), "bigint", distinct=True),
+    AggregateCall("count", (0,), "bigint", distinct=True, filter=2),
     AggregateCall("collect_set", (1,), "array<string>"),
     AggregateCall("count", (1, 0), "bigint", distinct=True, filter=2),
     AggregateCall("count", (), "bigint"),

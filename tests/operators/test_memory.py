@@ -27,6 +27,7 @@ CALLS = (
     AggregateCall("max", (1,), "string"),
     AggregateCall("last", (1,), "string"),
     AggregateCall("count", (0,), "bigint", distinct=True),
+    AggregateCall("count", (0,), "bigint", distinct=True, filter=2),
     AggregateCall("collect_list", (1,), "array<string>"),
 )
 SECOND = 1_000_000
@@ -61,30 +62,39 @@ def small_tables(folder: Path, budget: MemoryBudget | None = None) -> Iterator[M
 def test_results_do_not_depend_on_memory(tmp_path: Path) -> None:
     """A budget of 1 MB for a state of several: rows with long values and lists are evicted and come back."""
     keys, rng = 4000, np.random.default_rng(5)
-    shape = spec("k string", "n int; s string", CALLS, "complete")
+    shape = spec("k string", "n int; s string; ok boolean", CALLS, "complete")
     names = [f"key {k}" * (k % 4) + str(k) for k in range(keys)]
     hashes = np.array([hash_of((name,), 64) for name in names])
     with small_tables(tmp_path) as make:
         operator = open_operator(shape, make)
-        truth: dict[str, list[tuple[int, str]]] = {}
+        truth: dict[str, list[tuple[int, str, bool]]] = {}
         for version in range(6):
             operator.begin(version, Times())
             for _ in range(3):
                 picked = rng.integers(0, keys, 5000)
                 numbers = rng.integers(0, 5, len(picked))
                 texts = [f"{k * 7919 % 1000}" * int(n + 1) for k, n in zip(picked, numbers, strict=True)]
-                for k, n, text in zip(picked.tolist(), numbers.tolist(), texts, strict=True):
-                    truth.setdefault(names[k], []).append((n, text))
-                columns: list[Any] = [hashes[picked], [names[k] for k in picked], numbers.astype(np.int32), texts]
-                operator.process(pa.record_batch([pa.array(c) for c in columns], names=["__hash", "k", "n", "s"]))
+                passed = rng.random(len(picked)) < 0.3  # so that many values pass the filter later than they came
+                for k, *row in zip(picked.tolist(), numbers.tolist(), texts, passed.tolist(), strict=True):
+                    truth.setdefault(names[k], []).append((row[0], row[1], row[2]))
+                columns: list[Any] = [
+                    hashes[picked],
+                    [names[k] for k in picked],
+                    numbers.astype(np.int32),
+                    texts,
+                    passed,
+                ]
+                names_of = ["__hash", "k", "n", "s", "ok"]
+                operator.process(pa.record_batch([pa.array(c) for c in columns], names=names_of))
             operator.finish()
         out = pa.Table.from_batches(list(operator.output()))
         assert sum(table.stats()["run_rows"] for table in operator.tables.values()) > keys
     assert len(out) == len(truth)
     for key, *results in zip(*(column.to_pylist() for column in out.columns), strict=True):
         rows = truth[key]
-        texts = [text for _, text in rows]
-        wanted = [len(rows), sum(n for n, _ in rows), max(texts), texts[-1], len({n for n, _ in rows}), texts]
+        texts = [text for _, text, _ in rows]
+        different = [len({n for n, _, _ in rows}), len({n for n, _, ok in rows if ok})]
+        wanted = [len(rows), sum(n for n, _, _ in rows), max(texts), texts[-1], *different, texts]
         assert results == wanted, key
 
 

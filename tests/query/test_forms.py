@@ -7,10 +7,13 @@ import pytest
 from millpond.query.forms import FormChoice
 
 
-def figures(rows: int, exchanged: int = 0, changed: int = 0, misses: int = 0) -> dict[str, float]:
+def figures(
+    rows: int, exchanged: int = 0, changed: int = 0, misses: int = 0, *, combined: bool = False
+) -> dict[str, float]:
     return {
         "input_rows": rows,
         "exchanged_rows": exchanged,
+        "combined_rows": 0 if exchanged in (0, rows) and not combined else rows,
         "changed_rows": changed,
         "cache_hits": rows - misses,
         "cache_misses": misses,
@@ -32,13 +35,14 @@ def test_many_groups_are_sent_as_rows_until_there_are_few() -> None:
     assert choice.next(figures(1_000_000, exchanged=400_000, changed=390_000)) == "combined", "it has saved half"
 
 
-def test_values_that_do_not_repeat_are_tried_now_and_then() -> None:
-    """Rows with values are copies: there may be more than came."""
+@pytest.mark.parametrize("left", [1000, 1800])
+def test_values_that_do_not_repeat_are_tried_now_and_then(left: int) -> None:
+    """Rows with values may be copies: there may be as many as came, or more."""
     choice = FormChoice(combines=True, files=False, tasks=2)
-    forms = [choice.next(figures(1000, exchanged=1800, changed=2))]
+    forms = [choice.next(figures(1000, exchanged=left, changed=2, combined=True))]
     for _ in range(40):
-        exchanged = 1800 if forms[-1] == "combined" else 1000
-        forms.append(choice.next(figures(1000, exchanged=exchanged, changed=2)))
+        combined = forms[-1] == "combined"
+        forms.append(choice.next(figures(1000, exchanged=left if combined else 1000, changed=2, combined=combined)))
     assert forms.count("combined") == 1
     assert choice.next(figures(1000, exchanged=100, changed=2)) == "combined", "they repeat now"
 

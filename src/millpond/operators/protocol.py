@@ -132,7 +132,7 @@ class Combining(Protocol):
 
         Args:
             batch: the columns `__hash`, those of the spec's input, the state columns of all calls but those of its
-                `value_sets`, `__set` if there are such, and `__rows`. A row has either states or inputs.
+                `value_sets`, `__set` if there are such, and `__rows`.
         """
 
 

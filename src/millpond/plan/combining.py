@@ -3,9 +3,9 @@
 Each map task then sends one row per group: the key, the state columns of every function, and how many rows they stand
 for. The slot merges them as it merges partial states elsewhere.
 
-Where only matters which values there are (DISTINCT inputs, `max` of strings), it sends one row per group and value,
-which the slot takes as it takes a row of the source. Spark makes a copy of each row for each set of such inputs, and
-groups by the set's number, too.
+Where it only matters which values there are (DISTINCT inputs, `max` of strings), it sends one row per group and value,
+which the slot takes as it takes a row of the source. If calls have several sets of such inputs, Spark makes a copy of
+each row for each set, and groups by the set's number, too. Partial results of other calls come with the first set.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.aggregate import Reading, calls_user, rewrite
 from millpond.plan.reading.decision import Decided
 from millpond.plan.reading.join import JoinReading
-from millpond.spec.functions import FUNCTIONS
+from millpond.spec.functions import FUNCTIONS, sketch_words
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import COMBINED_ROWS, VALUE_SET, AggregateCall, Field
 from millpond.spec.types import DataType, parse_type
+
+_WIDEST = 64
+"""Words of a sketch that may travel: a large one for each group of each task takes longer than the rows."""
 
 _LONGEST_SUMMED = 28
 """Digits of decimals whose sum cannot exceed 38 digits within one map task. Spark forgets by how much a sum exceeds
@@ -77,16 +80,9 @@ class Combination:
     flags: tuple[int, ...] = ()
 
     @property
-    def values(self) -> list[int]:
+    def value_columns(self) -> list[int]:
         """The columns that are in a set."""
         return sorted(set(chain.from_iterable(self.sets)))
-
-    @property
-    def copies(self) -> list[int]:
-        """The numbers of the copies that are made of each row: 0 for partial results, then those of the sets."""
-        if not self.sets:
-            return []
-        return [*([0] if self.partials else []), *range(1, len(self.sets) + 1)]
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -112,10 +108,10 @@ class Combination:
         """Names and types of what copies are grouped by beside the key; `types`: of the operator's columns."""
         if not self.sets:
             return {}
-        return {VALUE_SET.name: VALUE_SET.type} | {f"__value{at}": types[at] for at in self.values}
+        return {VALUE_SET.name: VALUE_SET.type} | {f"__value{at}": types[at] for at in self.value_columns}
 
     @property
-    def states(self) -> list[str]:
+    def results(self) -> list[str]:
         """SQL over groupings and `buffers` for each of `fields`."""
         states = [
             state.sql.format(*(quoted(f"__buffer{number}_{part}") for part in range(len(partial.buffers))))
@@ -124,22 +120,20 @@ class Combination:
         ]
         return [*states, *([VALUE_SET.name] if self.sets else []), COMBINED_ROWS.name]
 
-    def input(self, column: int) -> str:
+    def input_of(self, column: int) -> str:
         """SQL over groupings and `buffers` for a column of the operator's that is no key."""
-        # Where a flag is in a set, too, all rows of a group have the same.
-        return _flag(column) if column in self.flags else f"__value{column}" if column in self.values else "null"
+        if column in self.flags:  # if it is in a set, too, all rows of a group have the same value
+            return _flag(column)
+        return f"__value{column}" if column in self.value_columns else "null"
 
-    def copied(self, catalyst: Catalyst, columns: Sequence[Expression]) -> list[list[Expression]]:
-        """For each copy of a row, what its groupings are: inputs of other sets are null. `columns`: the operator's."""
+    def copies(self, catalyst: Catalyst, columns: Sequence[Expression]) -> list[list[Expression]]:
+        """The groupings of each copy of a row: inputs of other sets are null. `columns`: the operator's."""
         return [
             [
-                catalyst.literal(copy),
-                *(
-                    columns[at] if copy and at in self.sets[copy - 1] else catalyst.unknown(columns[at])
-                    for at in self.values
-                ),
+                catalyst.literal(number),
+                *(columns[at] if at in set_ else catalyst.unknown(columns[at]) for at in self.value_columns),
             ]
-            for copy in self.copies
+            for number, set_ in enumerate(self.sets)
         ]
 
     def functions(
@@ -151,7 +145,8 @@ class Combination:
             catalyst: of the session. columns: the operator's, then the arguments. keys: how many of them are keys.
         """
         types = {VALUE_SET.name: VALUE_SET.type}
-        only = {copy: bound(catalyst, types, [f"{VALUE_SET.name} = {copy}"])[0] for copy in self.copies[:1]}
+        # Rows are counted, and folded into partial results, in one of their copies.
+        (first_copy,) = bound(catalyst, types, [f"{VALUE_SET.name} = 0"]) if len(self.sets) > 1 else [None]
         known = [(expression, columns[position]) for expression, position in self.columns]
         known += list(zip(self.arguments, columns[len(columns) - len(self.arguments) :], strict=True))
 
@@ -167,9 +162,9 @@ class Combination:
                 operands = [rewrite(catalyst, one, column_of) for one in partial.function.children]
                 function = catalyst.with_operands(partial.function, operands) if operands else partial.function
             condition = None if partial.condition is None else rewrite(catalyst, partial.condition, column_of)
-            found.append((function, catalyst.both(only.get(0), condition)))
-        flags = [(catalyst.greatest(columns[at]), None) for at in self.flags]
-        return [*found, *flags, (catalyst.count([catalyst.literal(1)]), next(iter(only.values()), None))]
+            found.append((function, catalyst.conjunction(first_copy, condition)))
+        flags = [(catalyst.max_of(columns[at]), None) for at in self.flags]
+        return [*found, *flags, (catalyst.count([catalyst.literal(1)]), first_copy)]
 
 
 class Combinations:
@@ -222,6 +217,8 @@ def combine(spec: OperatorSpec, reading: Reading | JoinReading | None) -> Combin
         if isinstance(found, str):
             return found
         partials.append(found)
+        if spec.value_sets and any(state.type.startswith("array") for state in found.states):
+            return f"partial results of {call.function} would come with each value"
     columns = [(reading.raw[one.raw[0]], at) for at, one in enumerate(reading.columns) if one.sql == "{0}"]
     arguments: list[Expression] = []
     for one in chain.from_iterable(partial.operands for partial in partials):
@@ -258,6 +255,8 @@ def _partial(call: AggregateCall, aggregate: Expression, inputs: Sequence[str]) 
     while function is not None and (replacement := function.expression("replacement")) is not None:
         function = replacement
     assert function is not None
+    if call.function == "approx_count_distinct" and sketch_words(call.options) > _WIDEST:
+        return "partial results of approx_count_distinct are large at this precision"
     buffers = tuple(buffer_types(function))
     states = carried(call, types, inputs, buffers)
     if states is None or not all(map(_is_mutable, buffers)):

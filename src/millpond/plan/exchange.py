@@ -2,7 +2,8 @@
 
 The map side of a batch runs in one of three forms (`Form`): Python writes the rows to files of the host and sends
 parcels; Spark sends the rows themselves; or Spark combines them first. All forms have the same columns: `__parcel`
-where there are files, the operator's columns, those of combined rows, `__hash`, `__mark`. Each leaves the others' null.
+where there are files, the operator's columns, those of combined rows, `__hash`, `__mark`. What a form does not give is
+null.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class MapSides:
         results = [
             *(["null"] if self.writes else []),
             *(quoted(one.name) for one in own[:keys]),
-            *(combination.input(at) for at in range(keys, len(own))),
-            *combination.states,
+            *(combination.input_of(at) for at in range(keys, len(own))),
+            *combination.results,
             hash_,
             "false",
         ]
@@ -93,7 +94,7 @@ class MapSides:
         combined = Combined(
             keys=given[:keys],
             functions=combination.functions(catalyst, given[:-1], keys),
-            copies=combination.copied(catalyst, given),
+            copies=combination.copies(catalyst, given),
             results=bound(catalyst, columns, typed),
         )
         return self.forms.with_forms(mapped, self.ids[operator], as_rows, combined)

@@ -22,9 +22,9 @@ _SMALL, _LARGE = 50_000, 100_000
 Batches in between stay in the form that they have."""
 _LEAVE, _ENTER = 0.5, 0.25
 """Rows that combining leaves per row that comes: beyond the first it stops, below the second it starts again."""
-_REST = 32
-"""Batches for which few groups are not taken for few rows, after one of which combining left many all the same: values
-are combined, too, where it only matters which there are."""
+_RETRY_AFTER = 32
+"""Batches looked at before combining is tried again, after it left many rows although few groups changed: where only
+values matter, few groups may have many values."""
 _MISSED = 0.002
 """Share of the keys that were not in memory beyond which files are better: keys are read ahead, and in passes."""
 
@@ -38,7 +38,7 @@ class FormChoice:
         always: whether they are combined whatever that saves.
         tasks: map tasks of a batch, each of which combines its own rows.
         form: of the batches that are planned from now on.
-        rest: batches until it is believed again that few groups are few rows.
+        retry_in: batches until combining is tried again where few groups had many values.
     """
 
     combines: bool
@@ -46,7 +46,7 @@ class FormChoice:
     always: bool = False
     tasks: int = 1
     form: Form = field(init=False)
-    rest: int = field(init=False, default=0)
+    retry_in: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.form = "combined" if self.combines else self._large_batches
@@ -65,7 +65,7 @@ class FormChoice:
 
         Args:
             figures: of a batch that has ended, perhaps not in the form chosen last: `input_rows`, `cache_hits`,
-                `cache_misses`; where rows can be combined, `exchanged_rows` and `changed_rows`, too.
+                `cache_misses`; where rows can be combined, those of `millpond.metrics.COMBINED`, too.
         """
         rows = figures.get("input_rows") or 0.0
         if not rows:
@@ -83,12 +83,12 @@ class FormChoice:
         """Whether combining saves enough: as measured if the batch was combined, else as its groups suggest."""
         exchanged = figures.get("exchanged_rows") or 0.0
         few = (figures.get("changed_rows") or 0.0) * self.tasks <= _ENTER * rows
-        if exchanged == rows:
-            self.rest = max(0, self.rest - 1)
-            return few and not self.rest
+        if not figures.get("combined_rows"):
+            self.retry_in = max(0, self.retry_in - 1)
+            return few and not self.retry_in
         pays = exchanged <= _LEAVE * rows
         if few and not pays:
-            self.rest = _REST
+            self.retry_in = _RETRY_AFTER
         return pays
 
     def _is_cold(self, figures: Mapping[str, float]) -> bool:

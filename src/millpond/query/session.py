@@ -18,7 +18,8 @@ _UNLIMITED = str((1 << 31) - 1)
 """Any smaller limit makes Spark add up the sizes of all columns after each row: 0.3 µs a row, most of its edge."""
 
 _ROWS_OF_ANY_LENGTH = 4096
-"""Rows of one Arrow batch if they have strings: without a limit of bytes, 2 GB of a column have to hold them."""
+"""Rows of one Arrow batch if they have strings, or sketches when they are combined: without a limit of bytes, 2 GB of a
+column have to hold them."""
 
 _STORES = "spark.sql.streaming.internal.stateStore.partitions"
 
@@ -51,7 +52,8 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
     closing = any(spec.closes for spec in specs)
     fields = [field for spec in specs for field in (*spec.input_fields, *spec.output_fields)]
     of_any_length = any(leaf.machine in (None, "bytes") for f in fields for leaf in leaves(parse_type(f.type)))
-    rows = min(settings.batch_rows, _ROWS_OF_ANY_LENGTH) if of_any_length else settings.batch_rows
+    sketches = any(call.function == "approx_count_distinct" for spec in specs for call in spec.calls)
+    rows = min(settings.batch_rows, _ROWS_OF_ANY_LENGTH) if of_any_length or sketches else settings.batch_rows
     return {
         # Spark checked the query that the user wrote; the transplanted one looks stateless and would be judged as such.
         "spark.sql.streaming.unsupportedOperationCheck": "false",

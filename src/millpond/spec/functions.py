@@ -185,7 +185,7 @@ def is_distinct(call: AggregateCall) -> bool:
 
 
 def is_by_value(call: AggregateCall, inputs: Sequence[str]) -> bool:
-    """Whether a result follows from which values there are, and Spark has no partial result that it updates in place.
+    """Whether a call's result follows from the set of its inputs, and Spark has no partial result to update in place.
 
     Args:
         call: the call. inputs: the types of its inputs, as DDL.

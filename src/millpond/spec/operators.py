@@ -110,8 +110,8 @@ OP = Field("__op", "tinyint")
 
 
 VALUE_SET = Field("__set", "int")
-"""Of a row that was combined before the exchange, what it has: 0 partial results, else the number, from 1 on, of the
-inputs whose values it has (see `AggregateSpec.value_sets`). Only where there are such."""
+"""Number of the set of values (see `AggregateSpec.value_sets`) that a combined row has, where there are such. Partial
+results, and the number of rows, come with those of the first set."""
 
 COMBINED_ROWS = Field("__rows", "bigint")
 """How many rows one row stands for that was combined of them before the exchange; the last of its columns."""

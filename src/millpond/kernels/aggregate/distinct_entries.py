@@ -59,8 +59,12 @@ def hash_entries(words: Array, heap: Array, start: int, stop: int, references: A
 
 
 @kernel(types.void(WORDS, INTS_IN, I64, UINTS))
-def pass_conditions(words: Array, rows: Array, offset: int, passed: Array) -> None:
-    """Add bits to a word of rows, and leave those in `passed` that were not there before."""
+def add_passed_filters(words: Array, rows: Array, offset: int, passed: Array) -> None:
+    """Add bits to a word of rows.
+
+    Args:
+        passed: the bits; overwritten with those that were not there before.
+    """
     for i in range(rows.size):
         before = words[rows[i], offset]
         new = passed[i] & ~before

@@ -126,11 +126,10 @@ class Groups:
             self._merge(batch, self.calls, skipped)
             return
         numbers = batch.column(batch.num_columns - 2)
-        for number, folds in enumerate([None, *self._by_value]):
+        for number, folds in enumerate(self._by_value):
             rows = batch.filter(pc.equal(numbers, number))
-            if folds is None:
+            if number == 0 and self._partial:
                 self._merge(rows, self._partial, skipped)
-                continue
             for portion in portions(rows, self.table.portion, self.table.ahead):
                 self._fold(portion, folds)
 
@@ -173,18 +172,19 @@ class Groups:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
             side.load(hashes, leaves, columns, filters, self._version)
         signs = self._signs(batch)
-        for spec, call, knows in folds.calls:
-            counts = ALL if spec.filter is None else filters[spec.filter]
-            if isinstance(call, Gathered):
-                call.gather([batch.column(first + position) for position in spec.inputs], counts)
+        for fold in folds.folds:
+            call, accumulator = fold.call, fold.accumulator
+            counts = ALL if call.filter is None else filters[call.filter]
+            if isinstance(accumulator, Gathered):
+                accumulator.gather([batch.column(first + position) for position in call.inputs], counts)
                 continue
-            inputs = [operands[position] for position in spec.inputs]
-            if knows is not None:  # it has looked at the filter and the nulls
-                counts = knows.masks[spec.filter]
-                inputs = [normalised(column, dtype) for column, dtype in zip(inputs, call.inputs, strict=True)]
-            if isinstance(call, Retractable):
-                call.signs = signs
-            call.load(inputs, counts)
+            inputs = [operands[position] for position in call.inputs]
+            if fold.side is not None:  # the side table has applied the filter and left out nulls
+                counts = fold.side.masks[call.filter]
+                inputs = [normalised(column, dtype) for column, dtype in zip(inputs, accumulator.inputs, strict=True)]
+            if isinstance(accumulator, Retractable):
+                accumulator.signs = signs
+            accumulator.load(inputs, counts)
         self.table.prepare(keys, self._version)
         for start in range(0, count, BLOCK):
             stop = min(start + BLOCK, count)
@@ -193,8 +193,8 @@ class Groups:
             rows = self.table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
             if self.images is not None:
                 self.images.update(self.table, rows, start, self._version, signs)
-            for _, call, _ in folds.calls:
-                call.update(self.table, rows, start)
+            for fold in folds.folds:
+                fold.accumulator.update(self.table, rows, start)
 
     def _signs(self, batch: pa.RecordBatch) -> NDArray[np.int8]:
         """Which rows come (1) and which go (−1)."""
@@ -249,17 +249,17 @@ class _Folds:
     """How rows are folded into some calls.
 
     Attributes:
-        calls: how they are folded into each. sides: the side tables.
+        folds: how they are folded into each. sides: the side tables.
         used, counted, filters: inputs that are loaded, those of which only nulls matter, and those that are filters.
     """
 
-    def __init__(self, calls: Sequence[_Fold]) -> None:
-        self.calls = calls
-        self.sides = list(dict.fromkeys(fold.side for fold in calls if fold.side is not None))
-        loaded = [fold.call for fold in calls if not isinstance(fold.accumulator, Gathered)]
+    def __init__(self, folds: Sequence[_Fold]) -> None:
+        self.folds = folds
+        self.sides = list(dict.fromkeys(fold.side for fold in folds if fold.side is not None))
+        loaded = [fold.call for fold in folds if not isinstance(fold.accumulator, Gathered)]
         self.used = {position for call in loaded for position in call.inputs}
         self.counted = counted(loaded)
-        self.filters = {fold.call.filter for fold in calls if fold.call.filter is not None}
+        self.filters = {fold.call.filter for fold in folds if fold.call.filter is not None}
 
 
 class _Side:
@@ -296,26 +296,24 @@ class _Side:
         version: int,
     ) -> None:
         """Take up a batch: the rows of the side table that its rows ask for."""
-        leaves, counts, number = list(groups), ALL, len(hashes)
+        leaves, valid, count = list(groups), ALL, len(hashes)
         for position in self.distinct.inputs:
             flat = flatten(columns[position], self._types[position])
-            counts = both(counts, flat[0].valid)
+            valid = both(valid, flat[0].valid)
             leaves += flat
-        passed = [counts if one is None else both(counts, filters[one]) for one in self.distinct.filters]
-        bits = np.zeros(number, dtype=np.uint64)
-        if len(passed) > 1:
-            for bit, mask in enumerate(passed):
-                bits |= (mask if mask.size else np.ones(number, dtype=np.uint8)).astype(np.uint64) << np.uint64(bit)
-        counts = passed[0] if len(passed) == 1 else (bits != 0).view(np.uint8)
+        masks = [valid if at is None else both(valid, filters[at]) for at in self.distinct.filters]
+        passed = _bits(masks, count) if len(masks) > 1 else np.empty(0, dtype=np.uint64)
+        counts = (passed != 0).view(np.uint8) if len(masks) > 1 else masks[0]
         words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop + 1)
         words[:, self._stop] = hashes.view(np.uint64)  # of the group: by it, rows belong to the partition
         self._selected = np.flatnonzero(counts) if counts.size else None
         if self._selected is not None:
-            words, hashes, bits = words[self._selected], hashes[self._selected], bits[self._selected]
+            words, hashes = words[self._selected], hashes[self._selected]
+            passed = passed[self._selected] if len(masks) > 1 else passed
         distinct_entries.hash_entries(words, heap, self._start, self._stop, self._references)
-        self._rows, self._groups, self._passed = Rows(words, heap), hashes, bits
+        self._rows, self._groups, self._passed = Rows(words, heap), hashes, passed
         self._table.prepare(self._rows, version)
-        self.masks = {one: np.zeros(number, dtype=np.uint8) for one in self.distinct.filters}
+        self.masks = {at: np.zeros(count, dtype=np.uint8) for at in self.distinct.filters}
 
     def fill(self, start: int, stop: int, version: int) -> None:
         """Set the masks for the rows of a block."""
@@ -333,7 +331,15 @@ class _Side:
             self.masks[self.distinct.filters[0]][block] = new
             return
         passed = self._passed[low:high]
-        distinct_entries.pass_conditions(self._table.words, rows, self._keyed.values[1].offset, passed)
+        distinct_entries.add_passed_filters(self._table.words, rows, self._keyed.values[1].offset, passed)
         self._table.touch(rows[passed != 0])
-        for bit, mask in enumerate(self.masks.values()):
-            mask[block] = (passed >> np.uint64(bit)) & np.uint64(1)
+        for bit, filter_ in enumerate(self.distinct.filters):
+            self.masks[filter_][block] = (passed >> np.uint64(bit)) & np.uint64(1)
+
+
+def _bits(masks: Sequence[Mask], count: int) -> NDArray[np.uint64]:
+    """For each of some rows a word that has a bit for each mask."""
+    bits = np.zeros(count, dtype=np.uint64)
+    for bit, mask in enumerate(masks):
+        bits |= np.uint64(1 << bit) if not mask.size else mask.astype(np.uint64) << np.uint64(bit)
+    return bits

@@ -21,8 +21,8 @@ BACKFILLED = "moved"
 """The name of the table whose being there says that such rows become groups."""
 
 
-_MOST = 64
-"""Conditions that one side table can tell apart: a bit of a word each."""
+_MAX_FILTERS = 64
+"""Filters that one side table can tell apart: a bit of a word each."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Distinct:
 
     Attributes:
         table: the name of the side table. inputs: their positions.
-        filters: of these calls, each once; None is none. Entries know which of several they have passed.
+        filters: of these calls, each once; None for no filter. Entries know which of several they have passed.
     """
 
     table: str
@@ -76,8 +76,8 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
     made: list[tuple[Distinct, Keyed, list[int]]] = []
     for inputs, filters in users.items():
         fields = [*spec.key_fields, *(spec.inputs[position] for position in inputs)]
-        for first in range(0, len(filters), _MOST):
-            some = list(filters.items())[first : first + _MOST]
+        for first in range(0, len(filters), _MAX_FILTERS):
+            some = list(filters.items())[first : first + _MAX_FILTERS]
             values = [(Column("group", "word"), False), *([(Column("passed", "word"), False)] if len(some) > 1 else [])]
             distinct = Distinct(f"distinct{len(made)}", inputs, tuple(filter_ for filter_, _ in some))
             made.append((distinct, keyed(fields, values), [number for _, numbers in some for number in numbers]))

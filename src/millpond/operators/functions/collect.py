@@ -243,9 +243,10 @@ def sketch_blobs(words: pa.ListArray) -> pa.Array:
     values = np.asarray(words.flatten())
     blobs = np.zeros((len(words), kernels.HEADER + 8 * (len(values) // max(1, len(words)))), dtype=np.uint8)
     blobs[:, kernels.HEADER :] = values.view(np.uint8).reshape(len(words), -1)
-    return pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(blobs.shape[1]), len(words), [None, pa.py_buffer(blobs)]
-    ).cast(pa.large_binary())
+    offsets = np.arange(len(words) + 1) * blobs.shape[1]
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(words), [None, pa.py_buffer(offsets), pa.py_buffer(blobs)]
+    )
 
 
 def _element_width(dtype: DataType) -> int:

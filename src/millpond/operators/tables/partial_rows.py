@@ -64,7 +64,7 @@ def partial_rows(
 
 def _leaf(array: pa.Array) -> Leaf:
     array = plain(array)
-    if pa.types.is_list(array.type):
+    if pa.types.is_list(array.type):  # no other state comes as a list
         array = sketch_blobs(array)
     kind = array.type
     if pa.types.is_decimal128(kind):

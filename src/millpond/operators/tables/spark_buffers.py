@@ -160,7 +160,8 @@ def _sketch(
     if set(buffers) != {"bigint"} or len(buffers) != sketch_words(call.options):
         return None
     words = ", ".join(f"{{{at}}}" for at in range(len(buffers)))
-    return [Carried(f"array({words})", "array<bigint>"), Carried("0L", "bigint")]
+    used = Carried("0L", "bigint")  # of state that grows; this one does not
+    return [Carried(f"array({words})", "array<bigint>"), used]
 
 
 _CARRIED: dict[str, Carry] = {

@@ -70,11 +70,11 @@ class Catalyst:
         """The aggregate function `count`."""
         return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Count")(self._seq([one.java for one in operands])))
 
-    def greatest(self, operand: Expression) -> Expression:
+    def max_of(self, operand: Expression) -> Expression:
         """The aggregate function `max`."""
         return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Max")(operand.java))
 
-    def both(self, one: Expression | None, other: Expression | None) -> Expression | None:
+    def conjunction(self, one: Expression | None, other: Expression | None) -> Expression | None:
         """The conjunction of two conditions, of which None is always true."""
         if one is None or other is None:
             return one or other

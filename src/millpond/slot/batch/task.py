@@ -82,8 +82,8 @@ class PipeTask(msgspec.Struct, frozen=True):
         lookaheads: who may announce keys of the operator, in the order of the plan.
         jvm: process id and start (`Process`) of the JVM that runs all tasks; None where they run on several hosts.
         exchange: `spark` shuffles the rows; `local` rows or their parcels, which say where the rows lie in files.
-        combined: the columns that rows have beside their key if they were combined before the exchange; empty where
-            that does not happen.
+        combined: the columns that rows have beside the operator's if they were combined before the exchange; empty
+            where that does not happen.
     """
 
     application: str

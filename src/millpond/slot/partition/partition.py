@@ -199,7 +199,7 @@ class Partition:
             self._hints.begin(batch)
             self.query.forget_batches(batch)
             seen = InputChecksum()
-            rows_in = 0
+            rows_in = combined = 0
             take = operator.process
             if self.task.adopts:
                 assert isinstance(operator, Adopting)
@@ -212,17 +212,19 @@ class Partition:
                 self._hints.pass_on(operator, batch)
                 if self.task.combined and is_combined(rows):
                     assert isinstance(operator, Combining)
-                    rows_in += operator.process_combined(rows)
+                    combined += operator.process_combined(rows)
                 else:
                     rows_in += rows.num_rows
                     take(rows)
             if self._turns.closed:
                 raise stopped()
+            rows_in += combined
             sealing = time.perf_counter()
             deltas = operator.finish()
             figures = self._figures(operator, batch + 1) | {
                 "input_rows": float(rows_in),
                 "exchanged_rows": float(seen.rows),
+                "combined_rows": float(combined),
                 "changed_rows": float(sum(delta.rows for delta in deltas.values())),
                 "late_rows": float(operator.late_rows),
                 "process_ms": (sealing - started) * 1000,

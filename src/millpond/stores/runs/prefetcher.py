@@ -170,7 +170,7 @@ class Prefetcher:
     def take(self, hashes: Words) -> None:
         """Keys that are asked for now need no reading ahead any more.
 
-        What no longer waits when this returns is among `RunSet.fetched`, so that the caller waits for it there.
+        What does not wait when this returns is in `RunSet.fetched`, where the caller waits for it, or will not be read.
         """
         with self._lock:  # first: a thread may just take what waits, to have it fetched
             hashes = np.sort(hashes) if self._waiting else hashes

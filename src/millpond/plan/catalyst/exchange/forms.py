@@ -99,7 +99,8 @@ class ExchangeForms:
         catalyst = self._catalyst
         java = catalyst.analyzed(mapped).java
         true = catalyst.literal(True)
-        combined = combined or Combined([], [], [], rows)
+        if combined is None:  # the strategy finds what follows the copies by its number from the end
+            combined = Combined([], [], [], rows)
         sizes = len(combined.keys), len(combined.functions), len(combined.copies)
         operands = [catalyst.literal(":".join(map(str, ["millpond-exchange", exchange, *sizes]))), *combined.keys]
         for function, condition in combined.functions:
