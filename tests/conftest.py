@@ -116,7 +116,6 @@ def spark() -> Iterator[object]:
         # The default starts two or three processes (chmod, readlink) for each file that a batch writes.
         .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
         .config("spark.millpond.slot.memory", "256m")
-        .config("spark.millpond.combine", os.environ.get("MILLPOND_COMBINE", "auto"))
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

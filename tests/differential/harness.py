@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ Query = Callable[[DataFrame, SparkSession], DataFrame]
 PARTITIONS = ("2", "3", "3", "1", "4")
 """Of Millpond's state, run after run: most restarts rescale it, some do not."""
 
+_COMBINE = os.environ.get("MILLPOND_COMBINE")
 _STARTS = 6
 
 NULL_FLOATS_JOIN = pyspark.__version__.startswith("4.2.")
@@ -88,9 +90,14 @@ def run(
     Spark gives the process that learns a processor's state ten seconds to start. Where a machine has too much to do for
     that, Spark's query goes on where it has failed.
 
+    Where `MILLPOND_COMBINE` says so, Millpond's rows are combined in all batches, or in none.
+
     Returns:
         The schemas that its batches had.
     """
+    conf = df.sparkSession.conf
+    if ours and _COMBINE and conf.get("spark.millpond.combine", None) is None:
+        conf.set("spark.millpond.combine", _COMBINE)
     for _ in range(0 if ours else _STARTS):
         try:
             return _run_once(df, mode, checkpoint, ours=ours, into=into, trigger=trigger)
