@@ -196,7 +196,8 @@ def test_a_batch_that_failed_is_run_again_in_another_form(spark: SparkSession, t
         with suppress(StreamingQueryException):
             running.awaitTermination()
     assert not failing
-    whole = query(spark.read.schema(DDL).parquet(str(tmp_path / "in")), spark)
+    session = spark.newSession()
+    whole = query(session.read.schema(DDL).parquet(str(tmp_path / "in")), session)
     assert shown == {row[0]: tuple(row) for row in whole.collect()}
 
 

@@ -170,7 +170,7 @@ def test_what_is_observed() -> None:
         asked = spec.with_pattern(pattern)
         assert not asked.observed
         assert asked.access_pattern.store == store
-    assert not shape(CALLS[4:], INPUTS, TUMBLING).observed  # partial results are all there is to keep
+    assert not shape(CALLS[5:], INPUTS, TUMBLING).observed  # partial results are all there is to keep
     assert not shape([*CALLS, AggregateCall("collect_list", (0,), "array<bigint>")], INPUTS, TUMBLING).observed
     assert not shape(CALLS, INPUTS, Windows(8 * SECOND, 4 * SECOND, 0)).observed
 
