@@ -54,7 +54,7 @@ def test_a_part_of_what_is_costly_is_quick() -> None:
     every, costly = pytest.mark.every.mark, pytest.mark.costly.mark
     assert [quick(cases("a.py::test_a", count)) for count in (1, 100)] == [1, 100]
     for fixture in ("spark", "hdfs", "owned"):
-        assert [quick(cases("a.py::test_a", count, fixture)) for count in (1, 8, 9, 20)] == [1, 1, 2, 3]
+        assert [quick(cases("a.py::test_a", count, fixture)) for count in (1, 10, 11, 21)] == [1, 1, 2, 3]
     tests = [cases(f"{module}.py::test_{n}", 8, "spark") for module in "ab" for n in range(3)]
     assert quick([item for test in tests for item in test]) == 4
     large, small = cases("a.py::test_large", 5, "spark"), cases("a.py::test_small", 1, "spark")

@@ -24,7 +24,6 @@ from millpond.plan.reading.aggregate import Reading, calls_user, rewrite
 from millpond.plan.reading.decision import Decided
 from millpond.plan.reading.join import JoinReading
 from millpond.spec.functions import FUNCTIONS, sketch_words
-from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import COMBINED_ROWS, VALUE_SET, AggregateCall, Field
 from millpond.spec.types import DataType, parse_type
@@ -207,7 +206,6 @@ def combine(spec: OperatorSpec, reading: Reading | JoinReading | None) -> Combin
     if spec.uncombined is not None:
         return spec.uncombined
     assert isinstance(reading, Reading)
-    assert isinstance(spec, AggregateSpec)
     partials, flags, keys = [], [], len(spec.key_fields)
     for call, aggregate in zip(spec.calls, reading.aggregates, strict=False):  # functions of the user share one call
         if spec.value_set(call):

@@ -130,6 +130,15 @@ class Spec(msgspec.Struct, frozen=True):
         """Why its rows cannot be combined before the exchange, whatever its functions; None if they can."""
         return "only rows of groups without sessions are combined"
 
+    def value_set(self, call: AggregateCall) -> tuple[int, ...]:
+        """The inputs of a call by whose values rows may be combined, each once; none for other calls."""
+        return ()
+
+    @property
+    def value_sets(self) -> tuple[tuple[int, ...], ...]:
+        """The inputs of calls whose results follow from which values there are: rows may be combined by those."""
+        return tuple(dict.fromkeys(filter(None, map(self.value_set, self.calls))))
+
     @property
     def retracts(self) -> bool:
         """Whether the input is a changelog, with `OP` as its last column."""

@@ -181,13 +181,8 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         collated = next((field.type for field in self.keys if "collate" in field.type), None)
         return None if collated is None else f"Spark does not hash keys of type {collated}"
 
-    @property
-    def value_sets(self) -> tuple[tuple[int, ...], ...]:
-        """The inputs of calls whose results follow from which values there are: rows may be combined by those."""
-        return tuple(dict.fromkeys(filter(None, map(self.value_set, self.calls))))
-
     def value_set(self, call: AggregateCall) -> tuple[int, ...]:
-        """The inputs of a call that is `is_by_value`, each once; of other calls none."""
+        """The inputs of a call by whose values rows may be combined, each once; none for other calls."""
         by_value = is_by_value(call, [self.inputs[position].type for position in call.inputs])
         return tuple(dict.fromkeys(call.inputs)) if by_value else ()
 
