@@ -301,7 +301,7 @@ class _Side:
             flat = flatten(columns[position], self._types[position])
             valid = both(valid, flat[0].valid)
             leaves += flat
-        masks = [valid if at is None else both(valid, filters[at]) for at in self.distinct.filters]
+        masks = [both(valid, ALL if column is None else filters[column]) for column in self.distinct.filters]
         passed = _bits(masks, count) if len(masks) > 1 else np.empty(0, dtype=np.uint64)
         counts = (passed != 0).view(np.uint8) if len(masks) > 1 else masks[0]
         words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop + 1)
@@ -313,7 +313,7 @@ class _Side:
         distinct_entries.hash_entries(words, heap, self._start, self._stop, self._references)
         self._rows, self._groups, self._passed = Rows(words, heap), hashes, passed
         self._table.prepare(self._rows, version)
-        self.masks = {at: np.zeros(count, dtype=np.uint8) for at in self.distinct.filters}
+        self.masks = {column: np.zeros(count, dtype=np.uint8) for column in self.distinct.filters}
 
     def fill(self, start: int, stop: int, version: int) -> None:
         """Set the masks for the rows of a block."""
@@ -333,12 +333,12 @@ class _Side:
         passed = self._passed[low:high]
         distinct_entries.add_passed_filters(self._table.words, rows, self._keyed.values[1].offset, passed)
         self._table.touch(rows[passed != 0])
-        for bit, filter_ in enumerate(self.distinct.filters):
-            self.masks[filter_][block] = (passed >> np.uint64(bit)) & np.uint64(1)
+        for bit, column in enumerate(self.distinct.filters):
+            self.masks[column][block] = (passed >> np.uint64(bit)) & np.uint64(1)
 
 
 def _bits(masks: Sequence[Mask], count: int) -> NDArray[np.uint64]:
-    """For each of some rows a word that has a bit for each mask."""
+    """Pack masks into one word per row: bit i is mask i. An empty mask counts every row."""
     bits = np.zeros(count, dtype=np.uint64)
     for bit, mask in enumerate(masks):
         bits |= np.uint64(1 << bit) if not mask.size else mask.astype(np.uint64) << np.uint64(bit)

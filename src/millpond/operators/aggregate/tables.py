@@ -77,10 +77,13 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
     for inputs, filters in users.items():
         fields = [*spec.key_fields, *(spec.inputs[position] for position in inputs)]
         for first in range(0, len(filters), _MAX_FILTERS):
-            some = list(filters.items())[first : first + _MAX_FILTERS]
-            values = [(Column("group", "word"), False), *([(Column("passed", "word"), False)] if len(some) > 1 else [])]
-            distinct = Distinct(f"distinct{len(made)}", inputs, tuple(filter_ for filter_, _ in some))
-            made.append((distinct, keyed(fields, values), [number for _, numbers in some for number in numbers]))
+            chunk = list(filters.items())[first : first + _MAX_FILTERS]
+            values = [
+                (Column("group", "word"), False),
+                *([(Column("passed", "word"), False)] if len(chunk) > 1 else []),
+            ]
+            distinct = Distinct(f"distinct{len(made)}", inputs, tuple(column for column, _ in chunk))
+            made.append((distinct, keyed(fields, values), [number for _, numbers in chunk for number in numbers]))
     return made
 
 

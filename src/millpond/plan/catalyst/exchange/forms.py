@@ -99,7 +99,7 @@ class ExchangeForms:
         catalyst = self._catalyst
         java = catalyst.analyzed(mapped).java
         true = catalyst.literal(True)
-        if combined is None:  # the strategy finds what follows the copies by its number from the end
+        if combined is None:  # the strategy counts rows and results from the end, so both have to be there
             combined = Combined([], [], [], rows)
         sizes = len(combined.keys), len(combined.functions), len(combined.copies)
         operands = [catalyst.literal(":".join(map(str, ["millpond-exchange", exchange, *sizes]))), *combined.keys]
